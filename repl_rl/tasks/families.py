@@ -1,0 +1,188 @@
+"""The families of number problems: how operands are drawn, how the question reads, what the answer is.
+
+Each answer is a single int. Operands are drawn so that the answer can't be read off the question: a gcd is never 1,
+a remainder never 0. Pure and stdlib only; the random source is handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+Operands = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` gives and `solve` takes."""
+
+    name: str
+    draw: Callable[[Random], Operands]
+    solve: Callable[..., int]
+    phrasings: tuple[str, ...]
+
+
+def _draw_product(rng: Random) -> Operands:
+    return rng.randint(101, 9999), rng.randint(101, 9999)
+
+
+def _draw_remainder(rng: Random) -> Operands:
+    divisor = rng.randint(101, 997)
+    quotient = rng.randint(101, 9999)
+    return divisor * quotient + rng.randint(1, divisor - 1), divisor
+
+
+def _draw_modular_power(rng: Random) -> Operands:
+    return rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)
+
+
+def _draw_gcd(rng: Random) -> Operands:
+    shared = rng.randint(12, 99)
+    first, second = rng.sample(range(11, 120), 2)
+    return shared * first, shared * second
+
+
+def _draw_lcm(rng: Random) -> Operands:
+    shared = rng.randint(2, 19)
+    first, second = rng.sample(range(11, 60), 2)
+    return shared * first, shared * second
+
+
+def _draw_digit_sum(rng: Random) -> Operands:
+    return (rng.randint(10**7, 10**11 - 1),)
+
+
+def _draw_divisors(rng: Random) -> Operands:
+    return (rng.randint(101, 999) * rng.randint(6, 60),)
+
+
+def _draw_binomial(rng: Random) -> Operands:
+    return rng.randint(31, 1499), rng.randint(3, 6)
+
+
+def _draw_range(rng: Random) -> Operands:
+    first = rng.randint(101, 999)
+    return first, first + rng.randint(101, 999)
+
+
+def _digit_sum(number: int) -> int:
+    return sum(map(int, str(number)))
+
+
+def _divisor_count(number: int) -> int:
+    """One more than each prime's exponent, multiplied."""
+    count, rest, factor = 1, number, 2
+    while factor * factor <= rest:
+        exponent = 0
+        while rest % factor == 0:
+            rest, exponent = rest // factor, exponent + 1
+        count, factor = count * (exponent + 1), factor + 1
+    return count * (2 if rest > 1 else 1)
+
+
+def _range_sum(first: int, last: int) -> int:
+    return (first + last) * (last - first + 1) // 2
+
+
+def _square_sum(first: int, last: int) -> int:
+    def up_to(n: int) -> int:
+        return n * (n + 1) * (2 * n + 1) // 6
+
+    return up_to(last) - up_to(first - 1)
+
+
+_ALL = (
+    Family(
+        "product",
+        _draw_product,
+        lambda a, b: a * b,
+        ("What is {0} * {1}?", "Multiply {0} by {1}.", "Compute the product of {0} and {1}.", "{0} times {1} is what?"),
+    ),
+    Family(
+        "remainder",
+        _draw_remainder,
+        lambda a, m: a % m,
+        (
+            "What is the remainder of {0} divided by {1}?",
+            "Find the remainder when {0} is divided by {1}.",
+            "Compute {0} mod {1}.",
+        ),
+    ),
+    Family(
+        "modpow",
+        _draw_modular_power,
+        lambda a, b, m: pow(a, b, m),
+        (
+            "Find the remainder of {0}**{1} divided by {2}.",
+            "What is {0} to the power {1} modulo {2}?",
+            "Compute {0}**{1} mod {2}.",
+        ),
+    ),
+    Family(
+        "gcd",
+        _draw_gcd,
+        math.gcd,
+        (
+            "What is the greatest common divisor of {0} and {1}?",
+            "Find the gcd of {0} and {1}.",
+            "Which is the largest number that divides both {0} and {1}?",
+        ),
+    ),
+    Family(
+        "lcm",
+        _draw_lcm,
+        math.lcm,
+        (
+            "What is the least common multiple of {0} and {1}?",
+            "Find the lcm of {0} and {1}.",
+            "Which is the smallest number that both {0} and {1} divide?",
+        ),
+    ),
+    Family(
+        "digit_sum",
+        _draw_digit_sum,
+        _digit_sum,
+        ("What is the sum of the digits of {0}?", "Add up the digits of {0}.", "Find the digit sum of {0}."),
+    ),
+    Family(
+        "divisors",
+        _draw_divisors,
+        _divisor_count,
+        ("How many divisors does {0} have?", "Count the divisors of {0}.", "How many numbers divide {0}?"),
+    ),
+    Family(
+        "binomial",
+        _draw_binomial,
+        math.comb,
+        (
+            "In how many ways can {1} of {0} be chosen?",
+            "What is {0} choose {1}?",
+            "Compute the binomial coefficient of {0} over {1}.",
+        ),
+    ),
+    Family(
+        "range_sum",
+        _draw_range,
+        _range_sum,
+        (
+            "What is the sum of the numbers from {0} to {1}?",
+            "Add up all integers from {0} to {1}.",
+            "Find the total of {0} up to {1}.",
+        ),
+    ),
+    Family(
+        "square_sum",
+        _draw_range,
+        _square_sum,
+        (
+            "What is the sum of the squares from {0} to {1}?",
+            "Add up the squares of all integers from {0} to {1}.",
+            "Find the total of n squared for n from {0} to {1}.",
+        ),
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+"""Every family by its name."""

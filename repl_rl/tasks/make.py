@@ -1,0 +1,87 @@
+"""Task sets: seeded, balanced over families, and split so that no held-out problem is ever trained on.
+
+A problem is its family and its operands, in whatever order; the phrasing doesn't count. A stable hash of the problem
+says which split it belongs to, so train and held-out sets are disjoint for any two seeds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Sequence
+from itertools import cycle, islice
+from random import Random
+from typing import Literal, get_args
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.families import FAMILIES, Family, Operands
+from repl_rl.trajectory import Task
+
+Split = Literal["train", "heldout"]
+
+_HELDOUT_ONE_IN = 8
+_MAX_DRAWS = 10_000
+
+
+def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Split) -> list[Task]:
+    """`count` different problems, the families taking turns; None means all of them.
+
+    A longer list of the same seed begins with the shorter one. Raises ConfigError on an unknown family or split, an
+    empty task set, and where a family has no problem left that is not in the list yet.
+    """
+    if count < 1:
+        raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
+    if split not in get_args(Split):
+        raise ConfigError(f"unknown split {split!r}; the splits are {', '.join(get_args(Split))}")
+    chosen = _families(families)
+    rng = Random(f"{seed}/{split}")
+    seen: set[str] = set()
+    return [_new_task(family, rng, split, seen) for family in islice(cycle(chosen), count)]
+
+
+def split_of(family: str, operands: Sequence[int]) -> Split:
+    """The split that a problem belongs to, for ever."""
+    digest = hashlib.sha256(_problem(family, operands).encode()).digest()
+    return "heldout" if int.from_bytes(digest[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
+
+
+def _families(names: Sequence[str] | None) -> list[Family]:
+    names = list(FAMILIES) if names is None else list(dict.fromkeys(names))
+    if not names:
+        raise ConfigError("empty task set: the list of families is empty")
+    return [_family(name) for name in names]
+
+
+def _family(name: str) -> Family:
+    if name in FAMILIES:
+        return FAMILIES[name]
+    nearest = difflib.get_close_matches(name, FAMILIES, n=1)
+    hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
+    raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(FAMILIES)}")
+
+
+def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
+    for _ in range(_MAX_DRAWS):
+        operands = family.draw(rng)
+        problem = _problem(family.name, operands)
+        if problem not in seen and split_of(family.name, operands) == split:
+            seen.add(problem)
+            return _task(family, operands, rng.choice(family.phrasings), split)
+    used = sum(problem.startswith(f"{family.name} ") for problem in seen)
+    raise ConfigError(
+        f"family {family.name!r} has no {split} problem left after {used}; ask for fewer tasks or more families"
+    )
+
+
+def _task(family: Family, operands: Operands, phrasing: str, split: Split) -> Task:
+    return Task(
+        id="-".join([family.name, split, *map(str, operands)]),
+        question=phrasing.format(*operands),
+        answer=str(family.solve(*operands)),
+        family=family.name,
+        metadata={"operands": list(operands)},
+    )
+
+
+def _problem(family: str, operands: Sequence[int]) -> str:
+    return " ".join([family, *map(str, sorted(operands))])

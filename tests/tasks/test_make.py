@@ -1,0 +1,122 @@
+"""Task sets: right answers, disjoint splits, balance, order."""
+
+import re
+from collections import Counter
+from functools import reduce
+from operator import mul
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks import FAMILIES, make_tasks, split_of
+
+
+def _binomial(n, k):
+    return reduce(mul, range(n - k + 1, n + 1)) // reduce(mul, range(1, k + 1))
+
+
+def _power(base, exponent, modulus):
+    result = 1
+    for _ in range(exponent):
+        result = result * base % modulus
+    return result
+
+
+SECOND_METHOD = {
+    "product": lambda a, b: sum(a * int(digit) * 10**place for place, digit in enumerate(reversed(str(b)))),
+    "remainder": lambda a, m: a - a // m * m,
+    "modpow": _power,
+    "gcd": lambda a, b: max(d for d in range(1, min(a, b) + 1) if a % d == b % d == 0),
+    "lcm": lambda a, b: next(m for m in range(a, a * b + 1, a) if m % b == 0),
+    "digit_sum": lambda n: sum(n // 10**place % 10 for place in range(20)),
+    "divisors": lambda n: sum(n % d == 0 for d in range(1, n + 1)),
+    "binomial": _binomial,
+    "range_sum": lambda a, b: sum(range(a, b + 1)),
+    "square_sum": lambda a, b: sum(n * n for n in range(a, b + 1)),
+}
+
+
+def _problems(tasks):
+    return {(task.family, tuple(sorted(task.metadata["operands"]))) for task in tasks}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_agree_with_a_second_method(family):
+    for task in make_tasks([family], 40, 0, "train"):
+        assert task.answer == str(SECOND_METHOD[family](*task.metadata["operands"]))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_phrasing_states_every_operand(family):
+    tasks = make_tasks([family], 60, 3, "heldout")
+    for task in tasks:
+        numbers = map(int, re.findall(r"\d+", task.question))
+        assert sorted(numbers) == sorted(task.metadata["operands"])
+    words = {re.sub(r"\d+", "#", task.question) for task in tasks}
+    assert len(words) == len(FAMILIES[family].phrasings) >= 3
+
+
+def test_there_are_at_least_eight_families():
+    assert len(FAMILIES) >= 8
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(), st.integers())
+def test_train_and_heldout_share_no_problem_whatever_the_seeds(train_seed, heldout_seed):
+    train = make_tasks(None, 300, train_seed, "train")
+    heldout = make_tasks(None, 300, heldout_seed, "heldout")
+    assert not _problems(train) & _problems(heldout)
+
+
+def test_the_split_does_not_depend_on_the_order_of_operands():
+    assert all(split_of("product", (a, 7919)) == split_of("product", (7919, a)) for a in range(200))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(), st.integers(1, 200), st.sampled_from(["train", "heldout"]))
+def test_sets_are_deterministic_balanced_and_without_duplicates(seed, count, split):
+    tasks = make_tasks(None, count, seed, split)
+    assert tasks == make_tasks(None, count + 17, seed, split)[:count]
+    assert len(tasks) == len(_problems(tasks)) == len({task.id for task in tasks}) == count
+    per_family = Counter(task.family for task in tasks)
+    assert max(per_family.values()) - min(per_family[name] for name in FAMILIES) <= 1
+
+
+def test_seeds_differ():
+    assert make_tasks(None, 20, 0, "train") != make_tasks(None, 20, 1, "train")
+
+
+def test_only_the_families_that_were_asked_for():
+    tasks = make_tasks(["gcd", "lcm"], 5, 0, "train")
+    assert [task.family for task in tasks] == ["gcd", "lcm", "gcd", "lcm", "gcd"]
+    assert tasks[0].id.startswith("gcd-train-")
+
+
+def test_an_unknown_family_is_named_with_its_nearest():
+    with pytest.raises(ConfigError, match="'binomal', did you mean 'binomial'.*product, remainder"):
+        make_tasks(["binomal"], 1, 0, "train")
+    with pytest.raises(ConfigError, match="unknown task family 'zzz'; Known families: product"):
+        make_tasks(["zzz"], 1, 0, "train")
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_an_empty_set_is_refused(count):
+    with pytest.raises(ConfigError, match="empty task set"):
+        make_tasks(None, count, 0, "train")
+
+
+def test_an_empty_list_of_families_is_refused():
+    with pytest.raises(ConfigError, match="empty task set"):
+        make_tasks([], 1, 0, "train")
+
+
+def test_an_unknown_split_is_refused():
+    with pytest.raises(ConfigError, match="unknown split 'test'"):
+        make_tasks(None, 1, 0, "test")
+
+
+def test_a_family_that_runs_out_says_so():
+    with pytest.raises(ConfigError, match="'binomial' has no heldout problem left after 7"):
+        make_tasks(["binomial"], 5000, 0, "heldout")
