@@ -1,0 +1,322 @@
+"""CPython's interactive mode as an object: a cell goes in, what the terminal would show comes out.
+
+    interpreter = Interpreter()
+    interpreter.run("1 + 1\\n")      # Outcome(status="ok", output="2\\n", ...)
+
+Cells are compiled as `<stdin>` in mode "single" and run in a `__main__` of their own. Echoes, warnings, tracebacks and
+syntax errors are written by CPython's own C code (`sys.displayhook`, `sys.excepthook`), so their text is CPython's.
+
+Standard library only: the kernel program imports this inside the sandbox, and scripts load it by path to run trusted
+cells in their own process (a fresh `Interpreter` is a fresh namespace; nothing is isolated then, and `run` must not be
+called from two threads at once). The source of a cell is a whole statement; several statements are run in order.
+
+Not covered: top-level `await`; hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
+"""
+
+import __future__
+
+import ast
+import builtins
+import codeop
+import contextlib
+import contextvars
+import io
+import os
+import sys
+import types
+
+_HERE = (lambda: None).__code__.co_filename
+_FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
+_INCOMPLETE = "incomplete input"
+_SEVERAL = "multiple statements found while compiling a single statement"
+_MISSING = object()
+
+OK, ERROR, INCOMPLETE, KILLED = "ok", "error", "incomplete", "killed"
+
+
+class Outcome:
+    """What one cell did.
+
+    `status` is "ok", "error" (an exception, or the cell did not compile), "incomplete" (nothing was run) or "killed"
+    (SystemExit: a terminal would have closed). `compiled` is False where the cell itself is no valid Python, which is
+    another thing than code that raises SyntaxError as it runs. `answer` holds the `repr` of every value handed to
+    `submit_final_answer`, or None. `omitted_bytes` counts output beyond the screen's limit.
+    """
+
+    __slots__ = ("answer", "compiled", "error_name", "omitted_bytes", "output", "status")
+
+    def __init__(self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0):
+        self.status = status
+        self.output = output
+        self.error_name = error_name
+        self.compiled = compiled
+        self.answer = answer
+        self.omitted_bytes = omitted_bytes
+
+    def __repr__(self):
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"Outcome({fields})"
+
+
+class _Tap(io.RawIOBase):
+    """The bottom of a text stream: passes bytes on to a descriptor, if it has one, and to the screen's record."""
+
+    def __init__(self, name, descriptor, record):
+        super().__init__()
+        self.name = name
+        self._descriptor = descriptor
+        self._record = record
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        if self._descriptor is None:
+            return super().fileno()
+        return self._descriptor
+
+    def write(self, chunk):
+        written = len(chunk) if self._descriptor is None else os.write(self._descriptor, chunk)
+        self._record(bytes(chunk[:written]))
+        return written
+
+
+class Screen:
+    """Standard output and error as a terminal merges them: line-buffered both, in the order of their flushes.
+
+    With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s.
+    """
+
+    def __init__(self, descriptors=(None, None), limit_bytes=1_000_000):
+        self._chunks = []
+        self._room_bytes = self._limit_bytes = limit_bytes
+        self._omitted_bytes = 0
+        self.stdout = self._stream("<stdout>", descriptors[0], "strict")
+        self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
+
+    def _stream(self, name, descriptor, errors):
+        buffer = io.BufferedWriter(_Tap(name, descriptor, self._keep))
+        stream = io.TextIOWrapper(buffer, encoding="utf-8", errors=errors, newline="\n", line_buffering=True)
+        stream.mode = "w"
+        return stream
+
+    def _keep(self, chunk):
+        kept = chunk[: self._room_bytes]
+        self._room_bytes -= len(kept)
+        self._omitted_bytes += len(chunk) - len(kept)
+        if kept:
+            self._chunks.append(kept)
+
+    def flush(self):
+        """What CPython does after each statement: stderr, then stdout; a broken stream is no reason to stop."""
+        for stream in (sys.stderr, sys.stdout, self.stderr, self.stdout):
+            with contextlib.suppress(Exception):
+                stream.flush()
+
+    def take(self):
+        """The text since the last call, and the number of bytes that the limit left out of it."""
+        text = b"".join(self._chunks).decode("utf-8", "backslashreplace")
+        omitted_bytes = self._omitted_bytes
+        self._chunks.clear()
+        self._room_bytes, self._omitted_bytes = self._limit_bytes, 0
+        return text, omitted_bytes
+
+
+class _Stack:
+    """The recursion limit that a session believes in, whatever number of frames lies below its cells."""
+
+    def __init__(self):
+        self._limit = 1000
+
+    @contextlib.contextmanager
+    def as_at_terminal(self):
+        """Let cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same."""
+        below = _frames_below()
+        outside = get, change = sys.getrecursionlimit, sys.setrecursionlimit
+        limit_outside = get()
+
+        def setrecursionlimit(limit):
+            change(limit + below if isinstance(limit, int) else limit)
+            self._limit = limit
+
+        change(self._limit + below)
+        sys.getrecursionlimit, sys.setrecursionlimit = lambda: self._limit, setrecursionlimit
+        try:
+            yield
+        finally:
+            sys.getrecursionlimit, sys.setrecursionlimit = outside
+            change(limit_outside)
+
+
+class Interpreter:
+    """One interactive session: a `__main__`, its future flags, its `_`, and the answers it handed in."""
+
+    def __init__(self, screen=None, answer_chars=10_000):
+        """`answer_chars` caps the `repr` of each answered value."""
+        self.screen = Screen() if screen is None else screen
+        self.main = types.ModuleType("__main__")
+        self.namespace = self.main.__dict__
+        self._answer_chars = answer_chars
+        self._answers = []
+        self._context = contextvars.Context()
+        self._flags = 0
+        self._stack = _Stack()
+        self._underscore = _MISSING
+        self._fill_namespace()
+
+    def _fill_namespace(self):
+        self.namespace.update(
+            __annotations__={},
+            __builtins__=builtins,
+            __loader__=sys.__loader__ if hasattr(sys, "__loader__") else None,
+            submit_final_answer=self._make_submit(),
+        )
+
+    def _make_submit(self):
+        def submit_final_answer(value, /, *values):
+            """Hand in the final answer; this ends the session."""
+            texts = [repr(each)[: self._answer_chars] for each in (value, *values)]
+            self._answers.extend(texts)
+
+        submit_final_answer.__module__ = "builtins"
+        submit_final_answer.__qualname__ = "submit_final_answer"
+        return submit_final_answer
+
+    def run(self, source):
+        """Run one cell and return its `Outcome`; nothing that the cell does is raised, KeyboardInterrupt included."""
+        self._answers = []
+        with self.active(), self._stack.as_at_terminal():
+            outcome = self._run(source if source.endswith("\n") else source + "\n")
+            self.screen.flush()
+        outcome.output, outcome.omitted_bytes = self.screen.take()
+        outcome.answer = tuple(self._answers) if self._answers else None
+        return outcome
+
+    @contextlib.contextmanager
+    def active(self):
+        """Make this session the process's: `sys.stdout`, `sys.stderr`, `sys.modules["__main__"]` and `builtins._`."""
+        outside = sys.stdout, sys.stderr, sys.modules.get("__main__"), getattr(builtins, "_", _MISSING)
+        _set_process_state(self.screen.stdout, self.screen.stderr, self.main, self._underscore)
+        try:
+            yield self
+        finally:
+            self._underscore = getattr(builtins, "_", _MISSING)
+            _set_process_state(*outside)
+
+    def _run(self, source):
+        try:
+            code = self._compile(source)
+        except SyntaxError as error:
+            if error.msg == _INCOMPLETE:
+                return Outcome(INCOMPLETE)
+            return self._failed(error.with_traceback(None), compiled=False)
+        except (ValueError, OverflowError, MemoryError, RecursionError) as error:
+            return self._failed(error.with_traceback(None), compiled=False)
+        try:
+            self._context.run(exec, code, self.namespace)
+        except BaseException as error:
+            return self._failed(error)
+        return Outcome(OK)
+
+    def _compile(self, source):
+        flags = codeop.PyCF_ALLOW_INCOMPLETE_INPUT | self._flags
+        try:
+            code = compile(source, "<stdin>", "single", flags, dont_inherit=True)
+        except SyntaxError as error:
+            if error.msg != _SEVERAL:
+                raise
+            body = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
+            code = compile(ast.Interactive(body), "<stdin>", "single", flags, dont_inherit=True)
+        for flag in _FUTURE_FLAGS:
+            self._flags |= code.co_flags & flag
+        return code
+
+    def _failed(self, error, compiled=True):
+        if isinstance(error, SystemExit):
+            _show_exit(error)
+            return Outcome(KILLED, error_name=type(error).__name__)
+        hide_frames(error)
+        status = KILLED if _show(error) is KILLED else ERROR
+        return Outcome(status, error_name=type(error).__name__, compiled=compiled)
+
+
+def _set_process_state(stdout, stderr, main, underscore):
+    sys.stdout, sys.stderr = stdout, stderr
+    if main is not None:
+        sys.modules["__main__"] = main
+    if underscore is not _MISSING:
+        builtins._ = underscore
+    elif hasattr(builtins, "_"):
+        del builtins._
+
+
+def _frames_below():
+    """What the recursion counter holds when a cell starts: the frames down to `_run`, and `Context.run`."""
+    count, frame = 0, sys._getframe(3)  # below this one, `as_at_terminal` and its `__enter__`
+    while frame is not None:
+        count, frame = count + 1, frame.f_back
+    return count + 2
+
+
+def _show(error):
+    """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if that one exits."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as exit_error:
+        _show_exit(exit_error)
+        return KILLED
+    except BaseException as hook_error:
+        hide_frames(hook_error)
+        _write_error("Error in sys.excepthook:\n", hook_error)
+        _write_error("\nOriginal exception was:\n", error)
+    return ERROR
+
+
+def _write_error(heading, error):
+    with contextlib.suppress(Exception):
+        sys.stderr.write(heading)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _show_exit(error):
+    """What CPython prints when a SystemExit ends it: its code, unless that is None or a number."""
+    if error.code is None or isinstance(error.code, int):
+        return
+    with contextlib.suppress(Exception):
+        sys.stderr.write(f"{error.code}\n")
+
+
+def hide_frames(error):
+    """Take this module's frames out of the tracebacks of an exception and of everything that it is chained to."""
+    todo, seen = [error], set()
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _without_ours(each.__traceback__)
+        todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+def _without_ours(traceback):
+    while traceback is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    frames = []
+    each = traceback
+    while each is not None:
+        frames.append(each)
+        each = each.tb_next
+    if not any(map(_is_ours, frames)):
+        return traceback
+    rebuilt = None
+    for each in reversed(frames):
+        if not _is_ours(each):
+            rebuilt = types.TracebackType(rebuilt, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return rebuilt
+
+
+def _is_ours(traceback):
+    return traceback.tb_frame.f_code.co_filename == _HERE
