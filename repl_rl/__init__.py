@@ -1,0 +1,41 @@
+"""repl_rl: reinforcement learning for models that think inside a live Python interpreter.
+
+Data types are imported at once; everything that needs torch, vLLM or Jupyter is loaded on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory, read_jsonl, write_jsonl
+
+if TYPE_CHECKING:
+    from repl_rl.rollout import Rollout
+    from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
+
+__version__ = "0.1.0"
+__all__ = [
+    "Line",
+    "LineKind",
+    "ReplGRPOConfig",
+    "ReplGRPOTrainer",
+    "Rollout",
+    "StopReason",
+    "Task",
+    "Trajectory",
+    "read_jsonl",
+    "write_jsonl",
+]
+
+_LAZY = {
+    "Rollout": "repl_rl.rollout",
+    "ReplGRPOConfig": "repl_rl.trainer",
+    "ReplGRPOTrainer": "repl_rl.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'repl_rl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

@@ -1,0 +1,59 @@
+"""An event loop in a thread of its own, so that synchronous code (a trainer, a notebook, a CLI) can run rollouts.
+
+Kernels live on the loop between two calls: the pool starts the next ones while the caller computes gradients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Result = TypeVar("Result")
+
+
+class BackgroundLoop:
+    """`run` hands a coroutine to the loop and waits; an interrupt of the waiting thread cancels the coroutine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="repl-rl-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def close(self) -> None:
+        """Cancel what is left, then end the thread. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,55 @@
+"""What a run listens to while TRL trains."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from repl_rl.progress import Progress
+from repl_rl.runfolder import RunFolder
+
+
+class RecordMetrics(TrainerCallback):  # type: ignore[misc]
+    """Every step's logs become a row of metrics.jsonl and a line on the screen."""
+
+    def __init__(self, folder: RunFolder, progress: Progress) -> None:
+        self._folder = folder
+        self._progress = progress
+        self._started = time.perf_counter()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not logs or "reward" not in logs:
+            return
+        numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and math.isfinite(value)}
+        elapsed = time.perf_counter() - self._started
+        row = {"kind": "train", "step": state.global_step, "seconds": round(elapsed, 3), **numbers}
+        self._folder.append(row)
+        self._progress.step(row)
+
+
+class StopOnRequest(TrainerCallback):  # type: ignore[misc]
+    """Ends training behind the step in progress, with a checkpoint."""
+
+    def __init__(self) -> None:
+        self._requested = False
+
+    def request(self) -> None:
+        self._requested = True
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if self._requested:
+            control.should_save = True
+            control.should_training_stop = True
+        return control

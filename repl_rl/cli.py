@@ -1,0 +1,199 @@
+"""`repl-rl`: train, rollout, eval, view, doctor, nano. Errors of ours are one message and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from repl_rl.config import Config, SamplingConfig, load_config, parse_config, shipped_configs
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.trajectory import Task, write_jsonl
+
+if TYPE_CHECKING:
+    from repl_rl.run import Outcome
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script; the exit code."""
+    options = _parser().parse_args(arguments)
+    console = Console()
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    if not options.verbose:
+        _quiet()
+    try:
+        return int(options.command(options, console))
+    except ReplRLError as error:
+        Console(stderr=True).print(f"repl-rl: {error}", style="bold red", markup=False, highlight=False)
+        return 2
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted", style="bold")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="repl-rl", description="RL for models that type into a live Python interpreter")
+    parser.add_argument("--verbose", action="store_true", help="show the libraries' own logs and warnings")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shipped = f"a YAML file, or one of: {', '.join(shipped_configs())}"
+
+    train = commands.add_parser("train", help="train a model")
+    train.add_argument("config", nargs="?", help=shipped)
+    train.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
+    train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
+    train.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+    train.set_defaults(command=_train)
+
+    rollout = commands.add_parser("rollout", help="sample trajectories")
+    rollout.add_argument("config", nargs="?", help=shipped)
+    rollout.add_argument("--set", action="append", default=[], metavar="a.b=c")
+    rollout.add_argument("--model", help="nano, a checkpoint folder or a hub id")
+    rollout.add_argument("--task", help="the problem; without it, held-out problems of the config")
+    rollout.add_argument("-n", type=int, default=1, help="rollouts of the task, or number of problems (default: 1)")
+    rollout.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl")
+    rollout.set_defaults(command=_rollout)
+
+    evaluation = commands.add_parser("eval", help="solve rate on held-out problems")
+    evaluation.add_argument("config", help=shipped)
+    evaluation.add_argument("--set", action="append", default=[], metavar="a.b=c")
+    evaluation.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
+    evaluation.set_defaults(command=_eval)
+
+    view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
+    view.add_argument("run", type=Path)
+    view.set_defaults(command=_view)
+
+    commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
+
+    nano = commands.add_parser("nano", help="the model that ships with the package")
+    build = nano.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="train it from scratch")
+    build.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    build.add_argument("--seed", type=int, default=0)
+    build.set_defaults(command=_nano_build)
+    return parser
+
+
+def _train(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.progress import Progress
+    from repl_rl.run import prepare, train
+
+    if options.config is None and options.resume is None:
+        raise ConfigError("give a config to train, or --resume RUN")
+    config = load_config(options.config, tuple(options.set)) if options.config else None
+    prepared = prepare(config, options.runs, options.resume)
+    console.print(f"run folder: {prepared.folder.path}", highlight=False)
+    try:
+        outcome = train(prepared, Progress(console))
+    except KeyboardInterrupt:
+        _say_how_to_resume(console, prepared.folder.path)
+        return 130
+    return _finish_training(console, outcome)
+
+
+def _finish_training(console: Console, outcome: Outcome) -> int:
+    from repl_rl.view import before_after_table, write_report
+
+    report = write_report(outcome.folder.path)
+    if outcome.stopped_at is not None:
+        console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
+        _say_how_to_resume(console, outcome.folder.path)
+        return 130
+    assert outcome.before is not None
+    assert outcome.after is not None
+    console.print(before_after_table(outcome.before, outcome.after))
+    console.print(f"trained in {outcome.train_seconds / 60:.1f} minutes; report: {report}", highlight=False)
+    return 0
+
+
+def _say_how_to_resume(console: Console, folder: Path) -> None:
+    console.print(f"go on with: repl-rl train --resume {folder}", highlight=False, soft_wrap=True)
+
+
+def _rollout(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.session import open_service
+
+    if options.n < 1:
+        raise ConfigError(f"-n {options.n}: give at least one rollout")
+    config = _rollout_config(options)
+    tasks = _rollout_tasks(options, config)
+    with open_service(config) as service:
+        trajectories = service.generate(tasks, config.sampling)
+    write_jsonl(options.out, trajectories)
+    from repl_rl.view import print_trajectory
+
+    for trajectory in trajectories[:4]:
+        print_trajectory(console, trajectory)
+    console.print(f"{len(trajectories)} trajectories in {options.out}", highlight=False)
+    return 0
+
+
+def _rollout_config(options: argparse.Namespace) -> Config:
+    overrides = list(options.set)
+    if options.model:
+        overrides.append(f"model.path={options.model}")
+    elif options.config is None:
+        raise ConfigError("give a config or --model")
+    return load_config(options.config, tuple(overrides)) if options.config else parse_config({}, tuple(overrides))
+
+
+def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
+    from repl_rl.tasks import make_tasks
+
+    if options.task:
+        return [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
+    return make_tasks(config.tasks.families, options.n, seed=0, split="heldout")
+
+
+def _eval(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.evaluate import evaluate, heldout_tasks
+    from repl_rl.rewards import RewardTable
+    from repl_rl.session import open_service
+
+    config = load_config(options.config, tuple(options.set))
+    tasks, table = heldout_tasks(config), RewardTable(config.rewards)
+    with open_service(config) as service:
+        result = evaluate(service, tasks, table, SamplingConfig(temperature=config.eval.temperature))
+    for family, rate in result.families.items():
+        console.print(f"{family:24} {rate:6.1%}", highlight=False)
+    console.print(f"{'all':24} {result.solve_rate:6.1%}   of {len(tasks)} problems, {result.seconds:.0f} s")
+    if options.out:
+        write_jsonl(options.out, result.trajectories)
+    return 0
+
+
+def _view(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.view import view
+
+    view(options.run, console)
+    return 0
+
+
+def _doctor(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.doctor import print_report
+
+    return 0 if print_report(console) else 1
+
+
+def _nano_build(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.nano.build import build
+
+    build(options.out, seed=options.seed)
+    console.print(f"nano is in {options.out}", highlight=False)
+    return 0
+
+
+def _quiet() -> None:
+    """Keep the screen to the run itself; `--verbose` shows everything."""
+    warnings.simplefilter("ignore")
+    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Transcripts: how a problem is put to the model, how what it typed becomes code, how the answer is shown.
+
+The `python` dialect is CPython's interactive mode. Text in, text out: nothing here knows tokens or kernels.
+One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
+
+Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model.
+"""
+
+from __future__ import annotations
+
+import ast
+import codeop
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import yaml
+
+from repl_rl.config import DialectConfig
+from repl_rl.errors import ConfigError
+from repl_rl.resources import resource_folder
+from repl_rl.trajectory import LineKind
+
+PRIMARY_PROMPT = ">>>"
+CONTINUATION_PROMPT = "..."
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A complete statement as the kernel runs it. `kind` is what the line counts as if it runs without a fault."""
+
+    source: str
+    kind: LineKind
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one sampled line amounts to: the cells it completed, in order, and its kind if it completed none."""
+
+    cells: tuple[Cell, ...]
+    idle_kind: LineKind
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """The messages for a chat template, and the text that opens the assistant's turn after it."""
+
+    messages: tuple[dict[str, str], ...]
+    prefill: str
+
+
+class Reader(Protocol):
+    """The state of one transcript between two lines."""
+
+    def read(self, text: str, end_of_input: bool = False) -> Turn:
+        """Take in what the model typed in one turn."""
+
+    def next_prompt(self) -> str:
+        """What the interpreter shows before it waits for the next line; "" after text that is typed ahead."""
+
+
+class Dialect(Protocol):
+    """How a transcript is written and read."""
+
+    def completion_prompt(self, question: str) -> str:
+        """The text that a base model continues."""
+
+    def chat_prompt(self, question: str) -> ChatPrompt:
+        """The same for a model with a chat template."""
+
+    def reader(self) -> Reader:
+        """A reader for a fresh transcript."""
+
+    def truncate(self, output: str) -> str:
+        """`output` within the limit, cut in the middle."""
+
+
+class PythonDialect:
+    """CPython's interactive mode: `>>>`, `...`, thoughts as comments."""
+
+    def __init__(self, config: DialectConfig | None = None) -> None:
+        self._config = config or DialectConfig()
+        self._texts = yaml.safe_load((resource_folder("prompts") / "python.yaml").read_text(encoding="utf-8"))
+        available = len(self._texts["examples"])
+        if self._config.examples > available:
+            raise ConfigError(f"dialect.examples is {self._config.examples}, but prompts/python.yaml holds {available}")
+
+    def completion_prompt(self, question: str) -> str:
+        system = f"{self._config.system.strip()}\n\n" if self._config.system else ""
+        return f"{system}{self._opening()}{_as_comment(question)}{PRIMARY_PROMPT}"
+
+    def chat_prompt(self, question: str) -> ChatPrompt:
+        system = (self._config.system or self._texts["system"]).strip()
+        messages = ({"role": "system", "content": system}, {"role": "user", "content": question})
+        return ChatPrompt(messages, f"{self._opening()}{PRIMARY_PROMPT}")
+
+    def reader(self) -> PythonReader:
+        return PythonReader()
+
+    def truncate(self, output: str) -> str:
+        return truncate_middle(output, self._config.max_output_chars)
+
+    def _opening(self) -> str:
+        return self._texts["banner"] + "".join(self._texts["examples"][: self._config.examples])
+
+
+@dataclass(slots=True)
+class PythonReader:
+    """Typed text to cells, by the rules of a terminal.
+
+    One space is dropped from a line that stands right behind a prompt; text typed ahead is taken as it is.
+    """
+
+    _pending: list[str] = field(default_factory=list)
+    """Physical lines of the cell that is not complete yet."""
+    _typed_ahead: str = ""
+    """Text behind the last newline of a turn: the beginning of the next line."""
+    _after_prompt: bool = True
+
+    def read(self, text: str, end_of_input: bool = False) -> Turn:
+        """Take in one turn. With `end_of_input` the text is complete even without a newline, as at a terminal's EOF."""
+        if self._after_prompt:
+            text = text.removeprefix(" ")
+        *lines, rest = (self._typed_ahead + text).split("\n")
+        if end_of_input:
+            lines, rest = [*lines, rest, *([""] if self._pending or rest else [])], ""
+        self._typed_ahead, self._after_prompt = rest, not rest
+        cells = [cell for line in lines if (cell := self._feed(line.removesuffix("\r")))]
+        return Turn(tuple(cells), self._idle_kind(lines))
+
+    def next_prompt(self) -> str:
+        if self._typed_ahead:
+            return ""
+        return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
+
+    def _feed(self, line: str) -> Cell | None:
+        if not self._pending and not _holds_code(line):
+            return None
+        self._pending.append(line)
+        source = "\n".join(self._pending)
+        if not _is_complete(source):
+            return None
+        self._pending.clear()
+        return Cell(source, _kind_of(source))
+
+    def _idle_kind(self, lines: Sequence[str]) -> LineKind:
+        if any(_holds_code(line) for line in lines):
+            return LineKind.OPEN
+        return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
+
+
+def make_dialect(config: DialectConfig) -> Dialect:
+    """The dialect that a config names."""
+    return PythonDialect(config)
+
+
+def truncate_middle(text: str, limit_chars: int) -> str:
+    """`text` with at most `limit_chars` of its own characters, and a marker that says how many are missing."""
+    missing = len(text) - limit_chars
+    if missing <= 0:
+        return text
+    head = (limit_chars + 1) // 2
+    tail = limit_chars - head
+    return f"{text[:head]}\n... [{missing} characters left out] ...\n{text[len(text) - tail :]}"
+
+
+def _as_comment(question: str) -> str:
+    return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in question.strip().splitlines())
+
+
+def _holds_code(line: str) -> bool:
+    stripped = line.strip()
+    return bool(stripped) and not stripped.startswith("#")
+
+
+def _is_complete(source: str) -> bool:
+    """Whether CPython would run `source` (or report its syntax error) now rather than read another line."""
+    last_line = source.rpartition("\n")[2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compiled = codeop.compile_command(source, "<stdin>", "single")
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
+            return True
+    # Only a wholly empty line ends a block at a terminal; codeop also takes one made of spaces.
+    return compiled is not None and not (last_line and last_line.isspace())
+
+
+def _kind_of(source: str) -> LineKind:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            body = ast.parse(source).body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return LineKind.SYNTAX_ERROR
+    return LineKind.EXPRESSION if isinstance(body[-1], ast.Expr) else LineKind.STATEMENT

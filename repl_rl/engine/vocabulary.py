@@ -1,0 +1,78 @@
+"""A tokenizer as the line loop needs it: which tokens end a line, ids to text, interpreter output to ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import ModelError
+
+_NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
+_CONTEXT_TOKENS = 4
+
+
+class Vocabulary:
+    """Wraps a Hugging Face tokenizer. Raises ModelError if no token of it holds a newline."""
+
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.eos_ids = frozenset([*own, *eos_ids])
+        if not self.newline_ids:
+            raise ModelError("no token of this tokenizer holds a newline, so no line would ever end; use another model")
+        if self.decode(self.encode_output(_NEWLINE_PROBE)) != _NEWLINE_PROBE:
+            raise ModelError(f"this tokenizer does not give back {_NEWLINE_PROBE!r} after encoding it; use another model")
+
+    @cached_property
+    def newline_ids(self) -> frozenset[int]:
+        """Ids of the tokens whose bytes hold a newline. A newline byte is never part of a longer UTF-8 character."""
+        texts = self.tokenizer.batch_decode([[index] for index in range(len(self.tokenizer))], **_VERBATIM)
+        return frozenset(index for index, text in enumerate(texts) if "\n" in text) - self.eos_ids
+
+    @property
+    def pad_id(self) -> int:
+        """The padding id; the end-of-text id where the tokenizer has no padding."""
+        pad = self.tokenizer.pad_token_id
+        return min(self.eos_ids) if pad is None else pad
+
+    def encode_prompt(self, text: str) -> tuple[int, ...]:
+        """Ids of a prompt that a base model continues, with the tokenizer's own opening tokens (BOS)."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=True))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], prefill: str) -> tuple[int, ...]:
+        """Ids of the messages in the model's chat template, `prefill` opening the assistant's turn."""
+        head = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return tuple(self.tokenizer.encode(head + prefill, add_special_tokens=False))
+
+    def encode_output(self, text: str) -> tuple[int, ...]:
+        """Ids of interpreter text on its own; text that looks like a special token stays text."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+
+    def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
+        """The text of `ids` where they stand behind `before`.
+
+        Some decoders drop a space at the beginning of a text; with a few ids of context it is kept.
+        """
+        context = list(before[-_CONTEXT_TOKENS:])
+        head = self.tokenizer.decode(context, **_VERBATIM) if context else ""
+        whole = self.tokenizer.decode([*context, *ids], **_VERBATIM)
+        return whole[len(head) :] if whole.startswith(head) else self.tokenizer.decode(list(ids), **_VERBATIM)
+
+
+_VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+
+
+def load_vocabulary(path: str) -> Vocabulary:
+    """The vocabulary of a checkpoint folder or hub id. Raises ModelError naming the path."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"no tokenizer at {path!r}: {error}") from error
+    eos: int | list[int] | None = None
+    if not Path(path).exists() or (Path(path) / "generation_config.json").exists():
+        eos = GenerationConfig.from_pretrained(path).eos_token_id
+    return Vocabulary(tokenizer, [eos] if isinstance(eos, int) else eos or [])

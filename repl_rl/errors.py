@@ -1,0 +1,61 @@
+"""Every exception that repl_rl raises on purpose.
+
+    ReplRLError
+    ├── ConfigError          the user's YAML, flags or arguments: fixed by editing them
+    ├── ModelError           a checkpoint or tokenizer that can't be used
+    ├── DependencyError      something that has to be installed first (vLLM, bwrap, ...)
+    ├── RewardError          a reward function or grader broke its contract
+    ├── RunError             a run folder that can't be read or resumed
+    ├── EngineError          the inference engine failed or lost a request
+    └── KernelError          the machinery around an interpreter failed
+        ├── KernelStartError   it did not come up
+        ├── KernelDiedError    it went away between two lines, through no fault of the code it ran
+        └── SandboxError       this machine can't isolate a kernel
+
+Code that a model typed never raises here: an exception, a time-out or a kill in the interpreter is an
+`ExecResult` with a status. All of these pickle, so they cross process boundaries whole.
+"""
+
+
+class ReplRLError(Exception):
+    """Root of the tree; the CLI prints its message without a traceback."""
+
+
+class ConfigError(ReplRLError, ValueError):
+    """A value in a config file, a flag or an argument is unusable."""
+
+
+class ModelError(ReplRLError):
+    """A model path, checkpoint or tokenizer can't be used for line-by-line rollouts."""
+
+
+class DependencyError(ReplRLError):
+    """A package or program that this call needs is missing; the message holds the command that brings it."""
+
+
+class RewardError(ReplRLError):
+    """A reward function or a grader returned something other than what it promised."""
+
+
+class RunError(ReplRLError):
+    """A run folder is missing, half written, or belongs to another configuration."""
+
+
+class EngineError(ReplRLError):
+    """The inference engine failed in a way that no retry of ours mends."""
+
+
+class KernelError(ReplRLError):
+    """The machinery around an interpreter failed. Never raised for what the executed code did."""
+
+
+class KernelStartError(KernelError):
+    """A kernel did not come up."""
+
+
+class KernelDiedError(KernelError):
+    """A kernel went away while no code was running in it, or its connection broke."""
+
+
+class SandboxError(KernelError):
+    """This machine can't isolate a kernel in the way that was asked for."""

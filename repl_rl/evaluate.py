@@ -1,0 +1,57 @@
+"""Held-out problems, one rollout each: how often the policy solves them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.config import Config, SamplingConfig
+from repl_rl.metrics import solve_rates
+from repl_rl.rewards import RewardTable
+from repl_rl.scoring import Grader, score
+from repl_rl.service import RolloutService
+from repl_rl.tasks import grade, make_tasks
+from repl_rl.trajectory import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Graded rollouts of one policy on held-out problems."""
+
+    solve_rate: float
+    families: dict[str, float]
+    trajectories: tuple[Trajectory, ...]
+    seconds: float
+
+    def to_row(self, step: int) -> dict[str, Any]:
+        """A row of `metrics.jsonl`."""
+        return {
+            "kind": "eval",
+            "step": step,
+            "seconds": self.seconds,
+            "solve_rate": self.solve_rate,
+            "problems": len(self.trajectories),
+            "families": self.families,
+        }
+
+
+def heldout_tasks(config: Config) -> list[Task]:
+    """The held-out problems of a config, the same ones for every seed of training."""
+    return make_tasks(config.tasks.families, config.eval.problems, seed=0, split="heldout")
+
+
+def evaluate(
+    service: RolloutService,
+    tasks: Sequence[Task],
+    table: RewardTable,
+    sampling: SamplingConfig,
+    grader: Grader = grade,
+) -> Evaluation:
+    """Roll out every task once and grade it. Aborted trajectories count as not solved."""
+    started = time.perf_counter()
+    trajectories = service.generate(tasks, sampling)
+    scored = [item.trajectory for item in score(tasks, trajectories, grader, table)]
+    overall, families = solve_rates(tasks, scored)
+    return Evaluation(overall, families, tuple(scored), time.perf_counter() - started)

@@ -1,0 +1,80 @@
+"""Pure: what a batch of scored trajectories says about the policy, as names and numbers for the trainer's logs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from repl_rl.trajectory import Line, LineKind, Task, Trajectory
+
+_COUNTED_AS_RUN = frozenset(
+    {
+        LineKind.STATEMENT,
+        LineKind.EXPRESSION,
+        LineKind.SYNTAX_ERROR,
+        LineKind.EXCEPTION,
+        LineKind.TIMEOUT,
+        LineKind.KILLED,
+        LineKind.ANSWER,
+    }
+)
+
+
+def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
+    """Means over a batch that took `seconds` to roll out. Shares are of all lines, or of all trajectories for stops.
+
+    Aborted trajectories count in `stops/aborted` alone.
+    """
+    stops = Counter(trajectory.stop_reason for trajectory in trajectories)
+    values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
+    valid = [trajectory for trajectory in trajectories if not trajectory.is_void]
+    if not valid:
+        return values
+    lines = [line for trajectory in valid for line in trajectory.lines]
+    sampled = sum(trajectory.sampled_tokens for trajectory in valid)
+    return {
+        **values,
+        **_line_shares(lines),
+        **_kernel_times(lines),
+        "solve_rate": _mean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
+        "lines_per_trajectory": len(lines) / len(valid),
+        "tokens_per_trajectory": sampled / len(valid),
+        "tokens_per_s": sampled / seconds,
+    }
+
+
+def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tuple[float, dict[str, float]]:
+    """The share of trajectories graded right, overall and per family."""
+    by_family: dict[str, list[float]] = {}
+    for task, trajectory in zip(tasks, trajectories, strict=True):
+        by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
+    everything = [grade for grades in by_family.values() for grade in grades]
+    return _mean(everything), {family: _mean(grades) for family, grades in sorted(by_family.items())}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _line_shares(lines: Sequence[Line]) -> dict[str, float]:
+    kinds = Counter(line.kind for line in lines)
+    errors = Counter(line.error_name for line in lines if line.error_name)
+    shares = {f"kinds/{kind}": kinds[kind] / len(lines) for kind in LineKind}
+    shares |= {f"errors/{name}": count / len(lines) for name, count in sorted(errors.items())}
+    shares["error_rate"] = sum(errors.values()) / len(lines)
+    return shares
+
+
+def _kernel_times(lines: Sequence[Line]) -> dict[str, float]:
+    times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
+    if not times_ms:
+        return {}
+    return {"kernel_ms_p50": percentile(times_ms, 0.5), "kernel_ms_p99": percentile(times_ms, 0.99)}
+
+
+def _mean(values: Iterable[float]) -> float:
+    collected = list(values)
+    return math.fsum(collected) / len(collected)

@@ -1,0 +1,60 @@
+"""Live progress of a run in a terminal: one line per step, and a bar where the output is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+
+class Progress:
+    """Talks to the person who started the run."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False)
+
+    @contextmanager
+    def stage(self, text: str) -> Iterator[None]:
+        """Something that takes a while and has no steps."""
+        if self.console.is_terminal:
+            with self.console.status(text):
+                yield
+        else:
+            self.say(f"{text} ...")
+            yield
+
+    @contextmanager
+    def steps(self, total: int) -> Iterator[None]:
+        """The bar of a training run."""
+        columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=self.console, disable=not self.console.is_terminal) as bar:
+            self._bar, self._task = bar, bar.add_task("train", total=total)
+            yield
+        self._bar = self._task = None
+
+    def step(self, row: dict[str, Any]) -> None:
+        """One finished training step, as a row of metrics.jsonl."""
+        errors = row.get("error_rate", 0.0)
+        self.say(
+            f"step {row['step']:>4}   solved {row.get('solve_rate', 0.0):5.1%}   reward {row.get('reward', 0.0):+.3f}   "
+            f"lines {row.get('lines_per_trajectory', 0.0):4.1f}   errors {errors:5.1%}   "
+            f"{row.get('tokens_per_s', 0.0):5.0f} tok/s   {row['seconds']:6.1f} s"
+        )
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=row["step"])
+
+    def evaluated(self, row: dict[str, Any]) -> None:
+        """One finished evaluation."""
+        self.say(
+            f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved "
+            f"({row['seconds']:.0f} s)"
+        )

@@ -1,0 +1,182 @@
+"""A training run from config to report: checks first, then held-out before, GRPO, held-out after.
+
+`prepare` does everything that can fail on bad input; `train` loads models. A run that was interrupted or killed goes on
+from its last complete checkpoint, with the problems in the order that they would have come in.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from repl_rl.config import Config, SamplingConfig
+from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.kernel import check_sandbox
+from repl_rl.models import resolve_model
+from repl_rl.rewards import RewardTable
+from repl_rl.runfolder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task
+
+if TYPE_CHECKING:
+    from repl_rl.progress import Progress
+    from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A run whose inputs have been checked."""
+
+    config: Config
+    folder: RunFolder
+    model_path: str
+    train_tasks: list[Task]
+    heldout_tasks: list[Task]
+    table: RewardTable
+    checkpoint: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended: its evaluation rows, None where it did not get that far."""
+
+    folder: RunFolder
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    train_seconds: float
+    stopped_at: int | None = None
+    """The step of the checkpoint that an interrupt left; None if the run is complete."""
+
+
+def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Prepared:
+    """Check everything that can be checked without loading a model. Raises a ReplRLError that says what to change."""
+    if resume is not None:
+        folder, config = open_run(resume, config)
+    assert config is not None
+    require_vllm()
+    if config.kernel.sandbox == "bwrap":
+        check_sandbox().require()
+    model_path = resolve_model(config.model.path)
+    table = RewardTable(config.rewards)
+    train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
+    heldout = make_tasks(config.tasks.families, config.eval.problems, seed=0, split="heldout")
+    if resume is None:
+        folder = new_run(config, runs)
+    return Prepared(config, folder, model_path, train_tasks, heldout, table, folder.last_checkpoint())
+
+
+def train(prepared: Prepared, progress: Progress) -> Outcome:
+    """Run it. Kernels and engine are gone when this returns or raises."""
+    prepare_environment(prepared.config.engine.kv_cache_gib)
+    from repl_rl.trainer import ReplGRPOTrainer
+
+    config = prepared.config
+    with progress.stage("loading the model, vLLM and the first kernels"):
+        trainer = ReplGRPOTrainer(
+            prepared.model_path, training_arguments(config, prepared.folder), prepared.train_tasks
+        )
+    try:
+        before = _evaluate(trainer, prepared, 0, progress)
+        started = time.perf_counter()
+        _fit(trainer, prepared, progress)
+        seconds = time.perf_counter() - started
+        step = trainer.state.global_step
+        if step < config.train.steps:
+            return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
+        after = _evaluate(trainer, prepared, step, progress)
+        trainer.save_model(str(prepared.folder.path / "model"))
+        return Outcome(prepared.folder, before, after, seconds)
+    finally:
+        trainer.close()
+
+
+def training_arguments(config: Config, folder: RunFolder) -> ReplGRPOConfig:
+    """TRL's arguments for a config. Raises ConfigError where `micro_batch` doesn't divide a step."""
+    from repl_rl.trainer import ReplGRPOConfig
+
+    plan = config.train
+    per_step = plan.prompts_per_step * plan.group_size
+    micro_batch = plan.micro_batch or per_step
+    arguments: dict[str, Any] = {
+        "output_dir": str(folder.checkpoints),
+        "rollout_dir": str(folder.rollouts),
+        "seed": config.seed,
+        "max_steps": plan.steps,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": per_step // micro_batch,
+        "num_generations": plan.group_size,
+        "learning_rate": plan.learning_rate,
+        "lr_scheduler_type": plan.schedule,
+        "warmup_steps": plan.warmup_steps,
+        "max_grad_norm": plan.max_grad_norm,
+        "save_steps": plan.save_steps,
+        "save_total_limit": 2,
+        "logging_steps": 1,
+        "loss_type": plan.loss_type,
+        "beta": plan.beta,
+        "temperature": config.sampling.temperature,
+        "top_p": config.sampling.top_p,
+        "top_k": config.sampling.top_k,
+        "bf16": config.model.dtype == "bfloat16",
+        "fp16": False,
+        "model_init_kwargs": {"dtype": config.model.dtype},
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "chat": config.model.chat,
+    }
+    sections = {name: getattr(config, name) for name in ("dialect", "kernel", "engine", "budget", "rewards", "credit")}
+    return ReplGRPOConfig(**{**arguments, **sections, **plan.trl})
+
+
+def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
+    """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
+    from repl_rl.evaluate import evaluate
+
+    known = prepared.folder.evaluation(step)
+    if known is not None:
+        return known
+    tasks = prepared.heldout_tasks
+    with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
+        trainer.sync_weights()
+        sampling = SamplingConfig(temperature=prepared.config.eval.temperature)
+        result = evaluate(trainer.service, tasks, prepared.table, sampling)
+    row = result.to_row(step)
+    prepared.folder.keep_evaluation(step, row, result.trajectories)
+    progress.evaluated(row)
+    return row
+
+
+def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
+    from repl_rl.callbacks import RecordMetrics, StopOnRequest
+
+    if prepared.checkpoint is not None:
+        prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
+        progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
+    stop = StopOnRequest()
+    trainer.add_callback(RecordMetrics(prepared.folder, progress))
+    trainer.add_callback(stop)
+    with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
+        trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
+
+
+@contextmanager
+def _first_interrupt(request: Callable[[], None], progress: Progress) -> Iterator[None]:
+    """Ctrl-C once: finish the step, save, stop. Twice: stop at once; the last checkpoint stays."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        progress.say("stopping after this step, with a checkpoint; press Ctrl-C again to stop at once")
+        request()
+
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)

@@ -1,0 +1,125 @@
+"""`runs/NAME/`: where a run keeps what it did. Everything is appended or replaced whole, so a crash loses one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from repl_rl.config import Config, dump_config, load_config
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.trajectory import Trajectory, write_jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The paths of a run, and the reading and writing of its small files."""
+
+    path: Path
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def config(self) -> Config:
+        """The run's config. Raises RunError if the folder is no run."""
+        if not self.config_path.is_file():
+            raise RunError(f"{self.path} is no run: it has no config.yaml")
+        return load_config(str(self.config_path))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a row to metrics.jsonl."""
+        with self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The rows of metrics.jsonl; a last line that a crash cut off is left out."""
+        if not self.metrics_path.exists():
+            return
+        for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+    def forget_after(self, step: int) -> None:
+        """Drop what was written after the checkpoint of `step`, which a resumed run does again."""
+        kept = [row for row in self.rows() if row.get("step", 0) <= step]
+        self.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        for path in self.rollouts.glob("step_*.jsonl"):
+            if int(path.stem.removeprefix("step_")) > step:
+                path.unlink()
+
+    def keep_evaluation(self, step: int, row: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+        """Store held-out rollouts, then their row."""
+        write_jsonl(self.path / "eval" / f"step_{step:05d}.jsonl", trajectories)
+        self.append(row)
+
+    def evaluation(self, step: int) -> dict[str, Any] | None:
+        """The row of the evaluation at `step`, if there was one."""
+        return next((row for row in self.rows() if row["kind"] == "eval" and row["step"] == step), None)
+
+    def last_checkpoint(self) -> Path | None:
+        """The newest checkpoint that was written to its end."""
+        return max(filter(_is_complete, self.checkpoints.glob("checkpoint-*")), key=checkpoint_step, default=None)
+
+
+def new_run(config: Config, parent: Path) -> RunFolder:
+    """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... where earlier runs have the name."""
+    for number in range(1, 10_000):
+        path = parent / (config.name if number == 1 else f"{config.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        return RunFolder(path)
+    raise ConfigError(f"{parent} holds 9,999 runs called {config.name!r}; choose another name")
+
+
+def open_run(path: Path, config: Config | None) -> tuple[RunFolder, Config]:
+    """A run to go on with. Raises RunError if `config` is given and differs, listing the keys that do."""
+    folder = RunFolder(path)
+    stored = folder.config()
+    if config is not None:
+        different = sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
+        if different:
+            raise RunError(f"{path} was started from another config; these keys differ: {', '.join(different)}")
+    return folder, stored
+
+
+def checkpoint_step(path: Path) -> int:
+    """The step of a folder `checkpoint-40`."""
+    return int(path.name.rpartition("-")[2])
+
+
+def _is_complete(checkpoint: Path) -> bool:
+    """The trainer writes `trainer_state.json` last."""
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in one.keys() | other.keys():
+        left, right = one.get(key), other.get(key)
+        if isinstance(left, dict) and isinstance(right, dict):
+            yield from _differences(left, right, f"{prefix}{key}.")
+        elif left != right:
+            yield f"{prefix}{key} ({left!r} there, {right!r} here)"

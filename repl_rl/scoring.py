@@ -1,0 +1,51 @@
+"""From finished trajectories to what the trainer learns from: grades, line rewards, advantages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit import line_advantages, spread
+from repl_rl.rewards import RewardTable, ScoredTrajectory
+from repl_rl.trajectory import Task, Trajectory
+
+Grader = Callable[[Task, Sequence[str] | None], float]
+"""`(task, answer)` to a grade; runs here, never in the sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreditedTrajectory:
+    """A scored trajectory whose lines carry advantages, and those per completion token (length T)."""
+
+    trajectory: Trajectory
+    components: dict[str, tuple[float, ...]]
+    token_advantages: tuple[float, ...]
+
+
+def score(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable) -> list[ScoredTrajectory]:
+    """Grade each trajectory against its task and fill in the line rewards."""
+    return [
+        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer))
+        for task, trajectory in zip(tasks, trajectories, strict=True)
+    ]
+
+
+def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:
+    """Advantages within consecutive groups of `group_size`. Raises ValueError if they don't come out even."""
+    if len(scored) % group_size:
+        raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")
+    credited: list[CreditedTrajectory] = []
+    for start in range(0, len(scored), group_size):
+        group = scored[start : start + group_size]
+        per_line = line_advantages([item.trajectory for item in group], [item.line_rewards for item in group], config)
+        credited.extend(_with_advantages(item, values) for item, values in zip(group, per_line, strict=True))
+    return credited
+
+
+def _with_advantages(scored: ScoredTrajectory, per_line: Sequence[float]) -> CreditedTrajectory:
+    trajectory = scored.trajectory
+    lines = tuple(replace(line, advantage=value) for line, value in zip(trajectory.lines, per_line, strict=True))
+    return CreditedTrajectory(
+        replace(trajectory, lines=lines), scored.components, tuple(spread(trajectory, per_line))
+    )

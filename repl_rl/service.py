@@ -1,0 +1,78 @@
+"""A `Rollout` with everything it needs around it, for synchronous callers: the trainer, the CLI, notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Engine, Vocabulary
+from repl_rl.kernel import KernelPool, Limits
+from repl_rl.rollout import Rollout
+from repl_rl.trajectory import Task, Trajectory
+
+
+class RolloutService:
+    """Owns an event loop in a thread and the kernel pool on it; the engine is the caller's.
+
+    Kernels start ahead of need while the caller does something else. `close` ends them all.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        vocabulary: Vocabulary,
+        *,
+        kernel: KernelConfig,
+        dialect: DialectConfig,
+        budget: BudgetConfig,
+        sampling: SamplingConfig,
+        context_tokens: int,
+        chat: bool | None = None,
+    ) -> None:
+        if chat is None:
+            chat = vocabulary.tokenizer.chat_template is not None
+        self._loop = BackgroundLoop()
+        self._pool = make_pool(kernel)
+        self.rollout = Rollout(
+            engine,
+            self._pool,
+            make_dialect(dialect),
+            vocabulary,
+            budget=budget,
+            sampling=sampling,
+            context_tokens=context_tokens,
+            chat=chat,
+        )
+        try:
+            self._loop.run(self._pool.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None = None) -> list[Trajectory]:
+        """One trajectory per task, in their order."""
+        return self._loop.run(self.rollout.many(tasks, sampling))
+
+    def close(self) -> None:
+        """End all kernels and the loop. A second call does nothing."""
+        if not self._loop.is_closed:
+            self._loop.run(self._pool.__aexit__(None, None, None))
+            self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def make_pool(config: KernelConfig) -> KernelPool:
+    """The pool that a config describes."""
+    limits = Limits(line_s=config.line_s, grace_s=config.grace_s, memory_mb=config.memory_mb)
+    return KernelPool(size=config.size, limits=limits, sandbox=config.sandbox)

@@ -1,0 +1,299 @@
+"""GRPO on typed lines, on TRL's `GRPOTrainer`.
+
+TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync. What differs from it:
+
+- rollouts come from the line loop, with a live interpreter behind every trajectory;
+- interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
+- advantages have the shape (B, T), one value per token, from rewards per line;
+- the vLLM engine is ours, in the trainer's own dtype, behind the attribute where TRL's sync finds it.
+
+B batch, T completion tokens. TRL's private methods that this overrides are held in `tests/test_trl_contract.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from repl_rl.config import (
+    BudgetConfig,
+    CreditConfig,
+    DialectConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    RewardsConfig,
+    SamplingConfig,
+    Section,
+)
+from repl_rl.engine import make_engine
+from repl_rl.engine.vllm_engine import VLLMEngine
+from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
+from repl_rl.errors import ConfigError
+from repl_rl.metrics import batch_metrics
+from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.scoring import CreditedTrajectory, Grader, credit, score
+from repl_rl.service import RolloutService
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Task, Trajectory, write_jsonl
+
+SECTIONS: dict[str, type[Section]] = {
+    "dialect": DialectConfig,
+    "kernel": KernelConfig,
+    "engine": EngineConfig,
+    "budget": BudgetConfig,
+    "rewards": RewardsConfig,
+    "credit": CreditConfig,
+}
+
+
+@dataclass
+class ReplGRPOConfig(GRPOConfig):
+    """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
+
+    Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
+    drops long sessions), and `max_completion_length` follows `budget.tokens`.
+    """
+
+    dialect: Any = field(default_factory=DialectConfig)
+    kernel: Any = field(default_factory=KernelConfig)
+    engine: Any = field(default_factory=EngineConfig)
+    budget: Any = field(default_factory=BudgetConfig)
+    rewards: Any = field(default_factory=RewardsConfig)
+    credit: Any = field(default_factory=CreditConfig)
+    chat: bool | None = None
+    rollout_dir: str | None = None
+    """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
+    vllm_importance_sampling_mode: str = "token_truncate"
+
+    def __post_init__(self) -> None:
+        for name, model in SECTIONS.items():
+            value = getattr(self, name)
+            setattr(self, name, value if isinstance(value, model) else model.model_validate(value))
+        self.max_completion_length = self.budget.tokens
+        if self.use_vllm:
+            raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
+        super().__post_init__()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only, as the Hugging Face trainer stores it."""
+        record = {**super().to_dict()}
+        return {**record, **{name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}}
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
+    """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there."""
+
+    def __init__(self, engine: VLLMEngine, **arguments: Any) -> None:
+        self._engine = engine
+        super().__init__(**arguments)
+
+    def _init_vllm(self) -> None:
+        self.llm = self._engine.llm
+        self._llm_weights_sleeping = False
+
+    def sync_weights(self) -> None:
+        super().sync_weights()
+        self._engine.version += 1
+
+
+class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """`GRPOTrainer` whose completions are sessions in a live interpreter.
+
+    `train_dataset` is a sequence of `Task`s, or a Dataset with the columns `prompt` (the question) and `answer`.
+    `grader` maps `(task, answer)` to a grade, outside the sandbox. `line_rewards` are functions
+    `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float per completion, paid at the last line.
+
+    Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
+    """
+
+    _tag_names = ("trl", "grpo", "repl-rl")
+
+    def __init__(
+        self,
+        model: Any,
+        args: ReplGRPOConfig,
+        train_dataset: Dataset | Sequence[Task],
+        *,
+        grader: Grader = grade,
+        line_rewards: Sequence[RewardFunction] = (),
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
+        eval_dataset: Dataset | Sequence[Task] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._table = RewardTable(args.rewards, line_rewards)
+        self._grader = grader
+        path = model if isinstance(model, str) else model.name_or_path
+        vocabulary = load_vocabulary(path)
+        extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        super().__init__(
+            model=model,
+            args=args,
+            reward_funcs=[*map(_component_sum, self._table.component_names), *extra],
+            train_dataset=as_dataset(train_dataset),
+            eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset),
+            processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
+            rollout_func=_rollout,
+            **kwargs,
+        )
+        self._own_reward_columns = len(self._table.component_names)
+        self._last_scored: list[ScoredTrajectory] = []
+        self._rewards_per_func: torch.Tensor | None = None
+        self._open_engine(path, vocabulary)
+
+    def _open_engine(self, path: str, vocabulary: Vocabulary) -> None:
+        """Bring up vLLM and the kernels, and show TRL the engine where its weight sync looks for one."""
+        args = cast(ReplGRPOConfig, self.args)
+        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        self.engine = cast(
+            VLLMEngine,
+            make_engine(path, vocabulary, ModelConfig(path=path, dtype=dtype), args.engine, seed=args.seed),  # type: ignore[arg-type]
+        )
+        self.service = RolloutService(
+            self.engine,
+            vocabulary,
+            kernel=args.kernel,
+            dialect=args.dialect,
+            budget=args.budget,
+            sampling=args.sampling,
+            context_tokens=args.engine.context_tokens,
+            chat=args.chat,
+        )
+        self.use_vllm = True
+        self._last_loaded_step = -1
+        self.vllm_generation = EngineGeneration(
+            self.engine, model=self.model, accelerator=self.accelerator, processing_class=self.processing_class
+        )
+
+    def close(self) -> None:
+        """End kernels and engine. A second call does nothing."""
+        self.service.close()
+        self.engine.close()
+
+    def sync_weights(self) -> None:
+        """Bring the trainer's weights into the engine, if they have changed since the last time."""
+        if self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._batch_tasks = [_task_of(row) for row in inputs]
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        credited = self._credit()
+        completion_ids = output["completion_ids"]  # (B, T)
+        output["advantages"] = token_advantages(credited, completion_ids)
+        if self.model.training:
+            self._keep(credited)
+        return output
+
+    def roll_out(self) -> dict[str, Any]:
+        """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
+        started = time.perf_counter()
+        trajectories = self.service.generate(self._batch_tasks)
+        seconds = time.perf_counter() - started
+        self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
+        self._log_batch(self._last_scored, seconds)
+        rows = [training_row(trajectory, self.service.rollout.vocabulary.pad_id) for trajectory in trajectories]
+        columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
+        return {**columns, "scored": self._last_scored}
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        self._rewards_per_func = rewards
+        return rewards
+
+    def _credit(self) -> list[CreditedTrajectory]:
+        """Line advantages of the last batch, TRL-style rewards added to the last line of their trajectory."""
+        group_size = self.num_generations if self.model.training else self.num_generations_eval
+        assert self._rewards_per_func is not None
+        own = self._own_reward_columns
+        weights = self.reward_weights[own:].to(self._rewards_per_func.device)
+        extra = (self._rewards_per_func[:, own:] * weights).nansum(dim=1).tolist()  # (B,)
+        first = self.accelerator.process_index * len(self._last_scored)
+        scored = [item.with_bonus(bonus) for item, bonus in zip(self._last_scored, extra[first:], strict=False)]
+        return credit(scored, group_size, self.args.credit)
+
+    def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
+        if self.args.rollout_dir is not None and self.accelerator.is_main_process:
+            name = f"step_{self.state.global_step + 1:05d}.jsonl"
+            write_jsonl(Path(self.args.rollout_dir) / name, [item.trajectory for item in credited])
+
+    def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
+        mode = "train" if self.model.training else "eval"
+        trajectories = [item.trajectory for item in scored]
+        for name, value in batch_metrics(trajectories, seconds).items():
+            self._metrics[mode][name].append(value)
+
+
+def as_dataset(tasks: Dataset | Sequence[Task]) -> Dataset:
+    """Rows that TRL can shuffle and repeat. Raises ConfigError on an empty set or missing columns."""
+    if isinstance(tasks, Dataset):
+        missing = {"prompt", "answer"} - set(tasks.column_names)
+        if missing:
+            raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
+        dataset = tasks
+    else:
+        dataset = Dataset.from_list(
+            [{"prompt": t.question, "answer": t.answer, "task_id": t.id, "family": t.family} for t in tasks]
+        )
+    if len(dataset) == 0:
+        raise ConfigError("the task set is empty; give at least one task")
+    return dataset
+
+
+def _task_of(row: dict[str, Any]) -> Task:
+    known = {"prompt", "answer", "task_id", "family"}
+    return Task(
+        id=row.get("task_id", row["prompt"]),
+        question=row["prompt"],
+        answer=str(row["answer"]),
+        family=row.get("family") or "",
+        metadata={key: value for key, value in row.items() if key not in known},
+    )
+
+
+def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
+    """A trajectory as TRL's lists; a void one becomes a single masked padding token, for TRL refuses empty ones."""
+    if trajectory.is_void:
+        return {"prompt_ids": list(trajectory.prompt_ids), "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
+    return {
+        "prompt_ids": list(trajectory.prompt_ids),
+        "completion_ids": list(trajectory.completion_ids),
+        "logprobs": list(trajectory.logprobs),
+        "env_mask": [int(sampled) for sampled in trajectory.sampled_mask],
+    }
+
+
+def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor) -> torch.Tensor:
+    """Advantages of shape (B, T), zero on outputs, padding and void trajectories."""
+    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
+    for row, item in zip(advantages, credited, strict=True):
+        if not item.trajectory.is_void:
+            row[: len(item.token_advantages)] = torch.tensor(item.token_advantages)
+    return advantages
+
+
+def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:
+    return trainer.roll_out()
+
+
+def _component_sum(name: str) -> Callable[..., list[float]]:
+    """A TRL reward function that reports one component's sum over the lines, under the component's name."""
+
+    def reward(scored: list[ScoredTrajectory], **_: Any) -> list[float]:
+        return [sum(item.components[name]) for item in scored]
+
+    reward.__name__ = name
+    return reward

@@ -1,0 +1,178 @@
+"""What everything else passes around: lines, trajectories, and the task they answer. Stdlib only.
+
+A `Trajectory` is data and has no behaviour beyond checking itself and going to JSON and back without loss.
+All indices (`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import RunError
+
+
+class LineKind(StrEnum):
+    """What became of a line. The most telling kind wins where one turn held several physical lines."""
+
+    BLANK = "blank"
+    COMMENT = "comment"
+    OPEN = "open"
+    """The cell is not complete yet: the next line belongs to it."""
+    STATEMENT = "statement"
+    EXPRESSION = "expression"
+    SYNTAX_ERROR = "syntax_error"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    ANSWER = "answer"
+    OVERLONG = "overlong"
+    """The token budget of the line ran out before a newline was sampled; it was not run."""
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended, one value per way to end."""
+
+    ANSWER = "answer"
+    EOS = "eos"
+    MAX_LINES = "max_lines"
+    LINE_TOKENS = "line_tokens"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT = "context"
+    SECONDS = "seconds"
+    KILLED = "killed"
+    """The interpreter was killed by what the model typed (time, memory, exit): its state is gone."""
+    ABORTED = "aborted"
+    """The machinery failed. Takes part in no loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox."""
+
+    id: str
+    question: str
+    answer: str
+    family: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
+
+    `text` is their decoded view. `output` is what the interpreter showed, next prompt included; it follows the line
+    in the sequence except after the last line, behind which nothing is sampled. `reward` is the line's reward before
+    discounting and `advantage` the mean over its tokens; None means that nobody has assigned one yet.
+    """
+
+    start: int
+    end: int
+    text: str
+    kind: LineKind
+    error_name: str | None = None
+    output: str = ""
+    reward: float | None = None
+    advantage: float | None = None
+    duration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a line needs at least one token, got tokens {self.start} to {self.end}")
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """A prompt, then lines and outputs, and why it stopped.
+
+    `completion_ids`, `sampled_mask` and `logprobs` have length T. `logprobs` holds the sampler's log-probability of
+    each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled it.
+    `answer` is the `repr` of each value that was handed to `submit_final_answer`, None if there was no submission.
+    """
+
+    task_id: str
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampled_mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    lines: tuple[Line, ...] = ()
+    answer: tuple[str, ...] | None = None
+    outcome_reward: float | None = None
+    version: int = 0
+    error: str | None = None
+    """What failed, where `stop_reason` is aborted."""
+    duration_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        length = len(self.completion_ids)
+        if not length == len(self.sampled_mask) == len(self.logprobs):
+            raise ValueError(
+                f"trajectory of task {self.task_id!r}: {length} completion ids, {len(self.sampled_mask)} mask values "
+                f"and {len(self.logprobs)} logprobs; the three have to be of one length"
+            )
+        covered = [index for line in self.lines for index in range(line.start, line.end)]
+        sampled = [index for index, was_sampled in enumerate(self.sampled_mask) if was_sampled]
+        if covered != sampled:
+            raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
+
+    @property
+    def is_void(self) -> bool:
+        """True where the machinery failed, or nothing was sampled: no part of any loss."""
+        return self.stop_reason is StopReason.ABORTED or not self.lines
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(self.sampled_mask)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types only. Raises ValueError on a logprob, reward or time that is not finite."""
+        record = dataclasses.asdict(self)
+        numbers = [*self.logprobs, self.outcome_reward, *(line.reward for line in self.lines)]
+        if not all(math.isfinite(number) for number in numbers if number is not None):
+            raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
+        """The inverse of `to_dict`; unknown keys (from a later version) are ignored."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {key: value for key, value in record.items() if key in known}
+        for key in ("prompt_ids", "completion_ids", "sampled_mask", "logprobs"):
+            values[key] = tuple(values[key])
+        values["answer"] = None if values.get("answer") is None else tuple(values["answer"])
+        values["stop_reason"] = StopReason(values["stop_reason"])
+        values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
+        return cls(**values)
+
+
+def _line_from_dict(record: Mapping[str, Any]) -> Line:
+    known = {f.name for f in dataclasses.fields(Line)}
+    values = {key: value for key, value in record.items() if key in known}
+    return Line(**{**values, "kind": LineKind(values["kind"])})
+
+
+def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
+    """One trajectory per line, UTF-8. Lone surrogates in outputs are kept as JSON escapes."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", encoding="utf-8") as file:
+        for trajectory in trajectories:
+            file.write(json.dumps(trajectory.to_dict(), allow_nan=False) + "\n")
+
+
+def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
+    """The trajectories of one file, in order. Raises RunError naming the line that can't be read."""
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield Trajectory.from_dict(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
