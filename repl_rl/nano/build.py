@@ -1,0 +1,171 @@
+"""Makes nano: a Llama trained from scratch on sessions that were really run.
+
+    build(Path("weights"), seed=0)
+
+Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
+on the typed tokens; the interpreter's text and the prompt are context. One seed gives one set of weights, to the bit,
+on one machine with one version of torch; the number of threads is part of that, and fixed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.errors import ConfigError
+from repl_rl.nano.sessions import SessionRecord, make_sessions
+from repl_rl.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
+
+STEPS = 1500
+_SESSIONS = 40_000
+_TOKENIZER_SESSIONS = 4_000
+_VOCABULARY_SIZE = 640
+_BATCH = 64
+_THREADS = 2
+_PEAK_RATE = 3e-3
+_WARMUP_STEPS = 50
+_SORTED_AT_ONCE = 16 * _BATCH
+_IGNORED = -100
+
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What was made: the number of parameters, and the mean loss in nats over the last tenth of the steps."""
+
+    parameters: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A session in tokens; `is_typed` says which of them are learnt."""
+
+    ids: torch.Tensor  # (T,)
+    is_typed: torch.Tensor  # (T,)
+
+
+def build(
+    out: Path, seed: int = 0, steps: int = STEPS, sessions: int = _SESSIONS, progress: Progress | None = None
+) -> Built:
+    """Train nano and write the checkpoint to the folder `out`; `progress` is called with each step and its loss.
+
+    Raises ConfigError if `steps` or `sessions` leave nothing to train on.
+    """
+    if steps < 1 or sessions < _BATCH:
+        raise ConfigError(f"nano needs at least 1 step and {_BATCH} sessions, got {steps} and {sessions}")
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
+    try:
+        torch.manual_seed(seed)
+        records = make_sessions(sessions, seed)
+        tokenizer = _tokenizer(records[:_TOKENIZER_SESSIONS])
+        model = LlamaForCausalLM(_model_config(tokenizer))
+        examples = [_example(record, tokenizer) for record in records]
+        losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
+    finally:
+        torch.set_num_threads(threads_before)
+    _save(model, tokenizer, out)
+    last = losses[-max(1, steps // 10) :]
+    return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
+
+
+def _tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    banner = make_dialect(DialectConfig()).completion_prompt("").rpartition("\n")[0]
+    lines = [f"{line}\n" for line in banner.splitlines()]
+    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
+    return train_tokenizer(texts, lines, _VOCABULARY_SIZE)
+
+
+def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=_VOCABULARY_SIZE,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def _example(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Example:
+    """Each segment is encoded on its own, as in a rollout."""
+    ids: list[int] = []
+    is_typed: list[bool] = []
+    for segment in record.segments:
+        segment_ids = tokenizer.encode(segment.text, add_special_tokens=False)
+        ids += segment_ids
+        is_typed += [segment.sampled] * len(segment_ids)
+    return Example(torch.tensor(ids), torch.tensor(is_typed))
+
+
+def _train(
+    model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
+) -> list[float]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    losses: list[float] = []
+    for step, batch in zip(range(steps), _batches(examples, rng), strict=False):
+        loss = _loss(model, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+        progress(step, losses[-1])
+    return losses
+
+
+def _rate(step: int, steps: int) -> float:
+    """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
+    warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
+    return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]]:
+    """Batches without end; sessions of like length go together, because padding costs as much as learning."""
+    while True:
+        order = rng.sample(range(len(examples)), len(examples))
+        for start in range(0, len(order), _SORTED_AT_ONCE):
+            chunk = sorted(order[start : start + _SORTED_AT_ONCE], key=lambda index: len(examples[index].ids))
+            batches = [chunk[first : first + _BATCH] for first in range(0, len(chunk), _BATCH)]
+            rng.shuffle(batches)
+            yield from ([examples[index] for index in batch] for batch in batches)
+
+
+def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
+    """Mean cross-entropy over the typed tokens of a batch, in nats. Padding lies behind, where no token looks."""
+    ids = pad_sequence([example.ids for example in batch], batch_first=True)  # (B, T)
+    is_typed = pad_sequence([example.is_typed for example in batch], batch_first=True)  # (B, T)
+    labels = ids.masked_fill(~is_typed, _IGNORED)
+    logits = model(input_ids=ids, use_cache=False).logits  # (B, T, V)
+    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+
+
+def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    model.eval()
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    # safetensors writes for the owner alone; an installed package is read by everybody.
+    (out / "model.safetensors").chmod(0o644)

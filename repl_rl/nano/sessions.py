@@ -1,0 +1,94 @@
+"""Demonstrations typed into the real interpreter: the transcripts that nano is trained on.
+
+The interpreter is the program that kernels run, loaded into this process; nothing is isolated, and nothing has to be,
+since every line comes from `demonstrations`. The text around it comes from the dialect, as in a rollout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import Dialect, Reader, make_dialect
+from repl_rl.errors import DependencyError
+from repl_rl.nano.demonstrations import demonstrate
+from repl_rl.resources import resource_folder
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a transcript that is encoded on its own; `sampled` where it was typed."""
+
+    text: str
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A finished session: its prompt, then lines and outputs in turn, the submission last."""
+
+    task: Task
+    segments: tuple[Segment, ...]
+    answer: tuple[str, ...]
+
+
+def make_sessions(count: int, seed: int) -> list[SessionRecord]:
+    """`count` sessions on as many different training problems, all families alike."""
+    dialect = make_dialect(DialectConfig())
+    rng = Random(f"{seed}/sessions")
+    return [record_session(task, dialect, rng) for task in make_tasks(None, count, seed, "train")]
+
+
+def record_session(task: Task, dialect: Dialect, rng: Random) -> SessionRecord:
+    """Type one demonstration until it submits. Raises RuntimeError if it ends without doing so."""
+    terminal = _Terminal(dialect.reader())
+    segments = [Segment(dialect.completion_prompt(task.question), sampled=False)]
+    typing = demonstrate(task, rng)
+    line = next(typing)
+    while True:
+        typed = f" {line}\n" if line else "\n"
+        output, answer = terminal.enter(typed)
+        segments.append(Segment(typed, sampled=True))
+        if answer is not None:
+            return SessionRecord(task, tuple(segments), answer)
+        segments.append(Segment(dialect.truncate(output) + terminal.reader.next_prompt(), sampled=False))
+        try:
+            line = typing.send(output)
+        except StopIteration:
+            raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {line!r}") from None
+
+
+class _Terminal:
+    """A reader and a fresh interpreter behind it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._interpreter = load_interpreter().Interpreter()
+
+    def enter(self, typed: str) -> tuple[str, tuple[str, ...] | None]:
+        """What is shown for one typed line, and the answer if the line submitted one."""
+        output = ""
+        for cell in self.reader.read(typed).cells:
+            outcome = self._interpreter.run(cell.source)
+            output += outcome.output
+            if outcome.answer is not None:
+                return output, outcome.answer
+        return output, None
+
+
+@cache
+def load_interpreter() -> Any:
+    """The module that kernels run, from its file. Raises DependencyError where that is missing."""
+    path = resource_folder("kernels") / "python" / "interpreter.py"
+    spec = importlib.util.spec_from_file_location("repl_rl_interpreter", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DependencyError(f"the interpreter program is missing at {path}; reinstall the package")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
