@@ -23,7 +23,7 @@ Reward = Annotated[FiniteFloat, Field(ge=-100.0, le=100.0)]
 class Section(BaseModel):
     """A part of the file: frozen, and strict about its keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -48,7 +48,7 @@ class DialectConfig(Section):
     """System prompt. None: the dialect's own for chat models, nothing for base models."""
     examples: int = Field(0, ge=0)
     """Worked sessions shown before the problem."""
-    max_output_chars: int = Field(1000, ge=16)
+    max_output_chars: int = Field(1000, ge=64)
     """Longer outputs are cut in the middle before they are encoded."""
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import codeop
+import io
+import tokenize
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,11 @@ from repl_rl.trajectory import LineKind
 
 PRIMARY_PROMPT = ">>>"
 CONTINUATION_PROMPT = "..."
+SMALLEST_LIMIT_CHARS = 64
+
+_PARSE_FLAGS: int = (
+    ast.PyCF_ONLY_AST | codeop.PyCF_DONT_IMPLY_DEDENT | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,8 @@ class PythonDialect:
         return truncate_middle(output, self._config.max_output_chars)
 
     def _opening(self) -> str:
-        return self._texts["banner"] + "".join(self._texts["examples"][: self._config.examples])
+        examples: list[str] = self._texts["examples"][: self._config.examples]
+        return "".join([self._texts["banner"], *examples])
 
 
 @dataclass(slots=True)
@@ -156,13 +164,21 @@ def make_dialect(config: DialectConfig) -> Dialect:
 
 
 def truncate_middle(text: str, limit_chars: int) -> str:
-    """`text` with at most `limit_chars` of its own characters, and a marker that says how many are missing."""
-    missing = len(text) - limit_chars
-    if missing <= 0:
+    """`text` in at most `limit_chars` characters: what is too long loses its middle to a marker that says how much.
+
+    Raises ValueError for a limit below `SMALLEST_LIMIT_CHARS`, in which a marker would find no room.
+    """
+    if limit_chars < SMALLEST_LIMIT_CHARS:
+        raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
+    if len(text) <= limit_chars:
         return text
-    head = (limit_chars + 1) // 2
-    tail = limit_chars - head
-    return f"{text[:head]}\n... [{missing} characters left out] ...\n{text[len(text) - tail :]}"
+    kept = limit_chars - len(_marker(len(text)))
+    tail = kept // 2
+    return text[: kept - tail] + _marker(len(text) - kept) + text[len(text) - tail :]
+
+
+def _marker(missing_chars: int) -> str:
+    return f"\n... [{missing_chars} characters left out] ...\n"
 
 
 def _as_comment(question: str) -> str:
@@ -175,16 +191,43 @@ def _holds_code(line: str) -> bool:
 
 
 def _is_complete(source: str) -> bool:
-    """Whether CPython would run `source` (or report its syntax error) now rather than read another line."""
-    last_line = source.rpartition("\n")[2]
+    """Whether CPython would run `source` (or report its syntax error) now rather than read another line.
+
+    codeop's method, with what a terminal does besides: an empty line ends whatever is open, a block without a body
+    too, unless it stands in brackets, in a string or behind a backslash; a line made of spaces ends nothing; and only
+    the parser is asked, because the compiler (`return` outside a function) gets its turn after the last line.
+    """
+    before, _, last_line = source.rpartition("\n")
+    if last_line.isspace() and not _continues(before):
+        return False
+    if not last_line and not _continues(source):
+        return True
+    if _parse_error(source) is None:
+        return True
+    error = _parse_error(f"{source}\n")
+    return error is not None and "incomplete input" not in str(error)
+
+
+def _continues(source: str) -> bool:
+    """Whether the next line belongs to the same statement in any case: an open bracket or string, a backslash."""
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO(f"{source}\n").readline):
+            pass
+    except tokenize.TokenError:
+        return True
+    except SyntaxError:
+        return False
+    return False
+
+
+def _parse_error(source: str) -> Exception | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            compiled = codeop.compile_command(source, "<stdin>", "single")
-        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError):
-            return True
-    # Only a wholly empty line ends a block at a terminal; codeop also takes one made of spaces.
-    return compiled is not None and not (last_line and last_line.isspace())
+            compile(source, "<stdin>", "single", _PARSE_FLAGS, dont_inherit=True)
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+            return error
+    return None
 
 
 def _kind_of(source: str) -> LineKind:

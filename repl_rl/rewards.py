@@ -67,9 +67,7 @@ class RewardTable:
             **{name: _checked(name, function, trajectory) for name, function in self._functions.items()},
         }
         totals = [math.fsum(values) for values in zip(*components.values(), strict=True)]
-        lines = tuple(
-            replace(line, reward=total) for line, total in zip(trajectory.lines, totals, strict=True)
-        )
+        lines = tuple(replace(line, reward=total) for line, total in zip(trajectory.lines, totals, strict=True))
         return ScoredTrajectory(replace(trajectory, lines=lines, outcome_reward=grade), components)
 
     def _outcome(self, trajectory: Trajectory, grade: float) -> tuple[float, ...]:
@@ -102,7 +100,7 @@ def _load(path: str) -> RewardFunction:
     if not colon:
         raise ConfigError(f"rewards.functions: {path!r} is no import path; write it as package.module:function")
     try:
-        function = getattr(importlib.import_module(module_name), attribute)
+        function: RewardFunction = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"rewards.functions: {path!r} can't be imported ({error})") from error
     if not callable(function):

@@ -133,9 +133,10 @@ class Trajectory:
         return sum(self.sampled_mask)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only. Raises ValueError on a logprob, reward or time that is not finite."""
+        """Plain JSON types only. Raises ValueError on a logprob, reward, advantage or time that is not finite."""
         record = dataclasses.asdict(self)
-        numbers = [*self.logprobs, self.outcome_reward, *(line.reward for line in self.lines)]
+        numbers = [*self.logprobs, self.outcome_reward, self.duration_s]
+        numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
         if not all(math.isfinite(number) for number in numbers if number is not None):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
         return record
@@ -169,10 +170,14 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
 
 
 def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
-    """The trajectories of one file, in order. Raises RunError naming the line that can't be read."""
-    with Path(path).open(encoding="utf-8") as file:
+    """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read."""
+    try:
+        file = Path(path).open("rb")
+    except OSError as error:
+        raise RunError(f"{path} can't be read: {error.strerror}") from error
+    with file:
         for number, line in enumerate(file, 1):
             try:
-                yield Trajectory.from_dict(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+                yield Trajectory.from_dict(json.loads(line.decode("utf-8")))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
