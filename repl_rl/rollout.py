@@ -88,7 +88,9 @@ class Rollout:
             ]
         trajectories = [done.result() for done in running]
         if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
-            raise KernelError(f"no kernel worked for any of {len(tasks)} trajectories; the first: {trajectories[0].error}")
+            raise KernelError(
+                f"no kernel worked for any of {len(tasks)} trajectories; the first: {trajectories[0].error}"
+            )
         return trajectories
 
     async def one(self, task: Task, prompt: Prompt, session: Session) -> None:
@@ -256,7 +258,11 @@ class Session:
     def _all_lines(self) -> list[Line]:
         """The lines, and where the machinery failed under one, that line too: its tokens were sampled."""
         covered = self.lines[-1].end if self.lines else 0
-        tail = [index for index in range(covered, len(self.transcript.completion_ids)) if self.transcript.sampled_mask[index]]
+        tail = [
+            index
+            for index in range(covered, len(self.transcript.completion_ids))
+            if self.transcript.sampled_mask[index]
+        ]
         return [*self.lines, *([Line(tail[0], tail[-1] + 1, "", LineKind.KILLED)] if tail else [])]
 
 

@@ -23,7 +23,9 @@ class CreditedTrajectory:
     token_advantages: tuple[float, ...]
 
 
-def score(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable) -> list[ScoredTrajectory]:
+def score(
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable
+) -> list[ScoredTrajectory]:
     """Grade each trajectory against its task and fill in the line rewards."""
     return [
         table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer))
@@ -46,6 +48,4 @@ def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditCo
 def _with_advantages(scored: ScoredTrajectory, per_line: Sequence[float]) -> CreditedTrajectory:
     trajectory = scored.trajectory
     lines = tuple(replace(line, advantage=value) for line, value in zip(trajectory.lines, per_line, strict=True))
-    return CreditedTrajectory(
-        replace(trajectory, lines=lines), scored.components, tuple(spread(trajectory, per_line))
-    )
+    return CreditedTrajectory(replace(trajectory, lines=lines), scored.components, tuple(spread(trajectory, per_line)))
