@@ -83,7 +83,7 @@ class RewardTable:
 def _checked(name: str, function: RewardFunction, trajectory: Trajectory) -> tuple[float, ...]:
     try:
         values = [float(value) for value in function(trajectory)]
-    except Exception as error:  # noqa: BLE001 - users' code may raise anything
+    except Exception as error:  # users' code may raise anything
         raise RewardError(f"reward function {name!r} raised {type(error).__name__}: {error}") from error
     if len(values) != len(trajectory.lines):
         raise RewardError(

@@ -19,7 +19,7 @@ from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, Dialect, Reader, Turn
 from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelSource, KernelSession
+from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
 

@@ -172,12 +172,15 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
 def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
     """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read."""
     try:
-        file = Path(path).open("rb")
+        with Path(path).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                yield _parse_line(line, f"{path}, line {number}")
     except OSError as error:
         raise RunError(f"{path} can't be read: {error.strerror}") from error
-    with file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield Trajectory.from_dict(json.loads(line.decode("utf-8")))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
+
+
+def _parse_line(line: bytes, where: str) -> Trajectory:
+    try:
+        return Trajectory.from_dict(json.loads(line.decode("utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{where}: not a trajectory ({error})") from error

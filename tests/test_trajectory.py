@@ -1,0 +1,217 @@
+"""Trajectories check themselves, and go to JSONL and back without loss."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.errors import RunError
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory, read_jsonl, write_jsonl
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
+"""Lone surrogates and NULs included."""
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def trajectory(**changes: Any) -> Trajectory:
+    """` 6 * 7` is typed, `42` comes back, ` submit_final_answer(_)` is typed."""
+    values: dict[str, Any] = {
+        "task_id": "t",
+        "prompt": ">>>",
+        "prompt_ids": (9,),
+        # ids           6     *7\n   42     sub    (_)\n
+        "completion_ids": (1, 2, 3, 4, 5),
+        "sampled_mask": (True, True, False, True, True),
+        "logprobs": (-0.5, -0.25, 0.0, -1.5, -2.0),
+        "stop_reason": StopReason.ANSWER,
+        "lines": (
+            Line(0, 2, " 6 * 7\n", LineKind.EXPRESSION, output="42\n>>>"),
+            Line(3, 5, " submit_final_answer(_)\n", LineKind.ANSWER),
+        ),
+        "answer": ("42",),
+    }
+    return Trajectory(**{**values, **changes})
+
+
+@st.composite
+def trajectories(draw: st.DrawFn) -> Trajectory:
+    lines: list[Line] = []
+    sampled_mask: list[bool] = []
+    for _ in range(draw(st.integers(0, 4))):
+        start = len(sampled_mask)
+        sampled_mask += [True] * draw(st.integers(1, 3))
+        lines.append(
+            Line(
+                start,
+                len(sampled_mask),
+                draw(ANY_TEXT),
+                draw(st.sampled_from(LineKind)),
+                draw(st.none() | ANY_TEXT),
+                draw(ANY_TEXT),
+                draw(st.none() | FINITE),
+                draw(st.none() | FINITE),
+                draw(FINITE),
+            )
+        )
+        sampled_mask += [False] * draw(st.integers(0, 3))
+    length = len(sampled_mask)
+    return Trajectory(
+        task_id=draw(ANY_TEXT),
+        prompt=draw(ANY_TEXT),
+        prompt_ids=tuple(draw(st.lists(st.integers(0, 300_000), max_size=5))),
+        completion_ids=tuple(draw(st.lists(st.integers(0, 300_000), min_size=length, max_size=length))),
+        sampled_mask=tuple(sampled_mask),
+        logprobs=tuple(draw(st.lists(FINITE, min_size=length, max_size=length))),
+        stop_reason=draw(st.sampled_from(StopReason)),
+        lines=tuple(lines),
+        answer=draw(st.none() | st.lists(ANY_TEXT, max_size=3).map(tuple)),
+        outcome_reward=draw(st.none() | FINITE),
+        version=draw(st.integers(0, 1000)),
+        error=draw(st.none() | ANY_TEXT),
+        duration_s=draw(FINITE),
+    )
+
+
+@given(st.lists(trajectories(), max_size=3))
+def test_jsonl_is_loss_free(written: list[Trajectory]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rollouts.jsonl"
+        write_jsonl(path, written)
+        assert list(read_jsonl(path)) == written
+        assert path.read_bytes().count(b"\n") == len(written)
+
+
+@pytest.mark.parametrize(
+    "output",
+    ["\ud800 alone", "\x00", "a\u2028b\x85c\r\nd", "\U0001f600", "x" * 5_000_000],
+    ids=["lone surrogate", "NUL", "line separators", "astral", "five million characters"],
+)
+def test_jsonl_keeps_outputs_of_every_kind(tmp_path: Path, output: str) -> None:
+    first, last = trajectory().lines
+    written = trajectory(lines=(dataclasses.replace(first, output=output), last))
+    write_jsonl(tmp_path / "new" / "folder" / "x.jsonl", [written, written])
+    assert list(read_jsonl(tmp_path / "new" / "folder" / "x.jsonl")) == [written, written]
+
+
+def test_the_record_has_the_fields_of_the_contract() -> None:
+    record = trajectory().to_dict()
+    promised = (
+        "task_id prompt prompt_ids completion_ids sampled_mask logprobs stop_reason answer outcome_reward version lines"
+    )
+    assert set(promised.split()) <= record.keys()
+    in_lines = "start end text kind error_name output reward advantage duration_s"
+    assert set(in_lines.split()) == record["lines"][0].keys()
+    assert json.loads(json.dumps(record))["lines"][1]["kind"] == "answer"
+    assert json.loads(json.dumps(record))["stop_reason"] == "answer"
+
+
+def test_unassigned_is_not_zero() -> None:
+    record = json.loads(json.dumps(trajectory().to_dict()))
+    assert record["outcome_reward"] is None
+    assert record["lines"][0]["reward"] is None
+    assert record["lines"][0]["advantage"] is None
+
+
+def test_unknown_keys_are_ignored() -> None:
+    record = trajectory().to_dict()
+    record["of_a_later_version"] = 1
+    record["lines"][0]["of_a_later_version"] = [2]
+    assert Trajectory.from_dict(record) == trajectory()
+
+
+def test_keys_with_a_default_may_be_missing() -> None:
+    record = trajectory().to_dict()
+    for key in ("answer", "outcome_reward", "version", "error", "duration_s"):
+        del record[key]
+    del record["lines"][0]["error_name"]
+    assert Trajectory.from_dict(record) == trajectory(answer=None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampled_mask": (True, True, False, True)}, "task 't': 5 completion ids, 4 mask values and 5 logprobs"),
+        ({"logprobs": ()}, "task 't': 5 completion ids, 5 mask values and 0 logprobs"),
+        ({"completion_ids": (1,)}, "task 't': 1 completion ids, 5 mask values"),
+        ({"lines": ()}, "don't cover exactly the sampled tokens"),
+        ({"lines": (Line(0, 3, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))}, "don't cover exactly"),
+        ({"lines": (Line(3, 5, "", LineKind.OPEN), Line(0, 2, "", LineKind.OPEN))}, "don't cover exactly"),
+        ({"lines": (Line(0, 2, "", LineKind.OPEN), Line(1, 2, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))}, "don't"),
+    ],
+    ids=["mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap"],
+)
+def test_misaligned_trajectories_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trajectory(**changes)
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 0), (2, 1), (-1, 1)])
+def test_a_line_has_tokens(start: int, end: int) -> None:
+    with pytest.raises(ValueError, match=f"at least one token, got tokens {start} to {end}"):
+        Line(start, end, "x\n", LineKind.STATEMENT)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["logprobs", "outcome_reward", "duration_s", "reward", "advantage", "line duration_s"])
+def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path, name: str, number: float) -> None:
+    first, last = trajectory().lines
+    if name == "logprobs":
+        faulty = trajectory(logprobs=(0.0, number, 0.0, 0.0, 0.0))
+    elif name in ("outcome_reward", "duration_s"):
+        faulty = trajectory(**{name: number})
+    else:
+        changes: dict[str, Any] = {name.removeprefix("line "): number}
+        faulty = trajectory(lines=(first, dataclasses.replace(last, **changes)))
+    with pytest.raises(ValueError, match="task 't' holds a number that is not finite"):
+        write_jsonl(tmp_path / "x.jsonl", [faulty])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        b"{}",
+        b"\xff\xfe",
+        json.dumps({**trajectory().to_dict(), "stop_reason": "tired"}).encode(),
+        json.dumps({**trajectory().to_dict(), "logprobs": [0.0]}).encode(),
+        json.dumps({**trajectory().to_dict(), "lines": [{"start": 0}]}).encode(),
+        json.dumps({**trajectory().to_dict(), "prompt_ids": 3}).encode(),
+    ],
+    ids=["empty", "half", "list", "null", "no keys", "bytes", "stop reason", "lengths", "line", "ids"],
+)
+def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path, broken: bytes) -> None:
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, [trajectory()])
+    path.write_bytes(path.read_bytes() + broken + b"\n")
+    reading = read_jsonl(path)
+    assert next(reading) == trajectory()
+    with pytest.raises(RunError, match=r"x\.jsonl, line 2: not a trajectory"):
+        next(reading)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nothing\.jsonl can't be read: No such file"):
+        list(read_jsonl(tmp_path / "nothing.jsonl"))
+
+
+def test_void_trajectories() -> None:
+    empty: dict[str, Any] = {"completion_ids": (), "sampled_mask": (), "logprobs": (), "lines": ()}
+    assert not trajectory().is_void
+    assert trajectory(stop_reason=StopReason.ABORTED).is_void
+    assert trajectory(**empty, stop_reason=StopReason.CONTEXT).is_void
+    assert trajectory(stop_reason=StopReason.KILLED).is_void is False
+
+
+def test_sampled_tokens_counts_the_mask() -> None:
+    assert trajectory().sampled_tokens == 4
