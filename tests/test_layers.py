@@ -129,9 +129,15 @@ def test_import_repl_rl_loads_nothing_heavy() -> None:
 
 
 def test_lazy_attributes_are_those_that_are_announced() -> None:
-    assert set(repl_rl._LAZY) | {"Line", "LineKind", "StopReason", "Task", "Trajectory", "read_jsonl", "write_jsonl"} == set(
-        repl_rl.__all__
-    )
+    assert set(repl_rl._LAZY) | {
+        "Line",
+        "LineKind",
+        "StopReason",
+        "Task",
+        "Trajectory",
+        "read_jsonl",
+        "write_jsonl",
+    } == set(repl_rl.__all__)
     with pytest.raises(AttributeError, match="'repl_rl' has no attribute 'Rolout'"):
         _ = repl_rl.Rolout
 

@@ -144,7 +144,10 @@ def test_keys_with_a_default_may_be_missing() -> None:
         ({"lines": ()}, "don't cover exactly the sampled tokens"),
         ({"lines": (Line(0, 3, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))}, "don't cover exactly"),
         ({"lines": (Line(3, 5, "", LineKind.OPEN), Line(0, 2, "", LineKind.OPEN))}, "don't cover exactly"),
-        ({"lines": (Line(0, 2, "", LineKind.OPEN), Line(1, 2, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))}, "don't"),
+        (
+            {"lines": (Line(0, 2, "", LineKind.OPEN), Line(1, 2, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))},
+            "don't",
+        ),
     ],
     ids=["mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap"],
 )
