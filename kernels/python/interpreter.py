@@ -29,7 +29,12 @@ _HERE = (lambda: None).__code__.co_filename
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 _INCOMPLETE = "incomplete input"
 _SEVERAL = "multiple statements found while compiling a single statement"
+_NAME_CHARS = 200
 _MISSING = object()
+_OWNED = (
+    *((sys, name) for name in ("stdin", "stdout", "stderr", "displayhook", "excepthook", "ps1", "ps2")),
+    (builtins, "_"),
+)
 
 OK, ERROR, INCOMPLETE, KILLED = "ok", "error", "incomplete", "killed"
 
@@ -91,6 +96,7 @@ class Screen:
         self._chunks = []
         self._room_bytes = self._limit_bytes = limit_bytes
         self._omitted_bytes = 0
+        self.stdin = sys.stdin if descriptors[0] is not None else io.StringIO()
         self.stdout = self._stream("<stdout>", descriptors[0], "strict")
         self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
 
@@ -109,9 +115,10 @@ class Screen:
 
     def flush(self):
         """What CPython does after each statement: stderr, then stdout; a broken stream is no reason to stop."""
-        for stream in (sys.stderr, sys.stdout, self.stderr, self.stdout):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        for holder in (sys, self):
+            for name in ("stderr", "stdout"):
+                with contextlib.suppress(Exception):
+                    getattr(holder, name).flush()
 
     def take(self):
         """The text since the last call, and the number of bytes that the limit left out of it."""
@@ -161,8 +168,8 @@ class Interpreter:
         self._context = contextvars.Context()
         self._flags = 0
         self._stack = _Stack()
-        self._underscore = _MISSING
         self._fill_namespace()
+        self._process_state = self._fresh_process_state()
 
     def _fill_namespace(self):
         self.namespace.update(
@@ -175,7 +182,7 @@ class Interpreter:
     def _make_submit(self):
         def submit_final_answer(value, /, *values):
             """Hand in the final answer; this ends the session."""
-            texts = [repr(each)[: self._answer_chars] for each in (value, *values)]
+            texts = [_encodable(repr(each))[: self._answer_chars] for each in (value, *values)]
             self._answers.extend(texts)
 
         submit_final_answer.__module__ = "builtins"
@@ -194,14 +201,18 @@ class Interpreter:
 
     @contextlib.contextmanager
     def active(self):
-        """Make this session the process's: `sys.stdout`, `sys.stderr`, `sys.modules["__main__"]` and `builtins._`."""
-        outside = sys.stdout, sys.stderr, sys.modules.get("__main__"), getattr(builtins, "_", _MISSING)
-        _set_process_state(self.screen.stdout, self.screen.stderr, self.main, self._underscore)
+        """Make this session the process's: its streams, hooks, `__main__` and `_`, as its cells last left them."""
+        outside = _process_state()
+        _set_process_state(self._process_state)
         try:
             yield self
         finally:
-            self._underscore = getattr(builtins, "_", _MISSING)
-            _set_process_state(*outside)
+            self._process_state = _process_state()
+            _set_process_state(outside)
+
+    def _fresh_process_state(self):
+        screen, hooks = self.screen, (sys.__displayhook__, sys.__excepthook__)
+        return [screen.stdin, screen.stdout, screen.stderr, *hooks, ">>> ", "... ", _MISSING, self.main]
 
     def _run(self, source):
         try:
@@ -214,7 +225,7 @@ class Interpreter:
             return self._failed(error.with_traceback(None), compiled=False)
         try:
             self._context.run(exec, code, self.namespace)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
             return self._failed(error)
         return Outcome(OK)
 
@@ -234,20 +245,34 @@ class Interpreter:
     def _failed(self, error, compiled=True):
         if isinstance(error, SystemExit):
             _show_exit(error)
-            return Outcome(KILLED, error_name=type(error).__name__)
+            return Outcome(KILLED, error_name=_name(error))
         hide_frames(error)
         status = KILLED if _show(error) is KILLED else ERROR
-        return Outcome(status, error_name=type(error).__name__, compiled=compiled)
+        return Outcome(status, error_name=_name(error), compiled=compiled)
 
 
-def _set_process_state(stdout, stderr, main, underscore):
-    sys.stdout, sys.stderr = stdout, stderr
-    if main is not None:
+def _encodable(text):
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _name(error):
+    return _encodable(type(error).__name__)[:_NAME_CHARS]
+
+
+def _process_state():
+    """What a session owns of the process, in the order of `_OWNED`; `_MISSING` for what is not there."""
+    return [getattr(holder, name, _MISSING) for holder, name in _OWNED] + [sys.modules.get("__main__", _MISSING)]
+
+
+def _set_process_state(values):
+    *attributes, main = values
+    for (holder, name), value in zip(_OWNED, attributes, strict=True):
+        if value is not _MISSING:
+            setattr(holder, name, value)
+        elif hasattr(holder, name):
+            delattr(holder, name)
+    if main is not _MISSING:
         sys.modules["__main__"] = main
-    if underscore is not _MISSING:
-        builtins._ = underscore
-    elif hasattr(builtins, "_"):
-        del builtins._
 
 
 def _frames_below():
@@ -266,7 +291,7 @@ def _show(error):
     except SystemExit as exit_error:
         _show_exit(exit_error)
         return KILLED
-    except BaseException as hook_error:
+    except BaseException as hook_error:  # noqa: BLE001 - as CPython does
         hide_frames(hook_error)
         _write_error("Error in sys.excepthook:\n", hook_error)
         _write_error("\nOriginal exception was:\n", error)

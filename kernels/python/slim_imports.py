@@ -1,0 +1,55 @@
+"""Imports ipykernel's base class without what it drags in: IPython's shell, jupyter_client's managers, dateutil, ssl.
+
+A fresh interpreter per trajectory pays for its imports every time; these stand-ins halve them. All of them are gone
+from `sys.modules` again when `load` returns, so that code in the session imports the real packages.
+"""
+
+import contextlib
+import importlib
+import importlib.machinery
+import sys
+import types
+from datetime import datetime, timezone
+
+_BARE_PACKAGES = ("ipykernel", "jupyter_client", "IPython", "IPython.core")
+"""Packages of which only submodules are needed: their `__init__` is not run."""
+
+
+def load():
+    """`ipykernel.kernelbase`, `ipykernel.heartbeat`, `jupyter_client.session` and `zmq`, in that order."""
+    stand_ins = {name: _bare_package(name) for name in _BARE_PACKAGES} | _dateutil() | {"ssl": None}
+    with _in_sys_modules(stand_ins):
+        names = ("ipykernel.kernelbase", "ipykernel.heartbeat", "jupyter_client.session", "zmq")
+        return [importlib.import_module(name) for name in names]
+
+
+@contextlib.contextmanager
+def _in_sys_modules(stand_ins):
+    sys.modules.update(stand_ins)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            del sys.modules[name]
+
+
+def _bare_package(name):
+    package = types.ModuleType(name)
+    path = None
+    for part in name.split("."):
+        spec = importlib.machinery.PathFinder.find_spec(part, path)
+        if spec is None:
+            raise ModuleNotFoundError(f"No module named {name!r} in the kernel's sandbox", name=name)
+        path = spec.submodule_search_locations
+    package.__path__ = list(path)
+    return package
+
+
+def _dateutil():
+    """What jupyter_client asks of dateutil: parsing the ISO 8601 dates in message headers."""
+    package, parser, tz = (types.ModuleType(f"dateutil{suffix}") for suffix in ("", ".parser", ".tz"))
+    package.__path__ = []
+    parser.parse = parser.isoparse = datetime.fromisoformat
+    tz.tzutc = lambda: timezone.utc
+    tz.tzlocal = lambda: datetime.now().astimezone().tzinfo
+    return {"dateutil": package, "dateutil.parser": parser, "dateutil.tz": tz}

@@ -1,0 +1,23 @@
+"""The interpreter seen from outside: sessions, their pool, their limits, and the sandbox around them."""
+
+from repl_rl.kernel.jupyter import JupyterKernel
+from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.pool import KernelPool
+from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.results import ExecResult, ExecStatus, KernelSession, KernelSource
+from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
+from repl_rl.kernel.stats import PoolStats
+
+__all__ = [
+    "ExecResult",
+    "ExecStatus",
+    "JupyterKernel",
+    "KernelPool",
+    "KernelSession",
+    "KernelSource",
+    "Limits",
+    "PoolStats",
+    "Profile",
+    "SandboxReport",
+    "check_sandbox",
+]

@@ -1,0 +1,85 @@
+"""The folder of one pool: connection files, sockets, a compiled copy of the kernel program. Gone when its owner is.
+
+A small shell waits on a pipe that only the owner holds open. However the owner ends, SIGKILL included, the pipe closes
+and the shell removes the folder; the kernels die by themselves, because their sandboxes watch their parent.
+"""
+
+from __future__ import annotations
+
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from repl_rl.errors import KernelStartError
+from repl_rl.kernel.paths import program_folder
+
+_SOCKET_PATH_BYTES = 107
+_LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
+_REAPER = """
+trap '' HUP INT TERM
+read -r _
+tries=0
+while [ -e "$1" ] && [ $tries -lt 200 ]; do rm -rf "$1" 2>/dev/null || sleep 0.05; tries=$((tries + 1)); done
+"""
+
+
+class Home:
+    """`path` is readable for its owner alone; `program` and `empty` lie in it and are shown to kernels."""
+
+    def __init__(self) -> None:
+        """Raises KernelStartError if no temporary folder can be made."""
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="repl-rl-", dir=_short_temporary_folder()))
+        except OSError as error:
+            raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
+        self._reaper = subprocess.Popen(
+            ["/bin/sh", "-c", _REAPER, "repl-rl-reaper", str(self.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        self.empty = self.path / "empty"
+        self.empty.mkdir(mode=0o755)
+        self.program = _compile_program(self.path / "program")
+        self._kernels = 0
+
+    def next_connection_file(self) -> Path:
+        """Where the next kernel's connection file goes; its sockets lie beside it."""
+        self._kernels += 1
+        return self.path / f"{self._kernels}.json"
+
+    def close(self) -> None:
+        """Remove the folder and end the reaper. A second call does nothing."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._reaper.stdin is not None:
+            self._reaper.stdin.close()
+        self._reaper.wait()
+
+
+def _short_temporary_folder() -> str:
+    """TMPDIR and its kin, unless sockets in there would have longer paths than Linux allows."""
+    folder = tempfile.gettempdir()
+    too_long = len(os.fsencode(folder)) + _LONGEST_NAME_BYTES > _SOCKET_PATH_BYTES
+    return "/tmp" if too_long else folder
+
+
+def _compile_program(target: Path) -> Path:
+    """Copy the kernel program with bytecode that is taken on trust: a kernel can't write any, and starts often."""
+    target.mkdir(mode=0o755)
+    for source in program_folder().glob("*.py"):
+        copy = target / source.name
+        shutil.copyfile(source, copy)
+        cached = target / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+        py_compile.compile(
+            str(copy), str(cached), source.name, doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )  # fmt: skip
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return target

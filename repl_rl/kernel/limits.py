@@ -1,0 +1,88 @@
+"""What a kernel may use. Seconds are wall-clock seconds unless the name says cpu."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.errors import ConfigError
+
+_MIB = 1024 * 1024
+_REPLY_MB = 64
+"""Memory beyond `memory_mb` with which the kernel program still answers after a cell that used up all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one kernel. Raises ConfigError on a value that no kernel can live with.
+
+    `memory_mb` (address space) and `cpu_s` hold for each process of the session, `processes` (threads included, four
+    of which are the kernel's own) for all of them together.
+    """
+
+    line_s: float = 5.0
+    """Time for one cell; then it is interrupted."""
+    grace_s: float = 1.0
+    """Time between the interrupt and the kill."""
+    start_s: float = 30.0
+    """Time for a kernel to come up; generous, because a pool starts many on few cores."""
+    memory_mb: int = 512
+    cpu_s: int = 300
+    """CPU seconds over the whole session; the kernel is killed beyond."""
+    processes: int = 64
+    open_files: int = 256
+    file_mb: int = 64
+    """Size of one file."""
+    tmp_mb: int = 64
+    """Size of the private /tmp, and of /dev/shm."""
+    output_bytes: int = 100_000
+    """What is kept of one cell's output: the first and the last half of it."""
+    read_mb: int = 16
+    """What one cell may print at all; beyond, its writes block until its time is up."""
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not least <= value < float("inf"):
+                raise ConfigError(f"kernel limit {name} is {value!r}; give it a finite number from {least} up")
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Limits:
+        """Limits from a profile's table. Raises ConfigError on a name that is no limit, with the nearest one that is."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+                raise ConfigError(f"{name!r} is no kernel limit; {hint}")
+        return cls(**values)
+
+    def rlimits(self) -> dict[str, tuple[int, int]]:
+        """The (soft, hard) values for setrlimit(2), by the names in Python's `resource` module."""
+        memory = self.memory_mb * _MIB
+        same = {
+            "RLIMIT_CPU": self.cpu_s,
+            "RLIMIT_NPROC": self.processes,
+            "RLIMIT_NOFILE": self.open_files,
+            "RLIMIT_FSIZE": self.file_mb * _MIB,
+            "RLIMIT_CORE": 0,
+        }
+        return {"RLIMIT_AS": (memory, memory + _REPLY_MB * _MIB), **{name: (v, v) for name, v in same.items()}}
+
+
+_LEAST: dict[str, float] = {
+    "line_s": 0.05,
+    "grace_s": 0.05,
+    "start_s": 1.0,
+    "memory_mb": 64,
+    "cpu_s": 1,
+    "processes": 8,
+    "open_files": 32,
+    "file_mb": 1,
+    "tmp_mb": 1,
+    "output_bytes": 256,
+    "read_mb": 1,
+}

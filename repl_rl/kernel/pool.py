@@ -1,0 +1,261 @@
+"""Fresh kernels, started ahead of need.
+
+    async with KernelPool(size=8, limits=Limits(line_s=5.0, memory_mb=512)) as pool:
+        async with pool.session() as kernel:              # fresh interpreter, gone at exit
+            result = await kernel.execute("1 + 1")
+
+A pool belongs to one event loop and may live there for hours; kernels come up while nobody asks. No kernel is used
+twice. Leaving the pool kills all of them and removes its folder; so does the death of the process, SIGKILL included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import zmq.asyncio
+
+from repl_rl.errors import ConfigError, KernelError, KernelStartError
+from repl_rl.kernel.home import Home
+from repl_rl.kernel.jupyter import JupyterKernel
+from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.results import ExecResult
+from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+from repl_rl.kernel.stats import PoolStats
+
+_START_ATTEMPTS = 3
+_DESCRIPTORS_PER_KERNEL = 8
+_DESCRIPTORS_SPARE = 256
+
+_log = logging.getLogger(__name__)
+
+
+class PooledKernel:
+    """The kernel of one session; counts what it does."""
+
+    def __init__(self, kernel: JupyterKernel, pool: KernelPool) -> None:
+        self._kernel = kernel
+        self._pool = pool
+        self.connection_file = kernel.connection_file
+
+    async def execute(self, source: str) -> ExecResult:
+        """Run one cell. Raises KernelDiedError if the interpreter is gone before it starts."""
+        try:
+            result = await self._kernel.execute(source)
+        finally:
+            if not self._kernel.is_alive:
+                self._pool._forget(self._kernel)
+        stats = self._pool.stats
+        stats.executions += 1
+        stats.statuses[result.status] += 1
+        stats.execution_s.append(result.duration_s)
+        return result
+
+
+class KernelPool:
+    """A `KernelSource`: at most `size` kernels at a time, `warm` of them waiting for a session.
+
+    `start_concurrency` bounds how many come up at once (default: the number of cores). Entering the pool raises
+    ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
+    """
+
+    def __init__(
+        self,
+        size: int = 8,
+        limits: Limits | None = None,
+        *,
+        sandbox: SandboxKind = "bwrap",
+        profile: str = "default",
+        start_concurrency: int | None = None,
+        warm: int | None = None,
+    ) -> None:
+        if size < 1:
+            raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
+        self.size = size
+        self.stats = PoolStats()
+        self._profile = Profile.load(profile)
+        self._limits = limits or self._profile.limits
+        self._kind: SandboxKind = sandbox
+        self._warm = size if warm is None else min(warm, size)
+        self._start_slots = asyncio.Semaphore(start_concurrency or os.cpu_count() or 1)
+        self._ready: deque[JupyterKernel] = deque()
+        self._alive: set[JupyterKernel] = set()
+        self._waiting: deque[asyncio.Future[JupyterKernel]] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_open = False
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(require_sandbox, self._kind)
+        _make_room_for_descriptors(self.size)
+        self._context = zmq.asyncio.Context()
+        self._context.max_sockets = max(1023, 4 * self.size)
+        self._home = await asyncio.to_thread(Home)
+        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home.empty, self._home.program)
+        self._is_open = True
+        self._top_up()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        while self._waiting:
+            _settle(self._waiting.popleft(), KernelError("the kernel pool was closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(kernel.close() for kernel in list(self._alive)))
+        self._alive.clear()
+        self._ready.clear()
+        self._count()
+        self._context.term()
+        await asyncio.to_thread(self._home.close)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[PooledKernel]:
+        """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
+        kernel = await self._take()
+        self.stats.sessions += 1
+        try:
+            yield PooledKernel(kernel, self)
+        finally:
+            await asyncio.shield(self._spawn(self._discard(kernel)))
+
+    async def _take(self) -> JupyterKernel:
+        if not self._is_open:
+            raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
+        asked = time.monotonic()
+        kernel = self._pop_ready() or await self._wait_for_one()
+        self.stats.wait_s.append(time.monotonic() - asked)
+        self._top_up()
+        return kernel
+
+    def _pop_ready(self) -> JupyterKernel | None:
+        while self._ready:
+            kernel = self._ready.popleft()
+            if kernel.is_alive:
+                return kernel
+            self._spawn(self._discard(kernel))
+        return None
+
+    async def _wait_for_one(self) -> JupyterKernel:
+        place: asyncio.Future[JupyterKernel] = asyncio.get_running_loop().create_future()
+        self._waiting.append(place)
+        self._top_up()
+        try:
+            return await place
+        except asyncio.CancelledError:
+            if place in self._waiting:
+                self._waiting.remove(place)
+            elif place.done() and not place.cancelled() and place.exception() is None:
+                self._hand_out(place.result())
+            raise
+
+    def _top_up(self) -> None:
+        """Start what is missing, as far as there is room."""
+        if not self._is_open:
+            return
+        wanted = max(self._warm, len(self._waiting)) - len(self._ready) - self.stats.starting
+        room = self.size - len(self._alive) - self.stats.starting
+        for _ in range(min(wanted, room)):
+            self.stats.starting += 1
+            self._spawn(self._start_one())
+        self._count()
+
+    async def _start_one(self) -> None:
+        try:
+            async with self._start_slots:
+                kernel = await self._start_with_retries()
+        except KernelError as error:
+            self.stats.starting -= 1
+            self._report_failed_start(error)
+        except BaseException:
+            self.stats.starting -= 1
+            raise
+        else:
+            self.stats.starting -= 1
+            self._alive.add(kernel)
+            self._hand_out(kernel)
+
+    async def _start_with_retries(self) -> JupyterKernel:
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            began = time.monotonic()
+            try:
+                kernel = await JupyterKernel.start(self._home, self._sandbox, self._context)
+            except KernelStartError:
+                self.stats.failed_starts += 1
+                if attempt == _START_ATTEMPTS:
+                    raise
+            else:
+                self.stats.started += 1
+                self.stats.start_s.append(time.monotonic() - began)
+                return kernel
+        raise AssertionError("the last attempt returns or raises")
+
+    def _report_failed_start(self, error: KernelError) -> None:
+        """To whoever waits longest; if nobody does, the next one to ask tries again."""
+        while self._waiting:
+            if _settle(self._waiting.popleft(), error):
+                self._top_up()
+                return
+        _log.warning("a kernel that nobody waited for did not start: %s", error)
+        self._count()
+
+    def _hand_out(self, kernel: JupyterKernel) -> None:
+        while self._waiting:
+            if _settle(self._waiting.popleft(), kernel):
+                return
+        self._ready.append(kernel)
+        self._count()
+
+    def _forget(self, kernel: JupyterKernel) -> None:
+        """A kernel that is gone makes room, also while its session is still open."""
+        self._alive.discard(kernel)
+        self._top_up()
+
+    async def _discard(self, kernel: JupyterKernel) -> None:
+        await kernel.close()
+        self._forget(kernel)
+
+    def _spawn(self, coroutine: object) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _count(self) -> None:
+        self.stats.alive, self.stats.waiting = len(self._alive), len(self._waiting)
+
+
+def _settle(place: asyncio.Future[JupyterKernel], outcome: JupyterKernel | KernelError) -> bool:
+    """Give a waiting caller its outcome; False if it has gone away."""
+    if place.done():
+        return False
+    if isinstance(outcome, KernelError):
+        place.set_exception(outcome)
+    else:
+        place.set_result(outcome)
+    return True
+
+
+def _make_room_for_descriptors(size: int) -> None:
+    """Raise the soft limit on open files as far as `size` kernels need. Raises ConfigError if that isn't allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = size * _DESCRIPTORS_PER_KERNEL + _DESCRIPTORS_SPARE
+    if needed <= soft:
+        return
+    if needed > hard:
+        raise ConfigError(
+            f"{size} kernels need {needed} open files and this process may have {hard}; "
+            f"make the pool smaller or raise the limit (`ulimit -n {needed}`)"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

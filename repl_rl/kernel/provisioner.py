@@ -1,0 +1,218 @@
+"""Launches a kernel behind a sandbox's walls, at the seam that jupyter_client has for this.
+
+The listening sockets are made here and inherited by the kernel, so that the sandbox needs to see no folder of the
+host's to be reached from it, and a client can connect before the kernel is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
+from traitlets import Unicode
+
+from repl_rl.kernel.home import Home
+from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.sandbox import Sandbox, inner_pid
+
+NAME = "repl-rl-sandbox"
+_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
+_BACKLOG = 16
+
+
+class SandboxProvisioner(LocalProvisioner):
+    """One kernel in one sandbox. Works under any jupyter_client frontend, over ipc and tcp."""
+
+    profile = Unicode("default", help="Name of a sandbox profile in repl_rl's kernels/profiles").tag(config=True)
+
+    _info_fd: int | None = None
+    _inner_pid: int | None = None
+    _home: Home | None = None
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Mapping[str, Any]:
+        """Start `cmd`. `sandbox` and `output_fd` in kwargs are a pool's; without them this makes and owns its own."""
+        sandbox: Sandbox = kwargs.get("sandbox") or self._own_sandbox()
+        output: int = kwargs.get("output_fd", subprocess.DEVNULL)
+        with _listening(self.connection_info) as sockets, _pipe() as (info_read, info_write):
+            boot_fd = _boot_record(sandbox, self.connection_info, sockets)
+            try:
+                self.process = subprocess.Popen(
+                    sandbox.command(_kernel_argv(cmd, sandbox, boot_fd), info_write),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=sandbox.environment,
+                    pass_fds=[*sockets.values(), boot_fd, info_write],
+                    start_new_session=True,
+                    cwd="/tmp" if sandbox.kind == "none" else "/",
+                )
+            finally:
+                os.close(boot_fd)
+            self._info_fd = os.dup(info_read)
+        self.pid = self.process.pid
+        return self.connection_info
+
+    def _own_sandbox(self) -> Sandbox:
+        self._home = Home()
+        profile = Profile.load(self.profile)
+        return Sandbox("bwrap", profile, profile.limits, self._home.empty, self._home.program)
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
+        if self.process is None:
+            return
+        if signum in (signal.SIGKILL, signal.SIGTERM):
+            self._kill_tree()
+        elif (pid := self._kernel_pid()) is not None:
+            _signal(pid, signum)
+
+    async def kill(self, restart: bool = False) -> None:
+        if self.process is not None:
+            self._kill_tree()
+
+    async def terminate(self, restart: bool = False) -> None:
+        await self.kill(restart)
+
+    async def wait(self) -> int | None:
+        """Wait until the kernel and everything that it started is gone."""
+        process = self.process
+        if process is None:
+            return 0
+        await _exited(process)
+        self.process = None
+        return process.returncode
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Release what the launch took. The connection file belongs to the kernel manager."""
+        self._read_info()
+        for channel in _CHANNELS:
+            with contextlib.suppress(OSError):
+                if self.connection_info.get("transport") == "ipc":
+                    os.unlink(_ipc_path(self.connection_info, channel))
+        if self._home is not None and not restart:
+            self._home.close()
+            self._home = None
+
+    def _read_info(self) -> None:
+        """Learn the pid that bwrap reported; it has by the time that the kernel answers."""
+        if self._info_fd is None:
+            return
+        fd, self._info_fd = self._info_fd, None
+        os.set_blocking(fd, False)
+        with contextlib.suppress(BlockingIOError):
+            self._inner_pid = inner_pid(os.read(fd, 4096).decode())
+        os.close(fd)
+
+    def _kill_tree(self) -> None:
+        """The death of a PID namespace's first process is the death of all others; without one, the group's."""
+        assert self.process is not None
+        if self.process.poll() is not None:
+            return
+        self._read_info()
+        if self._inner_pid is not None:
+            _signal(self._inner_pid, signal.SIGKILL)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def _kernel_pid(self) -> int | None:
+        """The kernel is the first child of the sandbox's first process; without a sandbox it is the process itself."""
+        assert self.process is not None
+        self._read_info()
+        if self._inner_pid is None:
+            return self.process.pid
+        with contextlib.suppress(OSError):
+            children = Path(f"/proc/{self._inner_pid}/task/{self._inner_pid}/children").read_text().split()
+            return int(children[0]) if children else None
+        return None
+
+
+def register() -> None:
+    """Make the provisioner known to jupyter_client where the package's entry points are not installed."""
+    from importlib.metadata import EntryPoint
+
+    factory = KernelProvisionerFactory.instance()
+    entry = EntryPoint(NAME, f"{__name__}:{SandboxProvisioner.__name__}", KernelProvisionerFactory.GROUP_NAME)
+    factory.provisioners.setdefault(NAME, entry)
+
+
+def _kernel_argv(cmd: list[str], sandbox: Sandbox, boot_fd: int) -> list[str]:
+    """The kernelspec's command, on the interpreter beneath the environment: that one is what the sandbox shows."""
+    program = str(sandbox.program_inside)
+    words = [word.replace("{program_dir}", program) for word in cmd[1:]]
+    return [str(sandbox.installation.executable), *words, str(boot_fd)]
+
+
+def _boot_record(sandbox: Sandbox, connection_info: Mapping[str, Any], sockets: Mapping[str, int]) -> int:
+    """A descriptor from which the kernel program reads what `kernels/python/program.py` documents."""
+    connection = {key: value for key, value in connection_info.items() if not isinstance(value, bytes)}
+    record = {
+        "connection": connection | {"key": connection_info["key"].decode()},
+        "sockets": dict(sockets),
+        "rlimits": sandbox.limits.rlimits(),
+        "uid": sandbox.uid(),
+        "site_packages": sandbox.packages(),
+    }
+    fd = os.memfd_create("boot", 0)
+    os.write(fd, json.dumps(record).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+@contextlib.contextmanager
+def _listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """A listening socket per channel, as descriptors; closed on this side afterwards."""
+    with contextlib.ExitStack() as stack:
+        descriptors = {}
+        for channel in _CHANNELS:
+            ipc = connection_info["transport"] == "ipc"
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX if ipc else socket.AF_INET))
+            address = (connection_info["ip"], connection_info[f"{channel}_port"])
+            listener.bind(_ipc_path(connection_info, channel) if ipc else address)
+            listener.listen(_BACKLOG)
+            descriptors[channel] = listener.fileno()
+        yield descriptors
+
+
+def _ipc_path(connection_info: Mapping[str, Any], channel: str) -> str:
+    return f"{connection_info['ip']}-{connection_info[f'{channel}_port']}"
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    try:
+        yield read, write
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def _signal(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
+
+
+async def _exited(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a child without polling and without a thread."""
+    if process.poll() is not None:
+        return
+    loop = asyncio.get_running_loop()
+    exited = loop.create_future()
+    pidfd = os.pidfd_open(process.pid)
+    loop.add_reader(pidfd, lambda: exited.done() or exited.set_result(None))
+    try:
+        await exited
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+    process.wait()

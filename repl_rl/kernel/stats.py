@@ -1,0 +1,45 @@
+"""Counters of a pool: what a trainer logs about its kernels. Times are wall-clock seconds."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+_WINDOW = 10_000
+"""Durations that are kept for the percentiles: the latest ones."""
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """`alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `waiting` callers."""
+
+    alive: int = 0
+    starting: int = 0
+    waiting: int = 0
+    started: int = 0
+    failed_starts: int = 0
+    sessions: int = 0
+    executions: int = 0
+    statuses: Counter[str] = field(default_factory=Counter)
+    start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    wait_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """From asking for a session to having it."""
+    execution_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def summary(self) -> dict[str, float]:
+        """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
+        counts = ("alive", "starting", "waiting", "started", "failed_starts", "sessions", "executions")
+        numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
+        for name in ("start_s", "wait_s", "execution_s"):
+            for share in (50, 99):
+                numbers[f"{name}_p{share}"] = percentile(getattr(self, name), share)
+        return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
+
+
+def percentile(values: Sequence[float] | deque[float], share: float) -> float:
+    """The smallest value that `share` per cent of all values do not exceed; 0.0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
