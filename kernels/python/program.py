@@ -2,8 +2,8 @@
 
 It reads a boot record (JSON) from an inherited descriptor:
 
-    connection     the contents of the Jupyter connection file; its sockets are not bound here,
-    sockets        but inherited as listening descriptors: {"shell": 7, "control": 8, "iopub": ..., "stdin": ..., "hb": ...}
+    connection     the contents of the Jupyter connection file; its sockets are not bound here, but inherited as
+    sockets        listening descriptors: {"shell": 7, "control": 8, "iopub": 9, "stdin": 10, "hb": 11}
     rlimits        {"RLIMIT_CPU": [soft, hard], ...}; RLIMIT_AS is held at its soft value while a cell runs
     uid            the ordinary user to become, or null to stay as started
     site_packages  folders to import third-party packages from
@@ -246,7 +246,7 @@ class _CellGuard:
         asyncio._set_running_loop(self._kernel_loop)
 
     def _limit_memory(self, soft_index):
-        """The reply needs memory where the cell has used up all of its own: the soft limit gives way to the hard one."""
+        """After a cell that used up its memory the reply needs some: the soft limit gives way to the hard one."""
         if self._memory_bytes is not None:
             with contextlib.suppress(OSError, ValueError):
                 resource.setrlimit(resource.RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))

@@ -9,7 +9,7 @@ import importlib
 import importlib.machinery
 import sys
 import types
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 _BARE_PACKAGES = ("ipykernel", "jupyter_client", "IPython", "IPython.core")
 """Packages of which only submodules are needed: their `__init__` is not run."""
@@ -50,6 +50,6 @@ def _dateutil():
     package, parser, tz = (types.ModuleType(f"dateutil{suffix}") for suffix in ("", ".parser", ".tz"))
     package.__path__ = []
     parser.parse = parser.isoparse = datetime.fromisoformat
-    tz.tzutc = lambda: timezone.utc
+    tz.tzutc = lambda: UTC
     tz.tzlocal = lambda: datetime.now().astimezone().tzinfo
     return {"dateutil": package, "dateutil.parser": parser, "dateutil.tz": tz}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import zmq
 import zmq.asyncio
 from jupyter_client.session import Session
+from zmq.constants import SocketType
 
 
 class ShellChannel:
@@ -14,7 +14,7 @@ class ShellChannel:
 
     def __init__(self, context: zmq.asyncio.Context, url: str, session: Session) -> None:
         self._session = session
-        self._socket = context.socket(zmq.DEALER)
+        self._socket = context.socket(SocketType.DEALER)
         self._socket.linger = 0
         self._socket.reconnect_ivl = -1
         self._socket.connect(url)

@@ -125,7 +125,8 @@ class JupyterKernel:
         return ExecStatus.KILLED, {}
 
     async def _replies(self, reply: asyncio.Task[dict[str, Any]], timeout_s: float) -> bool:
-        await asyncio.wait({reply, self._output.ended}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {reply, self._output.ended}
+        await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         return reply.done()
 
     def _result(self, status: ExecStatus | None, content: dict[str, Any], duration_s: float) -> ExecResult:
@@ -146,7 +147,7 @@ class JupyterKernel:
         )
 
 
-class _OneKernelSpec(KernelSpecManager):
+class _OneKernelSpec(KernelSpecManager):  # type: ignore[misc]
     """Finds our kernelspec where it lies, without a search through Jupyter's folders."""
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:

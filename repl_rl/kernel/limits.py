@@ -51,7 +51,7 @@ class Limits:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Limits:
-        """Limits from a profile's table. Raises ConfigError on a name that is no limit, with the nearest one that is."""
+        """Limits from a profile's table. Raises ConfigError on a name that is no limit, naming the nearest one."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in values:
             if name not in known:

@@ -29,16 +29,18 @@ _CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
 _BACKLOG = 16
 
 
-class SandboxProvisioner(LocalProvisioner):
+class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     """One kernel in one sandbox. Works under any jupyter_client frontend, over ipc and tcp."""
 
     profile = Unicode("default", help="Name of a sandbox profile in repl_rl's kernels/profiles").tag(config=True)
 
+    process: subprocess.Popen[bytes] | None = None
+    connection_info: dict[str, Any]
     _info_fd: int | None = None
     _inner_pid: int | None = None
     _home: Home | None = None
 
-    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> Mapping[str, Any]:
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start `cmd`. `sandbox` and `output_fd` in kwargs are a pool's; without them this makes and owns its own."""
         sandbox: Sandbox = kwargs.get("sandbox") or self._own_sandbox()
         output: int = kwargs.get("output_fd", subprocess.DEVNULL)
@@ -202,14 +204,19 @@ def _signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
 async def _exited(process: subprocess.Popen[bytes]) -> None:
     """Wait for a child without polling and without a thread."""
     if process.poll() is not None:
         return
     loop = asyncio.get_running_loop()
-    exited = loop.create_future()
+    exited: asyncio.Future[None] = loop.create_future()
     pidfd = os.pidfd_open(process.pid)
-    loop.add_reader(pidfd, lambda: exited.done() or exited.set_result(None))
+    loop.add_reader(pidfd, _settle, exited)
     try:
         await exited
     finally:

