@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import warnings
@@ -546,7 +547,7 @@ def test_the_examples_are_true() -> None:
     namespace: dict[str, object] = {}
     shown = prompt.splitlines()
     outputs = 0
-    for line, following in zip(shown, shown[1:], strict=False):
+    for line, following in itertools.pairwise(shown):
         code = line.removeprefix(">>> ")
         if line.startswith(">>> ") and not code.startswith(("#", "submit_")):
             if following.startswith(">>>"):

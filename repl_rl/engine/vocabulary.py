@@ -22,7 +22,8 @@ class Vocabulary:
         self.eos_ids = frozenset([*own, *eos_ids])
         if not self.newline_ids:
             raise ModelError("no token of this tokenizer holds a newline, so no line would ever end; use another model")
-        if self.decode(self.encode_output(_NEWLINE_PROBE)) != _NEWLINE_PROBE:
+        probe_ids = self.encode_output(_NEWLINE_PROBE)
+        if not self.decode(probe_ids) == self.decode(probe_ids, before=probe_ids) == _NEWLINE_PROBE:
             raise ModelError(f"this tokenizer does not give back {_NEWLINE_PROBE!r} after encoding it; use another model")
 
     @cached_property
