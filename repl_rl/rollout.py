@@ -103,6 +103,7 @@ class Rollout:
             sampled = await self.engine.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
             text = self.vocabulary.decode(sampled.ids, before=session.transcript.ids[: -len(sampled.ids)])
+            session.typing = text
             if sampled.finish is Finish.LENGTH:
                 session.stop = allowance.reason
                 session.lines.append(Line(start, end, text, LineKind.OVERLONG))
@@ -206,6 +207,8 @@ class Session:
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
+    typing: str = ""
+    """The line that was sampled last."""
     started: float = field(default_factory=time.monotonic)
 
     def allowance(self, budget: BudgetConfig, context_tokens: int) -> Allowance:
@@ -258,12 +261,8 @@ class Session:
     def _all_lines(self) -> list[Line]:
         """The lines, and where the machinery failed under one, that line too: its tokens were sampled."""
         covered = self.lines[-1].end if self.lines else 0
-        tail = [
-            index
-            for index in range(covered, len(self.transcript.completion_ids))
-            if self.transcript.sampled_mask[index]
-        ]
-        return [*self.lines, *([Line(tail[0], tail[-1] + 1, "", LineKind.KILLED)] if tail else [])]
+        lost = [index for index, was in enumerate(self.transcript.sampled_mask) if was and index >= covered]
+        return [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
 
 
 def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, SamplingConfig
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.kernel import check_sandbox
+from repl_rl.kernel.sandbox import require_sandbox
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.runfolder import RunFolder, checkpoint_step, new_run, open_run
@@ -60,8 +60,7 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
         folder, config = open_run(resume, config)
     assert config is not None
     require_vllm()
-    if config.kernel.sandbox == "bwrap":
-        check_sandbox().require()
+    require_sandbox(config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
     table = RewardTable(config.rewards)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")

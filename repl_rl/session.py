@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from repl_rl.config import Config
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.kernel import check_sandbox
+from repl_rl.kernel.sandbox import require_sandbox
 from repl_rl.models import resolve_model
 from repl_rl.service import RolloutService
 
@@ -19,8 +19,7 @@ def open_service(config: Config) -> Iterator[RolloutService]:
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
     """
     require_vllm()
-    if config.kernel.sandbox == "bwrap":
-        check_sandbox().require()
+    require_sandbox(config.kernel.sandbox)
     path = resolve_model(config.model.path)
     prepare_environment(config.engine.kv_cache_gib)
     from repl_rl.engine import load_vocabulary, make_engine

@@ -1,0 +1,258 @@
+"""The line loop with a scripted policy and the interpreter's real core behind the kernel seam."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from kernel_fakes import FakeKernelPool
+from scripted import LOGPROB, ScriptedEngine
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.dialect import PythonDialect
+from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.errors import ConfigError, KernelDiedError, KernelError
+from repl_rl.kernel import ExecResult, KernelSession
+from repl_rl.nano import NANO_PATH
+from repl_rl.rollout import Rollout
+from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+
+TASK = Task("t1", "What is 6 * 7?", "42")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(str(NANO_PATH))
+
+
+def roll(
+    vocabulary: Vocabulary,
+    lines: Sequence[str],
+    budget: BudgetConfig | None = None,
+    context_tokens: int = 1024,
+    kernels: object | None = None,
+    dialect: DialectConfig | None = None,
+) -> tuple[Trajectory, ScriptedEngine]:
+    engine = ScriptedEngine(vocabulary, lambda prompt: lines)
+
+    async def go() -> Trajectory:
+        rollout = Rollout(
+            engine,
+            kernels or FakeKernelPool(),  # type: ignore[arg-type]
+            PythonDialect(dialect),
+            vocabulary,
+            budget=budget or BudgetConfig(),
+            sampling=SamplingConfig(),
+            context_tokens=context_tokens,
+        )
+        return (await rollout.many([TASK]))[0]
+
+    return asyncio.run(go()), engine
+
+
+def masked_text(vocabulary: Vocabulary, trajectory: Trajectory) -> str:
+    ids = [i for i, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if not was]
+    return vocabulary.decode(ids)
+
+
+def assert_three_views_agree(vocabulary: Vocabulary, trajectory: Trajectory, engine: ScriptedEngine) -> None:
+    """The ids, the lines, and what the engine was given are one thing."""
+    lines = trajectory.lines
+    starts = [trajectory.prompt_ids + trajectory.completion_ids[: line.start] for line in lines]
+    assert engine.given == [list(ids) for ids in starts]
+    for line, following in zip(lines, lines[1:], strict=False):
+        between = trajectory.completion_ids[line.end : following.start]
+        assert tuple(between) == vocabulary.encode_output(line.output)
+    assert lines[-1].end == len(trajectory.completion_ids)
+    expected = [LOGPROB if was else 0.0 for was in trajectory.sampled_mask]
+    assert list(trajectory.logprobs) == expected
+
+
+def test_a_session_reads_like_a_terminal(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(vocabulary, [" # Multiply.\n", " r = 6 * 7\n", " r\n", " submit_final_answer(r)\n"])
+    assert [line.kind for line in trajectory.lines] == [
+        LineKind.COMMENT,
+        LineKind.STATEMENT,
+        LineKind.EXPRESSION,
+        LineKind.ANSWER,
+    ]
+    assert [line.output for line in trajectory.lines] == [">>>", ">>>", "42\n>>>", ""]
+    assert trajectory.stop_reason is StopReason.ANSWER
+    assert trajectory.answer == ("42",)
+    whole = vocabulary.decode(trajectory.prompt_ids + trajectory.completion_ids)
+    assert whole.endswith(
+        ">>> # What is 6 * 7?\n>>> # Multiply.\n>>> r = 6 * 7\n>>> r\n42\n>>> submit_final_answer(r)\n"
+    )
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_a_block_runs_at_its_blank_line(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(
+        vocabulary, [" for i in range(2):\n", "     print(i)\n", "\n", " submit_final_answer(i)\n"]
+    )
+    assert [line.kind for line in trajectory.lines][:3] == [LineKind.OPEN, LineKind.OPEN, LineKind.STATEMENT]
+    assert [line.output for line in trajectory.lines][:3] == ["...", "...", "0\n1\n>>>"]
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_a_blank_line_typed_ahead_ends_the_block(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(vocabulary, [" for i in range(2):\n", "     print(i)\n\n", " submit_final_answer(i)\n"])
+    assert [line.output for line in trajectory.lines][:2] == ["...", "0\n1\n>>>"]
+    assert trajectory.answer == ("1",)
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_an_error_is_shown_and_the_state_is_kept(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(
+        vocabulary, [" x = 6\n", " y\n", " x = = 1\n", " return 1\n", " submit_final_answer(x * 7, 'a')\n"]
+    )
+    name_error, syntax_error, outside = trajectory.lines[1:4]
+    assert name_error.kind is LineKind.EXCEPTION
+    assert name_error.error_name == "NameError"
+    assert name_error.output == (
+        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+        "NameError: name 'y' is not defined\n>>>"
+    )
+    assert (syntax_error.kind, outside.kind) == (LineKind.SYNTAX_ERROR, LineKind.SYNTAX_ERROR)
+    assert trajectory.answer == ("42", "'a'")
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_interpreter_text_that_the_model_types_is_code(vocabulary: Vocabulary) -> None:
+    trajectory, _ = roll(vocabulary, [" >>> 1 + 1\n", " submit_final_answer(2)\n"])
+    assert trajectory.lines[0].kind is LineKind.SYNTAX_ERROR
+    assert trajectory.sampled_mask[trajectory.lines[0].start : trajectory.lines[0].end] == (True,) * (
+        trajectory.lines[0].end - trajectory.lines[0].start
+    )
+
+
+def test_the_end_of_text_runs_what_was_typed_and_stops(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(vocabulary, [" x = 40\n", " x + 2"])
+    assert trajectory.stop_reason is StopReason.EOS
+    assert trajectory.lines[1].output == "42\n"
+    assert trajectory.completion_ids[-1] in vocabulary.eos_ids
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_an_answer_before_the_end_of_text_counts(vocabulary: Vocabulary) -> None:
+    trajectory, _ = roll(vocabulary, [" submit_final_answer(42)"])
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, ("42",))
+
+
+def test_a_killed_interpreter_ends_the_session(vocabulary: Vocabulary) -> None:
+    trajectory, _ = roll(vocabulary, [" x = 1\n", " raise SystemExit\n", " x\n"])
+    assert trajectory.stop_reason is StopReason.KILLED
+    assert [line.kind for line in trajectory.lines] == [LineKind.STATEMENT, LineKind.KILLED]
+
+
+@pytest.mark.parametrize(
+    ("budget", "context_tokens", "reason"),
+    [
+        (BudgetConfig(lines=2), 1024, StopReason.MAX_LINES),
+        (BudgetConfig(line_tokens=3), 1024, StopReason.LINE_TOKENS),
+        (BudgetConfig(tokens=40), 1024, StopReason.MAX_TOKENS),
+        (BudgetConfig(lines=1000, tokens=10_000), 100, StopReason.CONTEXT),
+        (BudgetConfig(seconds=1e-9), 1024, StopReason.SECONDS),
+    ],
+)
+def test_every_budget_has_its_reason(
+    vocabulary: Vocabulary, budget: BudgetConfig, context_tokens: int, reason: StopReason
+) -> None:
+    trajectory, engine = roll(vocabulary, [f" print('line number {n}')\n" for n in range(100)], budget, context_tokens)
+    assert trajectory.stop_reason is reason
+    assert len(trajectory.prompt_ids) + len(trajectory.completion_ids) <= context_tokens
+    assert len(trajectory.completion_ids) <= budget.tokens
+    assert (trajectory.lines[-1].kind is LineKind.OVERLONG) == (reason is StopReason.LINE_TOKENS)
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_an_output_that_does_not_fit_ends_the_session_and_is_kept(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(
+        vocabulary, [" print('9' * 500)\n", " 1\n"], BudgetConfig(tokens=1000), context_tokens=200
+    )
+    assert trajectory.stop_reason is StopReason.CONTEXT
+    assert trajectory.lines[0].output == "9" * 500 + "\n>>>"
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(vocabulary: Vocabulary) -> None:
+    trajectory, engine = roll(
+        vocabulary, [" print('9' * 5000)\n", " submit_final_answer(1)\n"], dialect=DialectConfig(max_output_chars=100)
+    )
+    output = trajectory.lines[0].output.removesuffix(">>>")
+    assert len(output) <= 100
+    assert "characters left out" in output
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ConfigError, match=r"prompt of task 't1' has \d+ tokens and engine.context_tokens is 8"):
+        roll(vocabulary, [], context_tokens=8)
+
+
+class FailingKernels:
+    """Real sessions, of which the first few break: before their first cell, or after `cells` of them."""
+
+    def __init__(self, broken: int, cells: int = 0) -> None:
+        self._pool = FakeKernelPool()
+        self._broken = broken
+        self._cells = cells
+        self.opened = 0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[KernelSession]:
+        self.opened += 1
+        async with self._pool.session() as kernel:
+            yield _Breaking(kernel, self._cells) if self.opened <= self._broken else kernel
+
+
+class _Breaking:
+    def __init__(self, kernel: KernelSession, cells: int) -> None:
+        self._kernel = kernel
+        self._left = cells
+
+    async def execute(self, source: str) -> ExecResult:
+        if self._left == 0:
+            raise KernelDiedError("the connection broke")
+        self._left -= 1
+        return await self._kernel.execute(source)
+
+
+def test_a_kernel_that_breaks_before_its_first_cell_is_replaced(vocabulary: Vocabulary) -> None:
+    kernels = FailingKernels(broken=2)
+    trajectory, engine = roll(vocabulary, [" x = 42\n", " submit_final_answer(x)\n"], kernels=kernels)
+    assert (kernels.opened, trajectory.answer, trajectory.error) == (3, ("42",), None)
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
+def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabulary: Vocabulary) -> None:
+    engine = ScriptedEngine(vocabulary, lambda prompt: [" x = 42\n", " submit_final_answer(x)\n"])
+    kernels = FailingKernels(broken=1, cells=1)
+    tasks = [TASK, replace(TASK, id="t2", question="What is 7 * 6?")]
+
+    async def go() -> list[Trajectory]:
+        rollout = Rollout(
+            engine,
+            kernels,
+            PythonDialect(),
+            vocabulary,
+            budget=BudgetConfig(),
+            sampling=SamplingConfig(),
+            context_tokens=512,
+        )
+        return await rollout.many(tasks)
+
+    trajectories = asyncio.run(go())
+    assert sorted(t.stop_reason for t in trajectories) == [StopReason.ABORTED, StopReason.ANSWER]
+    aborted = next(t for t in trajectories if t.stop_reason is StopReason.ABORTED)
+    assert aborted.is_void
+    assert aborted.error == "KernelDiedError: the connection broke"
+    assert [line.text for line in aborted.lines] == [" x = 42\n", " submit_final_answer(x)\n"]
+
+
+def test_no_kernel_at_all_raises_instead_of_training_on_nothing(vocabulary: Vocabulary) -> None:
+    with pytest.raises(KernelError, match="no kernel worked for any of 1 trajectories"):
+        roll(vocabulary, [" x = 1\n"], kernels=FailingKernels(broken=100))

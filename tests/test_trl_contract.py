@@ -1,0 +1,55 @@
+"""What repl_rl relies on inside TRL. A failure here means: read TRL's change, then repl_rl/trainer.py."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from trl import GRPOTrainer
+from trl.generation.vllm_generation import VLLMGeneration
+
+OVERRIDDEN = [
+    (GRPOTrainer._generate_and_score_completions, ["self", "inputs"]),
+    (GRPOTrainer._calculate_rewards, ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+    (VLLMGeneration._init_vllm, ["self"]),
+    (VLLMGeneration.sync_weights, ["self"]),
+]
+
+RELIED_ON = [
+    (
+        GRPOTrainer._generate,
+        "self.rollout_func(prompts, self)",
+        "rollout_func is called with the prompts and the trainer",
+    ),
+    (GRPOTrainer._generate, 'extra_fields.pop("env_mask", None)', "env_mask becomes the mask of typed tokens"),
+    (GRPOTrainer._generate, "self._last_loaded_step", "weights are synced once per step, by this attribute"),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        '"completion_ids": completion_ids',
+        "the output holds completion_ids",
+    ),
+    (GRPOTrainer._generate_and_score_completions, '"advantages": advantages', "the output's advantages are replaced"),
+    (GRPOTrainer._generate_and_score_completions, "inp[key] = values[i]", "further columns reach the reward functions"),
+    (GRPOTrainer._compute_loss, "if advantages.dim() == 1:", "advantages of shape (B, T) are taken as they are"),
+    (GRPOTrainer._compute_loss, 'completion_mask * inputs["tool_mask"]', "the loss is masked by tool_mask"),
+    (VLLMGeneration.sync_weights, "self.llm.llm_engine.model_executor", "weights go into the LLM at self.llm"),
+    (VLLMGeneration.sync_weights, "self.llm.reset_prefix_cache()", "the prefix cache is emptied with new weights"),
+]
+
+
+@pytest.mark.parametrize(("method", "parameters"), OVERRIDDEN)
+def test_an_overridden_method_of_trl_keeps_its_parameters(method: Callable[..., Any], parameters: list[str]) -> None:
+    found = list(inspect.signature(method).parameters)
+    assert found == parameters, (
+        f"TRL changed {method.__qualname__}: parameters {found}, repl_rl/trainer.py overrides it with {parameters}"
+    )
+
+
+@pytest.mark.parametrize(("method", "code", "promise"), RELIED_ON)
+def test_a_method_of_trl_still_does_what_the_trainer_builds_on(
+    method: Callable[..., Any], code: str, promise: str
+) -> None:
+    source = inspect.getsource(inspect.unwrap(method))
+    assert code in source, f"TRL changed {method.__qualname__}; repl_rl/trainer.py builds on this: {promise}"
