@@ -24,7 +24,9 @@ class Vocabulary:
             raise ModelError("no token of this tokenizer holds a newline, so no line would ever end; use another model")
         probe_ids = self.encode_output(_NEWLINE_PROBE)
         if not self.decode(probe_ids) == self.decode(probe_ids, before=probe_ids) == _NEWLINE_PROBE:
-            raise ModelError(f"this tokenizer does not give back {_NEWLINE_PROBE!r} after encoding it; use another model")
+            raise ModelError(
+                f"this tokenizer does not give back {_NEWLINE_PROBE!r} after encoding it; use another model"
+            )
 
     @cached_property
     def newline_ids(self) -> frozenset[int]:
@@ -35,7 +37,7 @@ class Vocabulary:
     @property
     def pad_id(self) -> int:
         """The padding id; the end-of-text id where the tokenizer has no padding."""
-        pad = self.tokenizer.pad_token_id
+        pad: int | None = self.tokenizer.pad_token_id
         return min(self.eos_ids) if pad is None else pad
 
     def encode_prompt(self, text: str) -> tuple[int, ...]:
@@ -58,8 +60,11 @@ class Vocabulary:
         """
         context = list(before[-_CONTEXT_TOKENS:])
         head = self.tokenizer.decode(context, **_VERBATIM) if context else ""
-        whole = self.tokenizer.decode([*context, *ids], **_VERBATIM)
-        return whole[len(head) :] if whole.startswith(head) else self.tokenizer.decode(list(ids), **_VERBATIM)
+        whole: str = self.tokenizer.decode([*context, *ids], **_VERBATIM)
+        if whole.startswith(head):
+            return whole[len(head) :]
+        alone: str = self.tokenizer.decode(list(ids), **_VERBATIM)
+        return alone
 
 
 _VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
