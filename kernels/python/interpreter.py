@@ -8,7 +8,8 @@ syntax errors are written by CPython's own C code (`sys.displayhook`, `sys.excep
 
 Standard library only: the kernel program imports this inside the sandbox, and scripts load it by path to run trusted
 cells in their own process (a fresh `Interpreter` is a fresh namespace; nothing is isolated then, and `run` must not be
-called from two threads at once). The source of a cell is a whole statement; several statements are run in order.
+called from two threads at once). The source of a cell is a whole statement, its lines joined by newlines: one that
+ends in a newline ends in a blank line, which closes a block. Several statements are run in order.
 
 Not covered: top-level `await`; hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
 """
@@ -22,6 +23,7 @@ import contextlib
 import contextvars
 import io
 import os
+import re
 import sys
 import types
 
@@ -29,7 +31,18 @@ _HERE = (lambda: None).__code__.co_filename
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 _INCOMPLETE = "incomplete input"
 _SEVERAL = "multiple statements found while compiling a single statement"
+_OPEN_MARKS = ("was never closed", "unterminated triple-quoted", "unexpected EOF")
+_UNCLOSED = re.compile(r"'([(\[{])' was never closed")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MOST_BRACKETS = 200
 _NAME_CHARS = 200
+_PROBE = compile(
+    "def probe(n):\n global reached\n reached = n\n probe(n + 1)\ntry: probe(0)\nexcept RecursionError: pass",
+    _HERE,
+    "exec",
+)
+_PROBE_ROOM = 60
+_TERMINAL_RESERVE = 2  # a terminal's limit minus what the probe would reach there
 _MISSING = object()
 _OWNED = (
     *((sys, name) for name in ("stdin", "stdout", "stderr", "displayhook", "excepthook", "ps1", "ps2")),
@@ -130,29 +143,45 @@ class Screen:
 
 
 class _Stack:
-    """The recursion limit that a session believes in, whatever number of frames lies below its cells."""
+    """The recursion limit that a session believes in, whatever lies below its cells on the stack.
+
+    Cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same. What lies below a cell
+    is measured each time: frames can be counted, but C code counts as frames too, and not always in the same way.
+    """
 
     def __init__(self):
         self._limit = 1000
+        self._below = 0
+        self._functions = sys.getrecursionlimit, sys.setrecursionlimit
 
     @contextlib.contextmanager
     def as_at_terminal(self):
-        """Let cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same."""
-        below = _frames_below()
-        outside = get, change = sys.getrecursionlimit, sys.setrecursionlimit
-        limit_outside = get()
-
-        def setrecursionlimit(limit):
-            change(limit + below if isinstance(limit, int) else limit)
-            self._limit = limit
-
-        change(self._limit + below)
-        sys.getrecursionlimit, sys.setrecursionlimit = lambda: self._limit, setrecursionlimit
+        """Show the session its own limit while it runs. The caller measures and then runs the cell."""
+        limit_outside = sys.getrecursionlimit()
+        outside = self._functions = sys.getrecursionlimit, sys.setrecursionlimit
+        sys.getrecursionlimit, sys.setrecursionlimit = lambda: self._limit, self._set_limit
         try:
             yield
         finally:
             sys.getrecursionlimit, sys.setrecursionlimit = outside
-            change(limit_outside)
+            outside[1](limit_outside)
+
+    def _set_limit(self, limit):
+        self._functions[1](limit + self._below if isinstance(limit, int) else limit)
+        self._limit = limit
+
+    def before_probe(self):
+        """Leave the probe some frames to run through; returns the limit that it runs into."""
+        depth, frame = 0, sys._getframe()
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back
+        self._functions[1](depth + _PROBE_ROOM)
+        return depth + _PROBE_ROOM
+
+    def after_probe(self, limit, reached):
+        """Set the session's limit on top of what the probe found to be used up."""
+        self._below = limit - _TERMINAL_RESERVE - reached
+        self._functions[1](self._limit + self._below)
 
 
 class Interpreter:
@@ -193,7 +222,7 @@ class Interpreter:
         """Run one cell and return its `Outcome`; nothing that the cell does is raised, KeyboardInterrupt included."""
         self._answers = []
         with self.active(), self._stack.as_at_terminal():
-            outcome = self._run(source if source.endswith("\n") else source + "\n")
+            outcome = self._run(source + "\n")
             self.screen.flush()
         outcome.output, outcome.omitted_bytes = self.screen.take()
         outcome.answer = tuple(self._answers) if self._answers else None
@@ -215,40 +244,83 @@ class Interpreter:
         return [screen.stdin, screen.stdout, screen.stderr, *hooks, ">>> ", "... ", _MISSING, self.main]
 
     def _run(self, source):
+        error, compiled = None, False
         try:
             code = self._compile(source)
-        except SyntaxError as error:
-            if error.msg == _INCOMPLETE:
+            compiled = True
+            self._execute(code)
+        except BaseException as raised:  # noqa: BLE001 - whatever a cell raises is its result
+            error = raised
+        if error is None:
+            return Outcome(OK)
+        if not compiled:
+            error = error.with_traceback(None)
+            if isinstance(error, SyntaxError) and error.msg == _INCOMPLETE:
                 return Outcome(INCOMPLETE)
-            return self._failed(error.with_traceback(None), compiled=False)
-        except (ValueError, OverflowError, MemoryError, RecursionError) as error:
-            return self._failed(error.with_traceback(None), compiled=False)
-        try:
-            self._context.run(exec, code, self.namespace)
-        except BaseException as error:  # noqa: BLE001 - whatever a cell raises is its result
-            return self._failed(error)
-        return Outcome(OK)
+        return self._failed(error, compiled)
+
+    def _execute(self, code):
+        probed = {}
+        limit = self._stack.before_probe()
+        for step in ((exec, _PROBE, probed), (exec, code, self.namespace)):
+            # One place for both, and a call that CPython never specialises: what it counts as stays the same.
+            self._context.run(*step)
+            if step[1] is _PROBE:
+                self._stack.after_probe(limit, probed["reached"])
 
     def _compile(self, source):
         flags = codeop.PyCF_ALLOW_INCOMPLETE_INPUT | self._flags
         try:
-            code = compile(source, "<stdin>", "single", flags, dont_inherit=True)
+            code = _compile_single(source, flags)
         except SyntaxError as error:
             if error.msg != _SEVERAL:
-                raise
+                raise _terminal_error(source, self._flags, error) from None
             body = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
-            code = compile(ast.Interactive(body), "<stdin>", "single", flags, dont_inherit=True)
+            code = _compile_single(ast.Interactive(body), flags)
         for flag in _FUTURE_FLAGS:
             self._flags |= code.co_flags & flag
         return code
 
-    def _failed(self, error, compiled=True):
+    def _failed(self, error, compiled):
         if isinstance(error, SystemExit):
             _show_exit(error)
             return Outcome(KILLED, error_name=_name(error))
         hide_frames(error)
         status = KILLED if _show(error) is KILLED else ERROR
         return Outcome(status, error_name=_name(error), compiled=compiled)
+
+
+def _compile_single(source, flags):
+    return compile(source, "<stdin>", "single", flags, dont_inherit=True)
+
+
+def _terminal_error(source, flags, error):
+    """The error that a terminal reports where `compile`, which has seen the end of the text, raises `error`.
+
+    A blank line ends a block there even if the block has no body yet. And an open bracket is no error there, since
+    more may come: what is wrong in front of it is.
+    """
+    if error.msg == _INCOMPLETE:
+        if not source.endswith("\n\n"):
+            return error
+        final = _error_of(source, flags)
+        if final is None or any(mark in final.msg for mark in _OPEN_MARKS):
+            return error
+        final.offset = max(final.offset, 1)  # 0 is the place of a text's end, which a terminal has not seen
+        return final
+    closed = source
+    while (found := _UNCLOSED.match(error.msg)) and len(closed) < len(source) + _MOST_BRACKETS:
+        closed += _CLOSING[found[1]]
+        error = _error_of(closed, flags) or error
+    return error
+
+
+def _error_of(source, flags):
+    try:
+        _compile_single(source, flags)
+    except SyntaxError as error:
+        return error
+    return None
 
 
 def _encodable(text):
@@ -275,19 +347,15 @@ def _set_process_state(values):
         sys.modules["__main__"] = main
 
 
-def _frames_below():
-    """What the recursion counter holds when a cell starts: the frames down to `_run`, and `Context.run`."""
-    count, frame = 0, sys._getframe(3)  # below this one, `as_at_terminal` and its `__enter__`
-    while frame is not None:
-        count, frame = count + 1, frame.f_back
-    return count + 2
-
-
 def _show(error):
     """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if that one exits."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _write_error("sys.excepthook is missing\n", error)
+        return ERROR
     try:
-        sys.excepthook(type(error), error, error.__traceback__)
+        hook(type(error), error, error.__traceback__)
     except SystemExit as exit_error:
         _show_exit(exit_error)
         return KILLED
