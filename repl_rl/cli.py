@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -191,7 +192,11 @@ def _nano_build(options: argparse.Namespace, console: Console) -> int:
 def _quiet() -> None:
     """Keep the screen to the run itself; `--verbose` shows everything."""
     warnings.simplefilter("ignore")
-    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch"):
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

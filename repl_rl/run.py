@@ -153,12 +153,15 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
 
 
 def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
+    from transformers import PrinterCallback
+
     from repl_rl.callbacks import RecordMetrics, StopOnRequest
 
     if prepared.checkpoint is not None:
         prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
     stop = StopOnRequest()
+    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(stop)
     with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):

@@ -198,6 +198,7 @@ def _build_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: di
             enable_prefix_caching=True,
             logprobs_mode="processed_logprobs",
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             **device,
             **extra,
         )

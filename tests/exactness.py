@@ -1,0 +1,76 @@
+"""What must hold for every trajectory that a real engine and real kernels made: shared by the tests of all models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine import Engine, SampledLine, Vocabulary
+from repl_rl.trajectory import Trajectory
+
+
+class RecordingEngine:
+    """An engine that keeps what it was given and what it sampled, in the order of the answers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.calls: list[tuple[tuple[int, ...], SampledLine]] = []
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        given = tuple(ids)
+        line = await self._engine.sample_line(ids, max_tokens, sampling)
+        self.calls.append((given, line))
+        return line
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def assert_the_engine_was_given_the_sequence_so_far(
+    trajectories: Sequence[Trajectory], calls: Sequence[tuple[tuple[int, ...], SampledLine]]
+) -> None:
+    """Every line was asked for with exactly prompt + completion so far, and entered as it was sampled."""
+    expected = []
+    for trajectory in trajectories:
+        for line in trajectory.lines:
+            given = trajectory.prompt_ids + trajectory.completion_ids[: line.start]
+            sampled = trajectory.completion_ids[line.start : line.end]
+            expected.append((given, sampled, trajectory.logprobs[line.start : line.end]))
+    assert sorted(expected) == sorted((given, line.ids, line.logprobs) for given, line in calls)
+
+
+def assert_masked_text_is_the_outputs(trajectory: Trajectory, vocabulary: Vocabulary) -> None:
+    """Mask 0 stands on the outputs of all lines but the last, encoded on their own, and on nothing else."""
+    length = len(trajectory.completion_ids)
+    assert len(trajectory.sampled_mask) == len(trajectory.logprobs) == length
+    for line, following in pairwise(trajectory.lines):
+        between = range(line.end, following.start)
+        assert not any(trajectory.sampled_mask[index] for index in between)
+        ids = tuple(trajectory.completion_ids[index] for index in between)
+        assert vocabulary.decode(ids) == line.output
+        assert all(trajectory.logprobs[index] == 0.0 for index in between)
+    assert trajectory.lines[0].start == 0
+    tail = range(trajectory.lines[-1].end, length)
+    assert len(tail) == 0 or trajectory.stop_reason in ("seconds", "max_tokens", "context")
+
+
+def largest_logprob_difference(trajectory: Trajectory, model: Any) -> float:
+    """|sampler - one forward pass over the finished sequence|, at most, over the sampled tokens."""
+    ids = torch.tensor([trajectory.prompt_ids + trajectory.completion_ids])
+    with torch.no_grad():
+        logps = torch.log_softmax(model(input_ids=ids).logits[0].float(), dim=-1)  # (P + T, V)
+    start = len(trajectory.prompt_ids)
+    differences = [
+        abs(logps[start + index - 1, token].item() - trajectory.logprobs[index])
+        for index, token in enumerate(trajectory.completion_ids)
+        if trajectory.sampled_mask[index]
+    ]
+    return max(differences)

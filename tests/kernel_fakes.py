@@ -1,0 +1,40 @@
+"""The kernel seam without a kernel: the interpreter's real core in this process, nothing isolated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from repl_rl.errors import KernelDiedError
+from repl_rl.kernel import ExecResult, ExecStatus
+from repl_rl.nano.sessions import load_interpreter
+
+
+class FakeKernel:
+    """One interpreter; gone after a SystemExit, as a real one is."""
+
+    def __init__(self) -> None:
+        self._interpreter = load_interpreter().Interpreter()
+        self._gone = False
+
+    async def execute(self, source: str) -> ExecResult:
+        if self._gone:
+            raise KernelDiedError("the interpreter has exited")
+        outcome = self._interpreter.run(source)
+        self._gone = outcome.status == "killed"
+        return ExecResult(
+            ExecStatus(outcome.status),
+            output=outcome.output,
+            error_name=outcome.error_name,
+            compiled=outcome.compiled,
+            answer=None if outcome.answer is None else tuple(outcome.answer),
+            omitted_bytes=outcome.omitted_bytes,
+        )
+
+
+class FakeKernelPool:
+    """Hands out a fresh `FakeKernel` per session."""
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[FakeKernel]:
+        yield FakeKernel()

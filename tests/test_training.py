@@ -1,0 +1,142 @@
+"""Real GRPO steps on nano: weights move and reach the sampler, a killed run resumes, nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from repl_rl.trajectory import Trajectory, read_jsonl
+
+SMALL = {
+    "name": "small",
+    "seed": 5,
+    "engine": {"context_tokens": 384, "places": 16},
+    "kernel": {"size": 16},
+    "budget": {"line_tokens": 32, "lines": 6, "tokens": 160},
+    "rewards": {"kinds": {"exception": -0.1, "syntax_error": -0.1}},
+    "train": {"steps": 4, "prompts_per_step": 4, "group_size": 4, "save_steps": 1, "micro_batch": 8},
+    "eval": {"problems": 10},
+}
+
+
+def repl_rl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "repl_rl.cli", *arguments]
+    return subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> str:
+    output, _ = process.communicate(timeout=timeout_s)
+    return output
+
+
+def rollouts(run: Path, step: int) -> list[Trajectory]:
+    return list(read_jsonl(run / "rollouts" / f"step_{step:05d}.jsonl"))
+
+
+def rows(run: Path, kind: str) -> list[dict[str, object]]:
+    parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row for row in parsed if row["kind"] == kind]
+
+
+def kernels_and_folders() -> set[str]:
+    """Names of all sandboxes that run, and of all temporary folders of kernels."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    sandboxes = {line.strip() for line in listing.splitlines() if "bwrap" in line and "--unshare" in line}
+    return sandboxes | {str(path) for path in Path("/tmp").glob("repl-rl-*")}
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps from beginning to end."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    process = repl_rl("train", "small.yaml", cwd=folder)
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert "held-out problems" in output
+    return folder / "runs" / "small"
+
+
+def test_a_run_leaves_what_it_promises(whole_run: Path) -> None:
+    assert [row["step"] for row in rows(whole_run, "train")] == [1, 2, 3, 4]
+    assert [row["step"] for row in rows(whole_run, "eval")] == [0, 4]
+    assert (whole_run / "report.html").stat().st_size > 10_000
+    assert yaml.safe_load((whole_run / "config.yaml").read_text())["train"]["steps"] == 4
+    for step in (1, 2, 3, 4):
+        trajectories = rollouts(whole_run, step)
+        assert len(trajectories) == 16
+        assert {trajectory.version for trajectory in trajectories} == {step}
+        assert all(line.reward is not None and line.advantage is not None for t in trajectories for line in t.lines)
+
+
+def test_groups_share_a_problem_and_their_advantages_are_centred(whole_run: Path) -> None:
+    trajectories = rollouts(whole_run, 1)
+    for start in range(0, 16, 4):
+        group = trajectories[start : start + 4]
+        assert len({trajectory.task_id for trajectory in group}) == 1
+        advantages = [line.advantage or 0.0 for trajectory in group for line in trajectory.lines]
+        assert sum(advantages) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_sampler_has_the_trainers_weights_in_every_step(whole_run: Path) -> None:
+    for row in rows(whole_run, "train"):
+        assert row["sampling/sampling_logp_difference/max"] < 1e-3  # type: ignore[operator]
+        assert row["grad_norm"] > 0  # type: ignore[operator]
+
+
+def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_nothing(
+    whole_run: Path, tmp_path: Path
+) -> None:
+    before = kernels_and_folders()
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    run = tmp_path / "runs" / "small"
+    process = repl_rl("train", "small.yaml", cwd=tmp_path)
+    deadline = time.monotonic() + 200
+    while not (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists():
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while kernels_and_folders() - before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert kernels_and_folders() - before == set()
+
+    resumed = repl_rl("train", "--resume", str(run), cwd=tmp_path)
+    output = finish(resumed)
+    assert resumed.returncode == 0, output
+    assert "resuming from step 2" in output
+    assert [row["step"] for row in rows(run, "train")] == [1, 2, 3, 4]
+    for step in (1, 2, 3, 4):
+        problems = [trajectory.task_id for trajectory in rollouts(run, step)]
+        assert problems == [trajectory.task_id for trajectory in rollouts(whole_run, step)]
+    assert kernels_and_folders() - before == set()
+
+
+def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -> None:
+    before = kernels_and_folders()
+    config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}  # type: ignore[dict-item]
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    run = tmp_path / "runs" / "small"
+    process = repl_rl("train", "small.yaml", cwd=tmp_path)
+    deadline = time.monotonic() + 200
+    while not (run / "rollouts" / "step_00002.jsonl").exists():
+        assert process.poll() is None, finish(process)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output = finish(process)
+    assert process.returncode == 130, output
+    saved = sorted(path.name for path in (run / "checkpoints").glob("checkpoint-*"))
+    assert len(saved) == 1
+    assert "go on with: repl-rl train --resume" in output
+    assert kernels_and_folders() - before == set()
