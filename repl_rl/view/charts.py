@@ -1,0 +1,223 @@
+"""The report's charts as plotly figures in plain JSON types. Pure: rows of a run in, dictionaries out.
+
+Colours come from one palette of middle tones that reads on a light and on a dark ground; what depends on the ground
+(text, grid, hover box) is left to the page. Every label is escaped twice over: `visible` for what hides or steers, and
+HTML entities because plotly reads tags in labels.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from repl_rl.trajectory import LineKind
+from repl_rl.view.run import Row, Run, number
+from repl_rl.view.screen import visible
+
+Trace = dict[str, Any]
+
+BLUE, GREEN, AMBER, RED, VIOLET, GREY = "#4a82d9", "#2f9e6e", "#cf8a1f", "#d1524f", "#8b6fd0", "#8a929e"
+_CYCLE = (BLUE, AMBER, VIOLET, GREEN, RED, GREY)
+_KIND_COLOURS = {
+    LineKind.ANSWER: GREEN,
+    LineKind.EXPRESSION: "#3fa7b5",
+    LineKind.STATEMENT: BLUE,
+    LineKind.OPEN: "#8fb0e8",
+    LineKind.COMMENT: VIOLET,
+    LineKind.BLANK: "#b4bac4",
+    LineKind.OVERLONG: "#b98a5a",
+    LineKind.EXCEPTION: AMBER,
+    LineKind.SYNTAX_ERROR: RED,
+    LineKind.TIMEOUT: "#a05fa8",
+    LineKind.KILLED: "#6b4a52",
+}
+_SMOOTHED_FROM = 20
+"""A curve of fewer steps is drawn as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One figure of the report. `data` and `layout` are plotly's; `height` is in pixels on a wide page."""
+
+    id: str
+    title: str
+    caption: str
+    data: list[Trace]
+    layout: dict[str, Any]
+    height: int = 320
+
+
+def charts(run: Run) -> list[Chart]:
+    """The charts that this run has numbers for, in the order of the report."""
+    makers: tuple[Callable[[Run], Chart | None], ...] = (_learning, _families, _kinds, _errors, _rewards, _lengths)
+    return [chart for make in makers if (chart := make(run)) is not None]
+
+
+def label(text: object) -> str:
+    """`text` as plotly may show it: nothing hidden, and no tag left."""
+    return html.escape(visible(str(text)))
+
+
+def moving_average(values: Sequence[float | None], width: int) -> list[float | None]:
+    """The mean of each value and up to `width - 1` before it; gaps stay gaps and count in no mean."""
+    return [_mean(values[max(0, end - width) : end]) if values[end - 1] is not None else None for end in _ends(values)]
+
+
+def _ends(values: Sequence[float | None]) -> range:
+    return range(1, len(values) + 1)
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present)
+
+
+def _learning(run: Run) -> Chart | None:
+    curve = _series(run.train, "solve_rate", "training batch", BLUE)
+    heldout = _series(run.evals, "solve_rate", "held-out", GREEN)
+    if heldout is not None:
+        heldout |= {"mode": "lines+markers", "marker": {"size": 11, "symbol": "diamond"}}
+        heldout["line"] = {"color": GREEN, "width": 2, "dash": "dot"}
+    traces = [*_with_average(curve), heldout]
+    caption = "Share of problems solved: each step's own batch, and the held-out problems before and after."
+    return _chart("learning", "Learning curve", caption, traces, _percent("solved"), height=360)
+
+
+def _with_average(curve: Trace | None) -> list[Trace | None]:
+    if curve is None or len(curve["y"]) < _SMOOTHED_FROM:
+        return [curve]
+    width = len(curve["y"]) // 10 + 1
+    average = curve | {"y": moving_average(curve["y"], width), "name": f"mean of {width} steps"}
+    faint = curve | {"opacity": 0.55, "line": {"color": BLUE, "width": 1}}
+    return [faint, average]
+
+
+def _families(run: Run) -> Chart | None:
+    rows = [row for row in (run.before, run.after) if row is not None]
+    rates = [families for row in rows if isinstance(families := row.get("families"), Mapping)]
+    names = sorted({name for families in rates for name in families}, key=lambda name: number(rates[-1], name) or 0.0)
+    if not names:
+        return None
+    traces: list[Trace | None] = [_bridge(names, rates)] if len(rates) > 1 else []
+    for row, families, style in zip(rows, rates, (("circle-open", GREY), ("circle", GREEN)), strict=False):
+        traces.append(_dots(names, families, f"step {int(row['step'])}", *style))
+    layout = {"xaxis": {"range": [-0.03, 1.05], "tickformat": ".0%"}, "yaxis": {"automargin": True, "type": "category"}}
+    caption = "Held-out problems solved per family: open circles before training, full ones after."
+    height = 110 + 30 * len(names)
+    return _chart("families", "Before and after, by family", caption, traces, layout, height, x="")
+
+
+def _dots(names: list[str], families: Row, name: str, symbol: str, colour: str) -> Trace:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [number(families, family) for family in names],
+        "y": [label(family) for family in names],
+        "marker": {"size": 12, "symbol": symbol, "color": colour, "line": {"width": 2}},
+        "hovertemplate": "%{y}: %{x:.1%}",
+    }
+
+
+def _bridge(names: list[str], rates: list[Row]) -> Trace:
+    x: list[float | None] = []
+    y: list[str | None] = []
+    for name in names:
+        x += [number(rates[0], name), number(rates[-1], name), None]
+        y += [label(name), label(name), None]
+    line = {"color": GREY, "width": 2}
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, "line": line, "hoverinfo": "skip", "showlegend": False}
+
+
+def _kinds(run: Run) -> Chart | None:
+    traces: list[Trace | None] = []
+    for kind, colour in _KIND_COLOURS.items():
+        trace = _series(run.train, f"kinds/{kind}", str(kind).replace("_", " "), colour)
+        if trace is not None and any(trace["y"]):
+            # A gap would stop the stack of every kind above it.
+            trace["y"] = [value or 0.0 for value in trace["y"]]
+            traces.append(trace | {"stackgroup": "kinds", "line": {"width": 0.5, "color": colour}, "mode": "lines"})
+    caption = "What became of the lines that the model typed, as shares of all lines of a step."
+    return _chart("kinds", "Kinds of lines", caption, traces, _percent("of lines"), height=380)
+
+
+def _errors(run: Run, shown: int = 6) -> Chart | None:
+    names = sorted({key for row in run.train for key in row if key.startswith("errors/")})
+    total = {name: sum(number(row, name) or 0.0 for row in run.train) for name in names}
+    frequent = sorted(names, key=lambda name: -total[name])[:shown]
+    # A row names only the exceptions of its step: a missing one means none.
+    rows = [{**dict.fromkeys(frequent, 0.0), **row} for row in run.train]
+    series = [(name, colour) for name, colour in zip(frequent, _CYCLE, strict=False) if total[name]]
+    traces = [_series(rows, name, name.removeprefix("errors/"), colour) for name, colour in series]
+    caption = f"Lines that raised, by exception: the {len(series)} most frequent ones."
+    return _chart("errors", "Exceptions", caption, traces, {"yaxis": {"tickformat": ".1%", "rangemode": "tozero"}})
+
+
+def _rewards(run: Run) -> Chart | None:
+    keys = sorted({key for row in run.train for key in row if key.startswith("rewards/") and key.endswith("/mean")})
+    total = _series(run.train, "reward", "total", GREY)
+    if total is not None:
+        total["line"] = {"color": GREY, "width": 2, "dash": "dash"}
+    names = [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
+    parts = [
+        _series(run.train, *named, colour) for *named, colour in zip(keys, names, cycle(_CYCLE[:-1]), strict=False)
+    ]
+    caption = "Mean reward of a trajectory, and the components that it is made of."
+    return _chart("rewards", "Rewards", caption, [total, *parts], {"yaxis": {"zeroline": True}})
+
+
+def _lengths(run: Run) -> Chart | None:
+    tokens = _series(run.train, "tokens_per_trajectory", "tokens", AMBER)
+    lines = _series(run.train, "lines_per_trajectory", "lines", BLUE)
+    layout: dict[str, Any] = {"yaxis": {"title": {"text": "lines"}, "rangemode": "tozero"}}
+    if tokens is not None and lines is not None:
+        tokens["yaxis"] = "y2"
+        tokens["line"] = {"color": AMBER, "width": 2, "dash": "dash"}
+        right = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickmode": "auto"}
+        layout["yaxis2"] = {"title": {"text": "tokens"}, **right}
+    elif tokens is not None:
+        layout["yaxis"]["title"] = {"text": "tokens"}
+    caption = "What the model typed in one trajectory, on average: lines on the left scale, tokens on the right one."
+    return _chart("lengths", "Length of a trajectory", caption, [lines, tokens], layout)
+
+
+def _series(rows: Sequence[Row], key: str, name: str, colour: str) -> Trace | None:
+    values = [number(row, key) for row in rows]
+    if all(value is None for value in values):
+        return None
+    return {
+        "type": "scatter",
+        "mode": "lines" if len(values) > 1 else "markers",
+        "name": label(name),
+        "x": [int(row["step"]) for row in rows],
+        "y": values,
+        "line": {"color": colour, "width": 2.25},
+        "marker": {"color": colour},
+    }
+
+
+def _percent(title: str) -> dict[str, Any]:
+    return {"yaxis": {"tickformat": ".0%", "range": [0, 1.02], "title": {"text": title}}}
+
+
+def _chart(
+    id: str,
+    title: str,
+    caption: str,
+    traces: Sequence[Trace | None],
+    layout: dict[str, Any],
+    height: int = 320,
+    x: str = "step",
+) -> Chart | None:
+    present = [trace for trace in traces if trace is not None]
+    if not present:
+        return None
+    axis = {"title": {"text": x}, **layout.get("xaxis", {})}
+    if x == "step" and max(trace["x"][-1] for trace in present) <= 10:
+        # Left alone, plotly would put marks between the steps.
+        axis["dtick"] = 1
+    hover = "x unified" if x else "closest"
+    return Chart(id, title, caption, present, {**layout, "xaxis": axis, "hovermode": hover}, height)
