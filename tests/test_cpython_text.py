@@ -277,6 +277,20 @@ y = 1 + \\
 y
 (1 +
  2)
+[errors on continuation lines]
+x = 1 + \\
+    2 3
+x = 1 \\
+  + * \\
+  3
+if True:
+    x = \\
+    ]
+
+(1,
+ 2 3
+undefined + \\
+  1
 [triple-quoted strings]
 s = '''one
 two
@@ -511,6 +525,10 @@ class A:
 
 for i in range(3):
     if i:
+
+if True:
+    try:
+        x = 1
 
 x = (
 

@@ -274,7 +274,7 @@ class Interpreter:
             code = _compile_single(source, flags)
         except SyntaxError as error:
             if error.msg != _SEVERAL:
-                raise _terminal_error(source, self._flags, error) from None
+                raise _on_its_own_line(source, _terminal_error(source, self._flags, error)) from None
             body = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
             code = _compile_single(ast.Interactive(body), flags)
         for flag in _FUTURE_FLAGS:
@@ -306,13 +306,39 @@ def _terminal_error(source, flags, error):
         final = _error_of(source, flags)
         if final is None or any(mark in final.msg for mark in _OPEN_MARKS):
             return error
-        final.offset = max(final.offset, 1)  # 0 is the place of a text's end, which a terminal has not seen
+        final.offset = 0 if _is_nested(source, final) else 1
         return final
     closed = source
     while (found := _UNCLOSED.match(error.msg)) and len(closed) < len(source) + _MOST_BRACKETS:
         closed += _CLOSING[found[1]]
         error = _error_of(closed, flags) or error
     return error
+
+
+def _on_its_own_line(source, error):
+    """Cut the lines before a backslash off an error's text: a terminal shows only the line that it has just read."""
+    shown, own_line = (error.text or "").split("\n"), source.split("\n")[(error.lineno or 1) - 1]
+    if own_line not in shown[1:]:
+        return error
+    before = shown[: shown.index(own_line, 1)]
+    if all(line.endswith("\\") for line in before):
+        skipped = sum(len(line) + 1 for line in before)
+        error.text = own_line + "\n"
+        error.offset -= skipped if error.offset > skipped else 0
+        if (error.end_offset or 0) > skipped:
+            error.end_offset -= skipped
+    return error
+
+
+def _is_nested(source, error):
+    """Whether what lacks an end is itself inside a block: a terminal then puts no caret under the blank line."""
+    lines = source.rstrip("\n").split("\n")
+    place = len(lines)
+    if numbered := re.search(r"on line (\d+)$", error.msg):
+        place = int(numbered[1])
+    elif "'except'" in error.msg:
+        place = max((n for n, line in enumerate(lines, 1) if line.lstrip().startswith("try")), default=place)
+    return lines[place - 1][:1].isspace()
 
 
 def _error_of(source, flags):
