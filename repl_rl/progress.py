@@ -10,6 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+_SHOWN = ("solve_rate", "reward", "lines_per_trajectory", "error_rate", "tokens_per_s")
+_STEP_LINE = (
+    "step {step:>4}  solved {solve_rate:6.1%}  reward {reward:+.3f}  lines {lines_per_trajectory:4.1f}  "
+    "errors {error_rate:5.1%}  {tokens_per_s:5.0f} tok/s  {seconds:6.1f} s"
+)
+
 
 class Progress:
     """Talks to the person who started the run."""
@@ -43,12 +49,8 @@ class Progress:
 
     def step(self, row: dict[str, Any]) -> None:
         """One finished training step, as a row of metrics.jsonl."""
-        errors = row.get("error_rate", 0.0)
-        self.say(
-            f"step {row['step']:>4}   solved {row.get('solve_rate', 0.0):5.1%}   reward {row.get('reward', 0.0):+.3f}   "
-            f"lines {row.get('lines_per_trajectory', 0.0):4.1f}   errors {errors:5.1%}   "
-            f"{row.get('tokens_per_s', 0.0):5.0f} tok/s   {row['seconds']:6.1f} s"
-        )
+        shown = {key: row.get(key, 0.0) for key in _SHOWN}
+        self.say(_STEP_LINE.format(step=row["step"], seconds=row["seconds"], **shown))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=row["step"])
 

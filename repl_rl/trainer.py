@@ -56,7 +56,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 @dataclass
-class ReplGRPOConfig(GRPOConfig):
+class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
 
     Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
@@ -267,7 +267,12 @@ def _task_of(row: dict[str, Any]) -> Task:
 def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
     """A trajectory as TRL's lists; a void one becomes a single masked padding token, for TRL refuses empty ones."""
     if trajectory.is_void:
-        return {"prompt_ids": list(trajectory.prompt_ids), "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
+        return {
+            "prompt_ids": list(trajectory.prompt_ids),
+            "completion_ids": [pad_id],
+            "logprobs": [0.0],
+            "env_mask": [0],
+        }
     return {
         "prompt_ids": list(trajectory.prompt_ids),
         "completion_ids": list(trajectory.completion_ids),

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pathlib import Path as _P
-
-NANO_PATH = _P("/tmp/tiny")
+from repl_rl.nano import NANO_PATH
 from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.trajectory import Task
 

@@ -1,0 +1,1 @@
+"""Measurements that stand in BENCHMARKS.md, each a command."""
