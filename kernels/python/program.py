@@ -24,12 +24,12 @@ import signal
 import site
 import sys
 
-import interpreter as interpreter_module
+import repl_interpreter
+import repl_screen
 import slim_imports
 
-INTERPRETER = interpreter_module.Interpreter
-KILLED = interpreter_module.KILLED
-_OWN_MODULES = ("program", "interpreter", "slim_imports")
+KILLED = repl_interpreter.KILLED
+_OWN_MODULES = ("program", "repl_interpreter", "repl_screen", "repl_stack", "repl_syntax", "slim_imports")
 
 
 def main(boot_descriptor):
@@ -80,7 +80,7 @@ def _silent_log():
 
 
 def _user_session():
-    return INTERPRETER(interpreter_module.Screen(descriptors=(1, 2)))
+    return repl_interpreter.Interpreter(repl_screen.Screen(descriptors=(1, 2)))
 
 
 def _session(session_module, connection):
@@ -183,7 +183,7 @@ def _kernel_class(kernelbase):
                 with self._cell:
                     outcome = self._user_session.run(code)
             except KeyboardInterrupt:
-                outcome = interpreter_module.Outcome(interpreter_module.ERROR, error_name="KeyboardInterrupt")
+                outcome = repl_interpreter.Outcome(repl_interpreter.ERROR, error_name="KeyboardInterrupt")
             if os.getpid() != self._pid:
                 os._exit(0)  # a fork made by the cell: at a terminal it would compete for the input, here it ends
             return outcome

@@ -6,7 +6,8 @@ since every line comes from `demonstrations`. The text around it comes from the 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import sys
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -85,10 +86,11 @@ class _Terminal:
 @cache
 def load_interpreter() -> Any:
     """The module that kernels run, from its file. Raises DependencyError where that is missing."""
-    path = resource_folder("kernels") / "python" / "interpreter.py"
-    spec = importlib.util.spec_from_file_location("repl_rl_interpreter", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DependencyError(f"the interpreter program is missing at {path}; reinstall the package")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    folder = str(resource_folder("kernels") / "python")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("repl_interpreter")
+    except ModuleNotFoundError as error:
+        raise DependencyError(f"the interpreter program is missing in {folder}; reinstall the package") from error
+    finally:
+        sys.path.remove(folder)

@@ -1,0 +1,219 @@
+"""CPython's interactive mode as an object: a cell goes in, what the terminal would show comes out.
+
+    interpreter = Interpreter()
+    interpreter.run("1 + 1")      # Outcome(status="ok", output="2\\n", ...)
+
+Cells are compiled as `<stdin>` in mode "single" and run in a `__main__` of their own. Echoes, warnings, tracebacks and
+syntax errors are written by CPython's own C code (`sys.displayhook`, `sys.excepthook`), so their text is CPython's.
+
+Standard library only: the kernel program imports this inside the sandbox, and scripts that put this folder on their
+path can run trusted cells in their own process (a fresh `Interpreter` is a fresh namespace; nothing is isolated then,
+and `run` must not be called from two threads at once). The source of a cell is a whole statement, its lines joined by
+newlines: one that ends in a newline ends in a blank line, which closes a block. Several statements are run in order.
+
+Not covered: top-level `await`; hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
+"""
+
+import __future__
+
+import builtins
+import contextlib
+import contextvars
+import sys
+import types
+
+from repl_screen import Screen
+from repl_stack import PROBE, Stack, hide_frames
+from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
+from repl_syntax import compile_cell
+
+_FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
+_NAME_CHARS = 200
+_CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
+_MISSING = object()
+_OWNED = (
+    *((sys, name) for name in ("stdin", "stdout", "stderr", "displayhook", "excepthook", "ps1", "ps2")),
+    (builtins, "_"),
+)
+
+OK, ERROR, INCOMPLETE, KILLED = "ok", "error", "incomplete", "killed"
+
+
+class Outcome:
+    """What one cell did.
+
+    `status` is "ok", "error" (an exception, or the cell did not compile), "incomplete" (nothing was run) or "killed"
+    (SystemExit: a terminal would have closed). `compiled` is False where the cell itself is no valid Python, which is
+    another thing than code that raises SyntaxError as it runs. `answer` holds the `repr` of every value handed to
+    `submit_final_answer`, or None. `omitted_bytes` counts output beyond the screen's limit.
+    """
+
+    __slots__ = ("answer", "compiled", "error_name", "omitted_bytes", "output", "status")
+
+    def __init__(self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0):
+        self.status = status
+        self.output = output
+        self.error_name = error_name
+        self.compiled = compiled
+        self.answer = answer
+        self.omitted_bytes = omitted_bytes
+
+    def __repr__(self):
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"Outcome({fields})"
+
+
+class Interpreter:
+    """One interactive session: a `__main__`, its future flags, its `_`, and the answers it handed in."""
+
+    def __init__(self, screen=None, answer_chars=10_000):
+        """`answer_chars` caps the `repr` of each answered value."""
+        self.screen = Screen() if screen is None else screen
+        self.main = types.ModuleType("__main__")
+        self.namespace = self.main.__dict__
+        self._answer_chars = answer_chars
+        self._answers = []
+        self._context = contextvars.Context()
+        self._flags = 0
+        self._stack = Stack()
+        self._fill_namespace()
+        self._process_state = self._fresh_process_state()
+
+    def _fill_namespace(self):
+        self.namespace.update(
+            __annotations__={},
+            __builtins__=builtins,
+            __loader__=sys.__loader__,
+            submit_final_answer=self._make_submit(),
+        )
+
+    def _make_submit(self):
+        def submit_final_answer(value, /, *values):
+            """Hand in the final answer; this ends the session."""
+            texts = [_encodable(repr(each))[: self._answer_chars] for each in (value, *values)]
+            self._answers.extend(texts)
+
+        submit_final_answer.__module__ = "builtins"
+        submit_final_answer.__qualname__ = "submit_final_answer"
+        return submit_final_answer
+
+    def run(self, source):
+        """Run one cell and return its `Outcome`; nothing that the cell does is raised, KeyboardInterrupt included."""
+        self._answers = []
+        with self.active(), self._stack.as_at_terminal():
+            outcome = self._run(source + "\n")
+            self.screen.flush()
+        outcome.output, outcome.omitted_bytes = self.screen.take()
+        outcome.answer = tuple(self._answers) if self._answers else None
+        return outcome
+
+    @contextlib.contextmanager
+    def active(self):
+        """Make this session the process's: its streams, hooks, `__main__` and `_`, as its cells last left them."""
+        outside = _process_state()
+        _set_process_state(self._process_state)
+        try:
+            yield self
+        finally:
+            self._process_state = _process_state()
+            _set_process_state(outside)
+
+    def _fresh_process_state(self):
+        screen, hooks = self.screen, (sys.__displayhook__, sys.__excepthook__)
+        return [screen.stdin, screen.stdout, screen.stderr, *hooks, ">>> ", "... ", _MISSING, self.main]
+
+    def _run(self, source):
+        error, compiled = None, False
+        try:
+            code = self._compile(source)
+            compiled = True
+            self._execute(code)
+        except BaseException as raised:  # noqa: BLE001 - whatever a cell raises is its result
+            error = raised
+        if error is None:
+            return Outcome(OK)
+        if not compiled:
+            error = error.with_traceback(None)
+            if isinstance(error, SyntaxError) and error.msg == INCOMPLETE_INPUT:
+                return Outcome(INCOMPLETE)
+        return self._failed(error, compiled)
+
+    def _execute(self, code):
+        probed = {}
+        limit = self._stack.before_probe()
+        for step in ((exec, PROBE, probed), (exec, code, self.namespace)):
+            # One place for both, and a call that CPython never specialises: what it counts as stays the same.
+            self._context.run(*step)
+            if step[1] is PROBE:
+                self._stack.after_probe(limit, probed["reached"])
+
+    def _compile(self, source):
+        code = compile_cell(source, self._flags)
+        for flag in _FUTURE_FLAGS:
+            self._flags |= code.co_flags & flag
+        return code
+
+    def _failed(self, error, compiled):
+        if isinstance(error, SystemExit):
+            _show_exit(error)
+            return Outcome(KILLED, error_name=_name(error))
+        with contextlib.suppress(Exception):
+            hide_frames(error)
+        status = KILLED if _show(error) is KILLED else ERROR
+        return Outcome(status, error_name=_name(error), compiled=compiled)
+
+
+def _encodable(text):
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _name(error):
+    return _encodable(_CLASS_NAME(type(error)))[:_NAME_CHARS]
+
+
+def _process_state():
+    """What a session owns of the process, in the order of `_OWNED`; `_MISSING` for what is not there."""
+    return [getattr(holder, name, _MISSING) for holder, name in _OWNED] + [sys.modules.get("__main__", _MISSING)]
+
+
+def _set_process_state(values):
+    *attributes, main = values
+    for (holder, name), value in zip(_OWNED, attributes, strict=True):
+        if value is not _MISSING:
+            setattr(holder, name, value)
+        elif hasattr(holder, name):
+            delattr(holder, name)
+    if main is not _MISSING:
+        sys.modules["__main__"] = main
+
+
+def _show(error):
+    """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if that one exits."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _write_error("sys.excepthook is missing\n", error)
+        return ERROR
+    try:
+        hook(type(error), error, error.__traceback__)
+    except SystemExit as exit_error:
+        _show_exit(exit_error)
+        return KILLED
+    except BaseException as hook_error:  # noqa: BLE001 - as CPython does
+        hide_frames(hook_error)
+        _write_error("Error in sys.excepthook:\n", hook_error)
+        _write_error("\nOriginal exception was:\n", error)
+    return ERROR
+
+
+def _write_error(heading, error):
+    with contextlib.suppress(Exception):
+        sys.stderr.write(heading)
+    sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _show_exit(error):
+    """What CPython prints when a SystemExit ends it: its code, unless that is None or a number."""
+    with contextlib.suppress(Exception):
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")

@@ -1,0 +1,72 @@
+"""Where a session's output goes: to a descriptor as it happens, and into a record of what a terminal would show."""
+
+import contextlib
+import io
+import os
+import sys
+
+
+class _Tap(io.RawIOBase):
+    """The bottom of a text stream: passes bytes on to a descriptor, if it has one, and to the screen's record."""
+
+    def __init__(self, name, descriptor, record):
+        super().__init__()
+        self.name = name
+        self._descriptor = descriptor
+        self._record = record
+
+    def writable(self):
+        return True
+
+    def fileno(self):
+        if self._descriptor is None:
+            return super().fileno()
+        return self._descriptor
+
+    def write(self, chunk):
+        written = len(chunk) if self._descriptor is None else os.write(self._descriptor, chunk)
+        self._record(bytes(chunk[:written]))
+        return written
+
+
+class Screen:
+    """Standard output and error as a terminal merges them: line-buffered both, in the order of their flushes.
+
+    With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s.
+    """
+
+    def __init__(self, descriptors=(None, None), limit_bytes=1_000_000):
+        self._chunks = []
+        self._room_bytes = self._limit_bytes = limit_bytes
+        self._omitted_bytes = 0
+        self.stdin = sys.stdin if descriptors[0] is not None else io.StringIO()
+        self.stdout = self._stream("<stdout>", descriptors[0], "strict")
+        self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
+
+    def _stream(self, name, descriptor, errors):
+        buffer = io.BufferedWriter(_Tap(name, descriptor, self._keep))
+        stream = io.TextIOWrapper(buffer, encoding="utf-8", errors=errors, newline="\n", line_buffering=True)
+        stream.mode = "w"
+        return stream
+
+    def _keep(self, chunk):
+        kept = chunk[: self._room_bytes]
+        self._room_bytes -= len(kept)
+        self._omitted_bytes += len(chunk) - len(kept)
+        if kept:
+            self._chunks.append(kept)
+
+    def flush(self):
+        """What CPython does after each statement: stderr, then stdout; a broken stream is no reason to stop."""
+        for holder in (sys, self):
+            for name in ("stderr", "stdout"):
+                with contextlib.suppress(Exception):
+                    getattr(holder, name).flush()
+
+    def take(self):
+        """The text since the last call, and the number of bytes that the limit left out of it."""
+        text = b"".join(self._chunks).decode("utf-8", "backslashreplace")
+        omitted_bytes = self._omitted_bytes
+        self._chunks.clear()
+        self._room_bytes, self._omitted_bytes = self._limit_bytes, 0
+        return text, omitted_bytes

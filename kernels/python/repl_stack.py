@@ -1,0 +1,94 @@
+"""What lies below a cell on the stack must not show: neither in its tracebacks nor in how deep it can recurse."""
+
+import contextlib
+import os
+import sys
+import types
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_PROBE_ROOM = 60
+_TERMINAL_RESERVE = 2  # a terminal's limit minus what the probe would reach there
+
+PROBE = compile(
+    "def probe(n):\n global reached\n reached = n\n probe(n + 1)\ntry: probe(0)\nexcept RecursionError: pass",
+    "<probe>",
+    "exec",
+)
+"""Sets `reached` in its namespace to the number of calls that fit on the stack, minus 1."""
+
+
+class Stack:
+    """The recursion limit that a session believes in, whatever lies below its cells on the stack.
+
+    Cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same. What lies below a cell
+    is measured each time: frames can be counted, but C code counts as frames too, and not always in the same way.
+    """
+
+    def __init__(self):
+        self._limit = 1000
+        self._below = 0
+        self._functions = sys.getrecursionlimit, sys.setrecursionlimit
+
+    @contextlib.contextmanager
+    def as_at_terminal(self):
+        """Show the session its own limit while it runs. The caller measures and then runs the cell."""
+        limit_outside = sys.getrecursionlimit()
+        outside = self._functions = sys.getrecursionlimit, sys.setrecursionlimit
+        sys.getrecursionlimit, sys.setrecursionlimit = lambda: self._limit, self._set_limit
+        try:
+            yield
+        finally:
+            sys.getrecursionlimit, sys.setrecursionlimit = outside
+            outside[1](limit_outside)
+
+    def _set_limit(self, limit):
+        self._functions[1](limit + self._below if isinstance(limit, int) else limit)
+        self._limit = limit
+
+    def before_probe(self):
+        """Leave the probe some frames to run through; returns the limit that it runs into."""
+        depth, frame = 0, sys._getframe()
+        while frame is not None:
+            depth, frame = depth + 1, frame.f_back
+        self._functions[1](depth + _PROBE_ROOM)
+        return depth + _PROBE_ROOM
+
+    def after_probe(self, limit, reached):
+        """Set the session's limit on top of what the probe found to be used up."""
+        self._below = limit - _TERMINAL_RESERVE - reached
+        self._functions[1](self._limit + self._below)
+
+
+def hide_frames(error):
+    """Take this module's frames out of the tracebacks of an exception and of everything that it is chained to."""
+    todo, seen = [error], set()
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _without_ours(each.__traceback__)
+        todo += [each.__cause__, each.__context__]
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+def _without_ours(traceback):
+    while traceback is not None and _is_ours(traceback):
+        traceback = traceback.tb_next
+    frames = []
+    each = traceback
+    while each is not None:
+        frames.append(each)
+        each = each.tb_next
+    if not any(map(_is_ours, frames)):
+        return traceback
+    rebuilt = None
+    for each in reversed(frames):
+        if not _is_ours(each):
+            rebuilt = types.TracebackType(rebuilt, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return rebuilt
+
+
+def _is_ours(traceback):
+    return os.path.dirname(traceback.tb_frame.f_code.co_filename) == _FOLDER

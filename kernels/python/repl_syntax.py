@@ -1,0 +1,89 @@
+"""Compiles cells as a terminal does, and words syntax errors as one that has not seen the end of the text yet.
+
+`compile` is given a whole cell; the interactive parser reads it line by line. Where the two report different errors,
+the functions here turn the former's into the latter's.
+"""
+
+import ast
+import codeop
+import re
+
+INCOMPLETE = "incomplete input"
+"""Message of the SyntaxError for a cell that needs another line."""
+
+_SEVERAL = "multiple statements found while compiling a single statement"
+_OPEN_MARKS = ("was never closed", "unterminated triple-quoted", "unexpected EOF")
+_UNCLOSED = re.compile(r"'([(\[{])' was never closed")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_MOST_BRACKETS = 200
+
+
+def compile_cell(source, future_flags):
+    """The code of a cell. Raises the error that a terminal would show; several statements become one code object."""
+    flags = codeop.PyCF_ALLOW_INCOMPLETE_INPUT | future_flags
+    try:
+        return _compile_single(source, flags)
+    except SyntaxError as error:
+        if error.msg != _SEVERAL:
+            raise _on_its_own_line(source, _terminal_error(source, future_flags, error)) from None
+    body = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
+    return _compile_single(ast.Interactive(body), flags)
+
+
+def _compile_single(source, flags):
+    return compile(source, "<stdin>", "single", flags, dont_inherit=True)
+
+
+def _terminal_error(source, flags, error):
+    """The error that a terminal reports where `compile`, which has seen the end of the text, raises `error`.
+
+    A blank line ends a block there even if the block has no body yet. And an open bracket is no error there, since
+    more may come: what is wrong in front of it is.
+    """
+    if error.msg == INCOMPLETE:
+        if not source.endswith("\n\n"):
+            return error
+        final = _error_of(source, flags)
+        if final is None or any(mark in final.msg for mark in _OPEN_MARKS):
+            return error
+        final.offset = 0 if _is_nested(source, final) else 1
+        return final
+    closed = source
+    while (found := _UNCLOSED.match(error.msg)) and len(closed) < len(source) + _MOST_BRACKETS:
+        closed += _CLOSING[found[1]]
+        error = _error_of(closed, flags) or error
+    return error
+
+
+def _on_its_own_line(source, error):
+    """Cut the lines before a backslash off an error's text: a terminal shows only the line that it has just read."""
+    shown, own_line = (error.text or "").split("\n"), source.split("\n")[(error.lineno or 1) - 1]
+    if own_line not in shown[1:]:
+        return error
+    before = shown[: shown.index(own_line, 1)]
+    if all(line.endswith("\\") for line in before):
+        skipped = sum(len(line) + 1 for line in before)
+        error.text = own_line + "\n"
+        error.offset -= skipped if error.offset > skipped else 0
+        if (error.end_offset or 0) > skipped:
+            error.end_offset -= skipped
+    return error
+
+
+def _is_nested(source, error):
+    """Whether what lacks an end is itself inside a block: a terminal then puts no caret under the blank line."""
+    lines = source.rstrip("\n").split("\n")
+    place = len(lines)
+    if numbered := re.search(r"on line (\d+)$", error.msg):
+        place = int(numbered[1])
+    elif "'except'" in error.msg:
+        place = max((n for n, line in enumerate(lines, 1) if line.lstrip().startswith("try")), default=place)
+    return lines[place - 1][:1].isspace()
+
+
+def _error_of(source, flags):
+    try:
+        _compile_single(source, flags)
+    except SyntaxError as error:
+        return error
+    return None
