@@ -18,7 +18,7 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
-    from repl_rl.run import Outcome
+    from repl_rl.run.training import Outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="repl-rl", description="RL for models that type into a live Python interpreter")
+    parser = argparse.ArgumentParser(
+        prog="repl-rl", description="RL for models that type into a live Python interpreter"
+    )
     parser.add_argument("--verbose", action="store_true", help="show the libraries' own logs and warnings")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shipped = f"a YAML file, or one of: {', '.join(shipped_configs())}"
@@ -81,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.progress import Progress
-    from repl_rl.run import prepare, train
+    from repl_rl.run.progress import Progress
+    from repl_rl.run.training import prepare, train
 
     if options.config is None and options.resume is None:
         raise ConfigError("give a config to train, or --resume RUN")
@@ -117,7 +119,7 @@ def _say_how_to_resume(console: Console, folder: Path) -> None:
 
 
 def _rollout(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.session import open_service
+    from repl_rl.service import open_service
 
     if options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
@@ -152,9 +154,9 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
 
 
 def _eval(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.evaluate import evaluate, heldout_tasks
     from repl_rl.rewards import RewardTable
-    from repl_rl.session import open_service
+    from repl_rl.run.evaluation import evaluate, heldout_tasks
+    from repl_rl.service import open_service
 
     config = load_config(options.config, tuple(options.set))
     tasks, table = heldout_tasks(config), RewardTable(config.rewards)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from repl_rl.background import BackgroundLoop
-from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.engine import Engine, Vocabulary
+from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
+from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.kernel import KernelPool, Limits
+from repl_rl.kernel.sandbox import require_sandbox
+from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
 from repl_rl.trajectory import Task, Trajectory
 
@@ -76,3 +80,31 @@ def make_pool(config: KernelConfig) -> KernelPool:
     """The pool that a config describes."""
     limits = Limits(line_s=config.line_s, grace_s=config.grace_s, memory_mb=config.memory_mb)
     return KernelPool(size=config.size, limits=limits, sandbox=config.sandbox)
+
+
+@contextmanager
+def open_service(config: Config) -> Iterator[RolloutService]:
+    """Load the config's model into an engine and start its kernels; both are gone behind the block.
+
+    Raises DependencyError, SandboxError or ModelError before anything is loaded.
+    """
+    require_vllm()
+    require_sandbox(config.kernel.sandbox)
+    path = resolve_model(config.model.path)
+    prepare_environment(config.engine.kv_cache_gib)
+    vocabulary = load_vocabulary(path)
+    engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
+    try:
+        with RolloutService(
+            engine,
+            vocabulary,
+            kernel=config.kernel,
+            dialect=config.dialect,
+            budget=config.budget,
+            sampling=config.sampling,
+            context_tokens=config.engine.context_tokens,
+            chat=config.model.chat,
+        ) as service:
+            yield service
+    finally:
+        engine.close()

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from repl_rl.runfolder import RunFolder
+from repl_rl.run.folder import RunFolder
 
 NO_LINE_REWARDS = ("rewards.kinds={}", "rewards.exceptions={}")
 

@@ -20,12 +20,12 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.kernel.sandbox import require_sandbox
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
-from repl_rl.runfolder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 
 if TYPE_CHECKING:
-    from repl_rl.progress import Progress
+    from repl_rl.run.progress import Progress
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
 
@@ -136,7 +136,7 @@ def training_arguments(config: Config, folder: RunFolder) -> ReplGRPOConfig:
 
 def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
     """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
-    from repl_rl.evaluate import evaluate
+    from repl_rl.run.evaluation import evaluate
 
     known = prepared.folder.evaluation(step)
     if known is not None:
@@ -155,7 +155,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
 def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
     from transformers import PrinterCallback
 
-    from repl_rl.callbacks import RecordMetrics, StopOnRequest
+    from repl_rl.run.callbacks import RecordMetrics, StopOnRequest
 
     if prepared.checkpoint is not None:
         prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.progress import Progress
-from repl_rl.runfolder import RunFolder
+from repl_rl.run.folder import RunFolder
+from repl_rl.run.progress import Progress
 
 
 class RecordMetrics(TrainerCallback):  # type: ignore[misc]

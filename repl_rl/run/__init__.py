@@ -1,0 +1,6 @@
+"""A run from config to report: its folder, its progress on the screen, held-out evaluation, training and resuming."""
+
+from repl_rl.run.folder import RunFolder
+from repl_rl.run.progress import Progress
+
+__all__ = ["Progress", "RunFolder"]
