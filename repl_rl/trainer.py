@@ -159,7 +159,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         self.engine = cast(
             VLLMEngine,
-            make_engine(path, vocabulary, ModelConfig(path=path, dtype=dtype), args.engine, seed=args.seed),  # type: ignore[arg-type]
+            make_engine(path, vocabulary, ModelConfig(path=path, dtype=dtype), args.engine, seed=args.seed),
         )
         self.service = RolloutService(
             self.engine,
