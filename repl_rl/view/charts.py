@@ -162,9 +162,8 @@ def _rewards(run: Run) -> Chart | None:
     if total is not None:
         total["line"] = {"color": GREY, "width": 2, "dash": "dash"}
     names = [key.removeprefix("rewards/").removesuffix("/mean") for key in keys]
-    parts = [
-        _series(run.train, *named, colour) for *named, colour in zip(keys, names, cycle(_CYCLE[:-1]), strict=False)
-    ]
+    styled = zip(keys, names, cycle(_CYCLE[:-1]), strict=False)
+    parts = [_series(run.train, key, name, colour) for key, name, colour in styled]
     caption = "Mean reward of a trajectory, and the components that it is made of."
     return _chart("rewards", "Rewards", caption, [total, *parts], {"yaxis": {"zeroline": True}})
 

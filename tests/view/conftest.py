@@ -1,0 +1,140 @@
+"""A run folder as the trainer writes it, made of real trajectories."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl_rl.config import Config, dump_config
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory, write_jsonl
+
+BANNER = "Python 3.11.7 on linux\n"
+FAMILIES = ("binomial", "gcd", "modular_power", "product")
+STEPS = 24
+Typed = tuple[str, LineKind, str | None, str]
+
+
+def make_trajectory(
+    task_id: str,
+    question: str,
+    typed: Sequence[Typed],
+    *,
+    stop: StopReason = StopReason.ANSWER,
+    answer: tuple[str, ...] | None = None,
+    grade: float | None = None,
+    credited: bool = True,
+) -> Trajectory:
+    """A trajectory of three tokens a line, with two tokens of output behind every line that shows something."""
+    lines: list[Line] = []
+    sampled: list[bool] = []
+    for text, kind, error_name, output in typed:
+        start = len(sampled)
+        reward = {LineKind.EXCEPTION: -0.1, LineKind.ANSWER: grade or 0.0}.get(kind, 0.0) if credited else None
+        advantage = (1.25 if grade else -0.75) if credited else None
+        lines.append(Line(start, start + 3, text, kind, error_name, output, reward, advantage, 0.0042))
+        sampled += [True] * 3 + [False] * (2 if output else 0)
+    return Trajectory(
+        task_id=task_id,
+        prompt=f"{BANNER}>>> # {question}\n>>>",
+        prompt_ids=(1, 2, 3),
+        completion_ids=tuple(range(len(sampled))),
+        sampled_mask=tuple(sampled),
+        logprobs=tuple(-0.5 if was_sampled else 0.0 for was_sampled in sampled),
+        stop_reason=stop,
+        lines=tuple(lines),
+        answer=answer,
+        outcome_reward=grade,
+        duration_s=0.31,
+    )
+
+
+def solved_trajectory(task_id: str = "gcd-heldout-12-18", credited: bool = True) -> Trajectory:
+    typed = [
+        (" # Euclid does this; math has it.\n", LineKind.COMMENT, None, ">>>"),
+        (" import math\n", LineKind.STATEMENT, None, ">>>"),
+        (" for k in (1, 2):\n", LineKind.OPEN, None, "..."),
+        ("     r = math.gcd(12, 18)\n", LineKind.OPEN, None, "..."),
+        ("\n", LineKind.STATEMENT, None, ">>>"),
+        (" r\n", LineKind.EXPRESSION, None, "6\n>>>"),
+        (" submit_final_answer(r)\n", LineKind.ANSWER, None, ""),
+    ]
+    question = "What is the greatest common divisor of 12 and 18?"
+    return make_trajectory(task_id, question, typed, answer=("6",), grade=1.0, credited=credited)
+
+
+def failed_trajectory(task_id: str = "gcd-heldout-12-18", credited: bool = True) -> Trajectory:
+    traceback = (
+        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+        "NameError: name 'math' is not defined. Did you forget to import 'math'?\n>>>"
+    )
+    typed = [
+        (" math.gcd(12, 18)\n", LineKind.EXCEPTION, "NameError", traceback),
+        (" submit_final_answer(12)\n", LineKind.ANSWER, None, ""),
+    ]
+    question = "What is the greatest common divisor of 12 and 18?"
+    return make_trajectory(task_id, question, typed, answer=("12",), grade=0.0, credited=credited)
+
+
+def train_row(step: int) -> dict[str, Any]:
+    done = step / STEPS
+    return {
+        "kind": "train",
+        "step": step,
+        "seconds": 11.5 * step,
+        "reward": 0.4 + 0.5 * done,
+        "solve_rate": 0.38 + 0.57 * done + 0.04 * math.sin(3 * step),
+        "loss": 0.01,
+        "kinds/comment": 0.2 - 0.1 * done,
+        "kinds/statement": 0.25,
+        "kinds/expression": 0.2 + 0.1 * done,
+        "kinds/exception": 0.15 * (1 - done),
+        "kinds/syntax_error": 0.05 * (1 - done),
+        "kinds/answer": 0.15 + 0.2 * done,
+        "errors/NameError": 0.1 * (1 - done),
+        "errors/ZeroDivisionError": 0.05 * (1 - done),
+        "rewards/outcome/mean": 0.38 + 0.57 * done,
+        "rewards/table/mean": -0.05 * (1 - done),
+        "lines_per_trajectory": 3.4 + math.sin(step) / 4,
+        "tokens_per_trajectory": 41.0 - 8 * done,
+        "kernel_ms_p50": 4.1,
+        "kernel_ms_p99": 38.2,
+        "tokens_per_s": 1412.0,
+    }
+
+
+def eval_row(step: int, rates: Sequence[float]) -> dict[str, Any]:
+    families = dict(zip(FAMILIES, rates, strict=True))
+    rate = sum(rates) / len(rates)
+    return {"kind": "eval", "step": step, "seconds": 30.2, "solve_rate": rate, "problems": 240, "families": families}
+
+
+def metric_rows() -> list[dict[str, Any]]:
+    before, after = eval_row(0, (0.2, 0.3, 0.45, 0.7)), eval_row(STEPS, (0.85, 0.95, 0.9, 1.0))
+    return [before, *(train_row(step) for step in range(1, STEPS + 1)), after]
+
+
+def write_metrics(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """Twenty-four steps with evaluations around them, all files whole."""
+    folder = tmp_path / "quickstart"
+    folder.mkdir()
+    config = Config.model_validate({"name": "quickstart", "seed": 7, "train": {"steps": STEPS}})
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    write_metrics(folder, metric_rows())
+    for step, first in ((1, failed_trajectory("gcd-train-4-6")), (STEPS, solved_trajectory("gcd-train-8-20"))):
+        other = solved_trajectory(first.task_id) if step == 1 else failed_trajectory("product-train-3-4")
+        write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", [first, first, other])
+    ids = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
+    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in ids])
+    after = [failed_trajectory(ids[1], False), *(solved_trajectory(i, False) for i in ids if i != ids[1])]
+    write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
+    return folder

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import RunError
+from repl_rl.view.run import number, read_run
+from tests.view.conftest import STEPS, solved_trajectory, train_row, write_metrics
+
+
+def test_a_whole_run_is_read_without_notes(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert run.notes == ()
+    assert [row["step"] for row in run.train] == list(range(1, STEPS + 1))
+    assert run.before is not None
+    assert run.after is not None
+    assert (run.before["step"], run.after["step"]) == (0, STEPS)
+    assert [rollouts.step for rollouts in run.rollouts] == [1, STEPS]
+    assert run.evaluations[0].trajectories[1].task_id == "gcd-heldout-0"
+    assert (run.setting("name"), run.setting("train.steps"), run.setting("train.nothing.here")) == (
+        "quickstart",
+        24,
+        None,
+    )
+    assert run.train_seconds == 11.5 * STEPS
+
+
+def test_a_row_that_a_crash_cut_off_is_left_out_with_a_note(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"kind": "train", "step": 25, "rew')
+    run = read_run(run_folder)
+    assert run.notes == (
+        f"metrics.jsonl, line {STEPS + 3}, is not a row and is left out (cut off, as a crash leaves it)",
+    )
+    assert len(run.train) == STEPS
+
+
+@pytest.mark.parametrize(
+    "line", ["[1, 2]", '{"step": 3}', '{"kind": "train"}', '{"kind": "train", "step": true}', "null"]
+)
+def test_what_is_json_but_no_row_is_left_out_with_a_note(tmp_path: Path, line: str) -> None:
+    (tmp_path / "config.yaml").write_text("name: x\n")
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{json.dumps(train_row(2))}\n")
+    run = read_run(tmp_path)
+    assert [row["step"] for row in run.train] == [2]
+    assert run.notes == ("metrics.jsonl, line 1, is not a row and is left out",)
+
+
+def test_of_two_rows_for_one_step_the_later_counts(run_folder: Path) -> None:
+    rows = [train_row(1), train_row(2), {**train_row(1), "solve_rate": 0.99}]
+    write_metrics(run_folder, rows)
+    run = read_run(run_folder)
+    assert [(row["step"], row["solve_rate"]) for row in run.train] == [(1, 0.99), (2, rows[1]["solve_rate"])]
+
+
+def test_a_resumed_runs_clock_starts_again_and_is_added_up(run_folder: Path) -> None:
+    seconds = [10.0, 20.0, 7.0, 15.0]
+    write_metrics(run_folder, [{"kind": "train", "step": n, "seconds": s} for n, s in enumerate(seconds)])
+    assert read_run(run_folder).train_seconds == 35.0
+
+
+def test_one_evaluation_is_before_and_nothing_is_after(run_folder: Path) -> None:
+    write_metrics(run_folder, [{"kind": "eval", "step": 0, "solve_rate": 0.25}])
+    run = read_run(run_folder)
+    assert run.before == {"kind": "eval", "step": 0, "solve_rate": 0.25}
+    assert run.after is None
+
+
+def test_a_run_that_has_only_begun_is_a_run(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: begun\n")
+    run = read_run(tmp_path)
+    assert (run.train, run.evals, run.rollouts, run.train_seconds) == ((), (), (), 0.0)
+    assert run.notes == ("there is no metrics.jsonl yet",)
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "\x00"])
+def test_an_unusable_config_is_a_note(run_folder: Path, text: str) -> None:
+    (run_folder / "config.yaml").write_text(text)
+    run = read_run(run_folder)
+    assert run.setting("model.path") is None
+    assert len(run.notes) == 1
+    assert run.notes[0].startswith("config.yaml ")
+
+
+def test_a_rollout_file_is_read_up_to_where_it_was_cut(run_folder: Path) -> None:
+    path = run_folder / "rollouts" / "step_00001.jsonl"
+    path.write_text(path.read_text()[:-40])
+    run = read_run(run_folder)
+    assert len(run.rollouts[0].trajectories) == 2
+    assert len(run.notes) == 1
+    assert run.notes[0].startswith("rollouts/step_00001.jsonl is read up to its trajectory 2: ")
+
+
+def test_a_rollout_file_without_a_trajectory_gives_way_to_the_next(run_folder: Path) -> None:
+    from repl_rl.trajectory import write_jsonl
+
+    write_jsonl(run_folder / "rollouts" / "step_00007.jsonl", [solved_trajectory()])
+    (run_folder / "rollouts" / f"step_{STEPS:05d}.jsonl").write_text("{")
+    (run_folder / "rollouts" / "step_last.jsonl").write_text("{")
+    assert [rollouts.step for rollouts in read_run(run_folder).rollouts] == [1, 7]
+
+
+def test_what_is_no_run_folder_says_what_a_run_holds(tmp_path: Path, run_folder: Path) -> None:
+    with pytest.raises(RunError, match="nothing is there"):
+        read_run(tmp_path / "absent")
+    with pytest.raises(RunError, match="it is a file"):
+        read_run(run_folder / "config.yaml")
+    with pytest.raises(
+        RunError, match=r"neither config.yaml nor metrics.jsonl; it holds runs, name one of them: quickstart"
+    ):
+        read_run(run_folder.parent)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3.0), (0.5, 0.5), (math.nan, None), (math.inf, None), (True, None), ("1", None), (None, None)],
+)
+def test_number_takes_finite_numbers_only(value: object, expected: float | None) -> None:
+    assert number({"key": value}, "key") == expected
+    assert number({}, "key") is None

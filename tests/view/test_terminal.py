@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from repl_rl.errors import RunError
+from repl_rl.trajectory import LineKind, write_jsonl
+from repl_rl.view import before_after_table, print_trajectory, view
+from repl_rl.view.terminal import signed
+from tests.view.conftest import eval_row, failed_trajectory, make_trajectory, solved_trajectory
+
+
+def console(width: int = 120, colour: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=colour, color_system="standard" if colour else None)
+
+
+def shown(target: Console) -> list[str]:
+    assert isinstance(target.file, io.StringIO)
+    return [" ".join(row.split()) for row in target.file.getvalue().splitlines() if row.strip()]
+
+
+def test_a_trajectory_with_its_marks_and_worth() -> None:
+    screen = console()
+    print_trajectory(screen, failed_trajectory())
+    assert shown(screen) == [
+        "task gcd-heldout-12-18 kind reward adv.",
+        "¶ Python 3.11.7 on linux",
+        "¶ >>> # What is the greatest common divisor of 12 and 18?",
+        "› >>> math.gcd(12, 18) NameError -0.10 -0.75",
+        "‹ Traceback (most recent call last):",
+        '‹ File "<stdin>", line 1, in <module>',
+        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?",
+        "› >>> submit_final_answer(12) answer 0 -0.75",
+        "stopped: answer answer: 12 graded 0 2 lines, 6 tokens, 0.31 s",
+    ]
+
+
+def test_markup_and_escapes_in_a_trajectory_are_only_text() -> None:
+    screen = console(colour=True)
+    typed = [(" [red]x[/red]\x1b[2J\n", LineKind.EXCEPTION, "[bold]E\x1b]0;t\x07", "\udc80[/]\x1b[2J")]
+    print_trajectory(screen, make_trajectory("[blink]", "[/oops]", typed, answer=("\x1b[2J",)))
+    assert isinstance(screen.file, io.StringIO)
+    text = screen.file.getvalue()
+    text.encode("utf-8")
+    for harmful in ("\x1b[2J", "\x1b]0", "\x07"):
+        assert harmful not in text
+    for kept in ("[red]x[/red]\\x1b[2J", "[blink]", "[/oops]", "\\udc80[/]"):
+        assert kept in text
+
+
+def test_a_narrow_terminal_folds_and_loses_nothing() -> None:
+    screen = console(width=60)
+    long = "Z" * 150
+    print_trajectory(screen, make_trajectory("t", "q", [(f" {long}\n", LineKind.STATEMENT, None, "")]))
+    assert sum(row.count("Z") for row in shown(screen)) == 150
+
+
+def test_a_trajectory_that_nobody_has_credited_shows_dashes() -> None:
+    screen = console()
+    print_trajectory(screen, solved_trajectory(credited=False))
+    assert "› >>> r expression – –" in shown(screen)
+
+
+def test_the_table_counts_where_it_can() -> None:
+    counts = {"binomial": 60, "gcd": 60, "modular_power": 60}
+    before = {**eval_row(0, (0.2, 0.3, 0.45, 0.7)), "family_problems": counts}
+    after = {**eval_row(40, (0.85, 0.95, 0.9, 1.0)), "family_problems": counts}
+    screen = console()
+    screen.print(before_after_table(before, after))
+    rows = [row.replace("│ ", "").replace(" │", "").strip("│ ") for row in shown(screen)]
+    assert "binomial 60 12 (20.0%) 51 (85.0%) +65 pt" in rows
+    assert "product – 70.0% 100.0% +30 pt" in rows
+    assert "all 240 99 (41.2%) 222 (92.5%) +51 pt" in rows
+
+
+def test_the_table_of_rows_with_nothing_in_them() -> None:
+    screen = console()
+    screen.print(before_after_table({}, {"families": {"[b]": 0.5}}))
+    rows = [row.replace("│ ", "").strip("│ ") for row in shown(screen)]
+    assert "[b] – – 50.0% –" in rows
+    assert "all – – – –" in rows
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0"), (-0.0, "0"), (1.0, "+1.00"), (-0.126, "-0.13")])
+def test_signed(value: float | None, text: str) -> None:
+    assert signed(value) == text
+
+
+def test_viewing_a_run_writes_its_report_and_says_where(run_folder: Path) -> None:
+    screen = console(width=200)
+    view(run_folder, screen)
+    text = shown(screen)
+    assert text[0] == "quickstart: 24 steps on nano"
+    assert text[1] == "92.5% of 240 held-out problems solved after training"
+    assert text[-1] == f"report: {run_folder / 'report.html'}"
+    assert (run_folder / "report.html").is_file()
+
+
+def test_viewing_a_file_prints_its_trajectories(run_folder: Path) -> None:
+    screen = console()
+    view(run_folder / "rollouts" / "step_00001.jsonl", screen)
+    assert shown(screen)[-1] == "3 trajectories, 1 of 3 graded ones solved"
+    assert sum(row.startswith("task gcd-train-4-6") for row in shown(screen)) == 3
+
+
+def test_viewing_a_file_that_was_cut_off_prints_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, [solved_trajectory(), solved_trajectory()])
+    path.write_text(path.read_text()[:-30])
+    screen = console(width=300)
+    view(path, screen)
+    assert shown(screen)[-2].startswith("note: x.jsonl is read up to its trajectory 1: ")
+    assert shown(screen)[-1] == "1 trajectories, 1 of 1 graded ones solved"
+
+
+def test_viewing_what_is_neither_is_one_clear_message(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"give a run folder or a .jsonl file"):
+        view(tmp_path / "absent", console())
+    (tmp_path / "notes.txt").write_text("hello\n")
+    with pytest.raises(RunError, match=r"holds no trajectory that can be read: .*line 1"):
+        view(tmp_path / "notes.txt", console())
+
+
+def test_importing_the_room_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, repl_rl.view as v; v.write_report, v.view, v.print_trajectory\n"
+        "print(sorted({'torch', 'vllm', 'plotly', 'jupyter_client', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
