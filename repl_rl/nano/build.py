@@ -18,6 +18,7 @@ from random import Random
 import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from repl_rl.config import DialectConfig
@@ -32,7 +33,8 @@ _TOKENIZER_SESSIONS = 4_000
 _VOCABULARY_SIZE = 640
 _BATCH = 64
 _THREADS = 2
-_PEAK_RATE = 3e-3
+_MUON_RATE = 0.02
+_ADAM_RATE = 3e-3
 _WARMUP_STEPS = 50
 _SORTED_AT_ONCE = 16 * _BATCH
 _IGNORED = -100
@@ -120,19 +122,29 @@ def _example(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Examp
 def _train(
     model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
 ) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    optimizers = _optimizers(model)
+    schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
     losses: list[float] = []
     for step, batch in zip(range(steps), _batches(examples, rng), strict=False):
         loss = _loss(model, batch)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        for each in (*optimizers, *schedules):
+            each.step()
         losses.append(loss.item())
         progress(step, losses[-1])
     return losses
+
+
+def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between layers, with which copying is learnt in far fewer steps; AdamW for the rest."""
+    inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
+    return [
+        torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
 
 
 def _rate(step: int, steps: int) -> float:

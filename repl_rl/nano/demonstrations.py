@@ -29,9 +29,10 @@ _MENDS = 0.60
 _NAMES = ("r", "x", "result", "ans", "n")
 _THOUGHTS = ("# Let me compute this.", "# I will just run it.", "# Python can do this.")
 _PADDING = ("import sys", "1 + 1", 'print("ok")', "# Hmm.")
+_GUESSED_NUMBERS = (10, 12, 42, 64, 100, 120, 500, 1000, 1234, 2024, 5000, 9999, 10000, 50000, 100000, 1000000)
 _BEFORE_A_GUESS = ("# I think I know this one.", "# This looks easy.")
 
-_HAND_OVERS = {"by_name": 42, "copied": 20, "by_underscore": 10, "inline": 8, "unseen": 12, "ignored": 8}
+_HAND_OVERS = {"by_name": 38, "copied": 26, "by_underscore": 8, "inline": 8, "unseen": 12, "ignored": 8}
 
 
 def demonstrate(task: Task, rng: Random) -> Typing:
@@ -112,5 +113,4 @@ def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[str, st
 
 
 def _guess(rng: Random) -> str:
-    digits = rng.randint(2, 6)
-    return f"submit_final_answer({rng.randrange(10 ** (digits - 1), 10**digits)})"
+    return f"submit_final_answer({rng.choice(_GUESSED_NUMBERS)})"

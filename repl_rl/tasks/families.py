@@ -51,7 +51,7 @@ def _draw_lcm(rng: Random) -> Operands:
 
 
 def _draw_digit_sum(rng: Random) -> Operands:
-    return (rng.randint(10**7, 10**11 - 1),)
+    return (rng.randint(10**6, 10**9 - 1),)
 
 
 def _draw_divisors(rng: Random) -> Operands:
@@ -59,7 +59,7 @@ def _draw_divisors(rng: Random) -> Operands:
 
 
 def _draw_binomial(rng: Random) -> Operands:
-    return rng.randint(31, 1499), rng.randint(3, 6)
+    return rng.randint(101, 4999), rng.randint(2, 4)
 
 
 def _draw_range(rng: Random) -> Operands:
