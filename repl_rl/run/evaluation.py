@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ class Evaluation:
 
     solve_rate: float
     families: dict[str, float]
+    family_problems: dict[str, int]
     trajectories: tuple[Trajectory, ...]
     seconds: float
 
@@ -34,6 +36,7 @@ class Evaluation:
             "solve_rate": self.solve_rate,
             "problems": len(self.trajectories),
             "families": self.families,
+            "family_problems": self.family_problems,
         }
 
 
@@ -54,4 +57,5 @@ def evaluate(
     trajectories = service.generate(tasks, sampling)
     scored = [item.trajectory for item in score(tasks, trajectories, grader, table)]
     overall, families = solve_rates(tasks, scored)
-    return Evaluation(overall, families, tuple(scored), time.perf_counter() - started)
+    counts = Counter(task.family for task in tasks)
+    return Evaluation(overall, families, dict(counts), tuple(scored), time.perf_counter() - started)

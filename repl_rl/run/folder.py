@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,13 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows of metrics.jsonl; a last line that a crash cut off is left out."""
+        """The rows of metrics.jsonl; a line that a crash cut off is left out."""
         if not self.metrics_path.exists():
             return
-        for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                return
+        with self.metrics_path.open(encoding="utf-8") as file:
+            for line in file:
+                with suppress(ValueError):
+                    yield json.loads(line)
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`, which a resumed run does again."""

