@@ -147,9 +147,10 @@ def _kernel_class(kernelbase):
             self._user_session = user_session
 
         def serve(self):
-            with self._user_session.active():
-                self.start()
-                self._loop.start()
+            between_cells = repl_screen.Screen(descriptors=(1, 2), limit_bytes=0)
+            sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
+            self.start()
+            self._loop.start()
             os._exit(0)
 
         def pre_handler_hook(self):

@@ -1,6 +1,7 @@
 """What lies below a cell on the stack must not show: neither in its tracebacks nor in how deep it can recurse."""
 
 import contextlib
+import gc
 import os
 import sys
 import types
@@ -27,6 +28,7 @@ class Stack:
     def __init__(self):
         self._limit = 1000
         self._below = 0
+        self._collects = True
         self._functions = sys.getrecursionlimit, sys.setrecursionlimit
 
     @contextlib.contextmanager
@@ -46,7 +48,12 @@ class Stack:
         self._limit = limit
 
     def before_probe(self):
-        """Leave the probe some frames to run through; returns the limit that it runs into."""
+        """Leave the probe some frames to run through; returns the limit that it runs into.
+
+        Garbage is not collected meanwhile: finalizers would run out of stack.
+        """
+        self._collects = gc.isenabled()
+        gc.disable()
         depth, frame = 0, sys._getframe()
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
@@ -57,6 +64,8 @@ class Stack:
         """Set the session's limit on top of what the probe found to be used up."""
         self._below = limit - _TERMINAL_RESERVE - reached
         self._functions[1](self._limit + self._below)
+        if self._collects:
+            gc.enable()
 
 
 def hide_frames(error):

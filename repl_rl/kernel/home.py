@@ -28,7 +28,10 @@ while [ -e "$1" ] && [ $tries -lt 200 ]; do rm -rf "$1" 2>/dev/null || sleep 0.0
 
 
 class Home:
-    """`path` is readable for its owner alone; `program` and `empty` lie in it and are shown to kernels."""
+    """`path` is readable for its owner alone. `program` and `covers` lie in it, and kernels are shown what they hold.
+
+    `covers` holds an empty `folder` and an empty `file`, to be put over what kernels must not see.
+    """
 
     def __init__(self) -> None:
         """Raises KernelStartError if no temporary folder can be made."""
@@ -44,8 +47,10 @@ class Home:
             start_new_session=True,
             cwd="/",
         )
-        self.empty = self.path / "empty"
-        self.empty.mkdir(mode=0o755)
+        self.covers = self.path / "covers"
+        (self.covers / "folder").mkdir(parents=True)
+        (self.covers / "file").touch()
+        _make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
         self._kernels = 0
 
@@ -80,6 +85,11 @@ def _compile_program(target: Path) -> Path:
             str(copy), str(cached), source.name, doraise=True,
             invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
         )  # fmt: skip
-    for path in (target, *target.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    _make_readable(target)
     return target
+
+
+def _make_readable(folder: Path) -> None:
+    """Whatever the umask is: kernels run as users of their own."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)

@@ -39,6 +39,7 @@ class JupyterKernel:
         self._output = output
         self._limits = limits
         self._is_closed = False
+        self._has_run = False
 
     @classmethod
     async def start(cls, home: Home, sandbox: Sandbox, context: zmq.asyncio.Context) -> JupyterKernel:
@@ -72,9 +73,14 @@ class JupyterKernel:
         return Path(self._manager.connection_file)
 
     async def execute(self, source: str) -> ExecResult:
-        """Run one cell. Raises KernelDiedError if the kernel is gone before it starts; one cell at a time."""
-        if not self.is_alive:
+        """Run one cell; one at a time.
+
+        Raises KernelDiedError if the kernel is gone although it has run nothing yet, and after a result that said so.
+        A death between two cells is the doing of the first one, and the second one's result.
+        """
+        if self._is_closed or (self._output.has_ended and not self._has_run):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
+        self._has_run = True
         started = time.monotonic()
         reply = asyncio.create_task(self._channel.request("execute_request", _request(source)))
         try:

@@ -48,7 +48,7 @@ class PooledKernel:
         self.connection_file = kernel.connection_file
 
     async def execute(self, source: str) -> ExecResult:
-        """Run one cell. Raises KernelDiedError if the interpreter is gone before it starts."""
+        """Run one cell. Raises KernelDiedError as `JupyterKernel.execute` does."""
         try:
             result = await self._kernel.execute(source)
         finally:
@@ -99,7 +99,7 @@ class KernelPool:
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = max(1023, 4 * self.size)
         self._home = await asyncio.to_thread(Home)
-        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home.empty, self._home.program)
+        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home.covers, self._home.program)
         self._is_open = True
         self._top_up()
         return self

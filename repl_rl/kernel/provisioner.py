@@ -66,7 +66,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _own_sandbox(self) -> Sandbox:
         self._home = Home()
         profile = Profile.load(self.profile)
-        return Sandbox("bwrap", profile, profile.limits, self._home.empty, self._home.program)
+        return Sandbox("bwrap", profile, profile.limits, self._home.covers, self._home.program)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""

@@ -53,7 +53,7 @@ class KernelSession(Protocol):
     """One interpreter, fresh when it is handed out and never used again after its session."""
 
     async def execute(self, source: str) -> ExecResult:
-        """Run one cell. Raises KernelDiedError if the interpreter is gone before it starts."""
+        """Run one cell. Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran."""
 
 
 class KernelSource(Protocol):

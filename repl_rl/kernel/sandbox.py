@@ -64,7 +64,7 @@ def check_sandbox() -> SandboxReport:
     bwrap = find_bwrap()
     if bwrap is None:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
-    sandbox = Sandbox("bwrap", Profile.load(), Limits(), empty_folder=Path("/var/empty"), bwrap=bwrap)
+    sandbox = Sandbox("bwrap", Profile.load(), Limits(), covers=Path("/nonexistent"), bwrap=bwrap)
     python = [
         str(sandbox.installation.executable),
         "-I",
@@ -114,17 +114,17 @@ class Sandbox:
         kind: SandboxKind,
         profile: Profile,
         limits: Limits,
-        empty_folder: Path,
+        covers: Path,
         program: Path | None = None,
         bwrap: Path | None = None,
     ) -> None:
-        """`program` is the host folder of the kernel program, `empty_folder` covers what must not be seen."""
+        """`program` is the host folder of the kernel program; `covers` holds an empty `folder` and an empty `file`."""
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
         self.installation = Installation.current()
         self._profile = profile
-        self._empty_folder = empty_folder
+        self._covers = covers
         self._program = program
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = may_drop_uid()
@@ -152,7 +152,7 @@ class Sandbox:
 
     def walls(self, covered: bool = True) -> list[str]:
         """bwrap's options. Without `covered`, repl_rl stays visible: for probes that never run foreign code."""
-        mounts = [*self._system(), *self._private(), *self._python(), *(self._covers() if covered else [])]
+        mounts = [*self._system(), *self._private(), *self._python(), *(self._cover() if covered else [])]
         if self._program is not None:
             mounts += ["--ro-bind", str(self._program), str(PROGRAM_INSIDE)]
         closing = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
@@ -184,10 +184,10 @@ class Sandbox:
                 words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
         return words
 
-    def _covers(self) -> list[str]:
+    def _cover(self) -> list[str]:
         words: list[str] = []
         for path, is_folder in self.installation.covered():
-            words += ["--ro-bind", str(self._empty_folder) if is_folder else "/dev/null", str(path)]
+            words += ["--ro-bind", str(self._covers / ("folder" if is_folder else "file")), str(path)]
         return words
 
     def _private(self) -> list[str]:

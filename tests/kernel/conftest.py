@@ -1,0 +1,58 @@
+"""Real kernels for the tests of this folder, on an event loop in a thread, as a trainer runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+
+Typed = Callable[..., list[ExecResult]]
+LIMITS = Limits(
+    line_s=2.0,
+    grace_s=0.5,
+    memory_mb=256,
+    cpu_s=20,
+    processes=24,
+    open_files=64,
+    file_mb=4,
+    tmp_mb=8,
+    output_bytes=10_000,
+)
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[BackgroundLoop]:
+    with BackgroundLoop() as loop:
+        yield loop
+
+
+@pytest.fixture(scope="session")
+def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
+    pool = KernelPool(size=3, limits=LIMITS)
+    loop.run(pool.__aenter__())
+    yield pool
+    loop.run(pool.__aexit__(None, None, None))
+
+
+@pytest.fixture
+def typed(loop: BackgroundLoop, pool: KernelPool) -> Typed:
+    """Runs cells in one fresh session and returns their results."""
+
+    def run(*cells: str) -> list[ExecResult]:
+        return loop.run(in_one_session(pool, *cells))
+
+    return run
+
+
+async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
+    """The results of `cells`, up to the one that loses the state."""
+    results = []
+    async with source.session() as kernel:
+        for cell in cells:
+            results.append(await kernel.execute(cell))
+            if results[-1].state_lost:
+                break
+    return results

@@ -1,0 +1,178 @@
+"""What every `KernelSource` does, the fake that other tests use and real sandboxed kernels alike."""
+
+from __future__ import annotations
+
+import pytest
+from kernel.conftest import Typed, in_one_session
+from kernel_fakes import FakeKernelPool
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.errors import KernelDiedError
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+
+
+@pytest.fixture(params=["fake", "real"])
+def source(request: pytest.FixtureRequest, pool: KernelPool) -> KernelSource:
+    return pool if request.param == "real" else FakeKernelPool()
+
+
+@pytest.fixture
+def typed(source: KernelSource, loop: BackgroundLoop) -> Typed:
+    return lambda *cells: loop.run(in_one_session(source, *cells))
+
+
+def test_an_expression_is_echoed(typed: Typed) -> None:
+    [result] = typed("1 + 1")
+    assert (result.status, result.output, result.error_name, result.compiled, result.answer) == (
+        ExecStatus.OK, "2\n", None, True, None,
+    )  # fmt: skip
+    assert not result.state_lost
+    assert result.omitted_bytes == 0
+
+
+def test_state_is_kept_between_cells(typed: Typed) -> None:
+    assert [result.output for result in typed("x = 20", "x += 1", "x * 2", "_ + 1")] == ["", "", "42\n", "43\n"]
+
+
+def test_sessions_share_nothing(source: KernelSource, loop: BackgroundLoop) -> None:
+    loop.run(in_one_session(source, "x = 1", "5", "import sys; sys.marked = True", "import builtins; builtins.y = 1"))
+    again = loop.run(in_one_session(source, "x", "_"))
+    assert [result.error_name for result in again] == ["NameError", "NameError"]
+
+
+def test_an_exception_is_a_result(typed: Typed) -> None:
+    raised, after = typed("1 / 0", "'alive'")
+    assert (raised.status, raised.error_name, raised.compiled) == (ExecStatus.ERROR, "ZeroDivisionError", True)
+    assert raised.output == f"{TRACEBACK}ZeroDivisionError: division by zero\n"
+    assert after.output == "'alive'\n"
+
+
+@pytest.mark.parametrize("cell", ["x = = 1", "return 1", "  x", "if True: x = 1 2\n", "f(", "'"])
+def test_a_cell_that_is_no_python_did_not_compile(cell: str, typed: Typed) -> None:
+    [result] = typed(cell)
+    expected = ExecStatus.INCOMPLETE if cell == "f(" else ExecStatus.ERROR
+    assert result.status is expected
+    assert result.compiled is (expected is ExecStatus.INCOMPLETE)
+
+
+@pytest.mark.parametrize(
+    "cell", ["eval('1 +')", "exec('return 1')", "raise SyntaxError('x')", "import ast; ast.parse('(')"]
+)
+def test_a_syntax_error_at_run_time_is_an_exception(cell: str, typed: Typed) -> None:
+    [result] = typed(cell)
+    assert (result.status, result.error_name, result.compiled) == (ExecStatus.ERROR, "SyntaxError", True)
+
+
+def test_an_incomplete_cell_runs_nothing(typed: Typed) -> None:
+    incomplete, after = typed("for i in range(3):", "i")
+    assert (incomplete.status, incomplete.output) == (ExecStatus.INCOMPLETE, "")
+    assert after.error_name == "NameError"
+
+
+def test_several_statements_run_in_order(typed: Typed) -> None:
+    [result] = typed("x = 2\nx + 1\nprint('end')")
+    assert result.output == "3\nend\n"
+
+
+def test_output_keeps_its_order(typed: Typed) -> None:
+    [result] = typed("import sys\nprint('a')\nprint('b', file=sys.stderr)\n'c'\nprint('d')\n1/0")
+    assert result.output.split("\n")[:5] == ["a", "b", "'c'", "d", "Traceback (most recent call last):"]
+
+
+def test_text_may_be_any_unicode(typed: Typed) -> None:
+    shown, zero, surrogate = typed("print('é 漢字 🎉 \\x1b[1m')", "print('a\\0b')", "'\\ud800'")
+    assert shown.output == "é 漢字 🎉 \x1b[1m\n"
+    assert zero.output == "a\0b\n"
+    assert surrogate.output == "'\\ud800'\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "answer"),
+    [
+        ("submit_final_answer(391)", ("391",)),
+        ("submit_final_answer('391')", ("'391'",)),
+        ("submit_final_answer(1, [2], None)", ("1", "[2]", "None")),
+        ("submit_final_answer(1); submit_final_answer(2)", ("1", "2")),
+        ("for i in range(2): submit_final_answer(i)\n", ("0", "1")),
+        ("submit_final_answer(7); 1 / 0", ("7",)),
+        ("submit_final_answer('\\ud800')", ("'\\ud800'",)),
+        ("answer = submit_final_answer; del submit_final_answer; answer(3)", ("3",)),
+        ("print('submit_final_answer(3)')", None),
+        ("submit_final_answer", None),
+        ("submit_final_answer = print; submit_final_answer(3)", None),
+        ("submit_final_answer()", None),
+        ("submit_final_answer(1 / 0)", None),
+    ],
+)
+def test_an_answer_is_what_was_handed_in(cell: str, answer: tuple[str, ...] | None, typed: Typed) -> None:
+    [result] = typed(cell)
+    assert result.answer == answer
+
+
+def test_an_answer_belongs_to_its_cell(typed: Typed) -> None:
+    assert [result.answer for result in typed("submit_final_answer(1)", "2")] == [("1",), None]
+
+
+def test_a_submission_without_a_value_is_a_type_error(typed: Typed) -> None:
+    [result] = typed("submit_final_answer()")
+    assert result.output == (
+        f"{TRACEBACK}TypeError: submit_final_answer() missing 1 required positional argument: 'value'\n"
+    )
+
+
+def test_a_submission_whose_repr_fails_shows_no_frame_of_ours(typed: Typed) -> None:
+    *_, result = typed("class A:\n    def __repr__(self): return 1 / 0\n", "submit_final_answer(A())")
+    assert (result.answer, result.error_name) == (None, "ZeroDivisionError")
+    assert result.output == (f'{TRACEBACK}  File "<stdin>", line 2, in __repr__\nZeroDivisionError: division by zero\n')
+
+
+@pytest.mark.parametrize(
+    ("cell", "output"),
+    [("exit()", ""), ("quit(3)", ""), ("raise SystemExit", ""), ("import sys; sys.exit('bye')", "bye\n")],
+)
+def test_an_exit_loses_the_state(cell: str, output: str, source: KernelSource, loop: BackgroundLoop) -> None:
+    async def exit_and_go_on() -> ExecResult:
+        async with source.session() as kernel:
+            result = await kernel.execute(cell)
+            with pytest.raises(KernelDiedError):
+                await kernel.execute("1")
+            return result
+
+    result = loop.run(exit_and_go_on())
+    assert (result.status, result.output, result.state_lost) == (ExecStatus.KILLED, output, True)
+
+
+def test_an_answer_before_the_exit_counts(typed: Typed) -> None:
+    [result] = typed("submit_final_answer(5); exit()")
+    assert (result.status, result.answer) == (ExecStatus.KILLED, ("5",))
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import sys; sys.stdout = None; 5",
+        "import sys; sys.stdout = 5",
+        "import sys; del sys.stdout, sys.stderr; 1 / 0",
+        "import sys; sys.stdout.close()",
+        "import sys; sys.displayhook = sys.excepthook = None; 1 / 0",
+        "import builtins; builtins.repr = builtins.print = builtins.exec = builtins.isinstance = None",
+        "import builtins; builtins._ = 1; del builtins._",
+        "import sys; sys.modules.clear()",
+        "globals().clear()",
+        "import sys; sys.setrecursionlimit(5)",
+        "type('x' * 1000, (Exception,), {})",
+        "raise type('\\ud800' + 'x' * 1000, (Exception,), {})",
+        "class M(type):\n  __name__ = property(lambda cls: 1 / 0)\nclass E(Exception, metaclass=M): pass\nraise E",
+    ],
+)
+def test_what_a_session_rebinds_is_its_own(cell: str, source: KernelSource, loop: BackgroundLoop) -> None:
+    if isinstance(source, FakeKernelPool) and any(
+        word in cell for word in ("builtins.repr", "modules.clear", ".close()")
+    ):
+        pytest.skip("would take down the process of the tests, which is the fake's own")
+    results = loop.run(in_one_session(source, cell, "submit_final_answer(5)"))
+    assert all(result.status is not ExecStatus.INCOMPLETE for result in results)
+    fresh = loop.run(in_one_session(source, "print(1 + 1)", "submit_final_answer(5)"))
+    assert [(result.output, result.answer) for result in fresh] == [("2\n", None), ("", ("5",))]

@@ -1,0 +1,171 @@
+"""What code in a kernel can't see, reach or change. `test_ordinary_user.py` runs this a second time, without root."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from kernel.conftest import Typed
+
+import repl_rl
+from repl_rl.background import BackgroundLoop
+from repl_rl.kernel import ExecResult, KernelPool
+from repl_rl.kernel.paths import Installation
+
+CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
+
+
+def value(result: ExecResult) -> str:
+    assert result.error_name is None, result.output
+    return result.output.strip()
+
+
+def test_there_is_no_network(typed: Typed) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connect = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)"
+        _, refused, names, unreachable = typed(
+            "import socket", connect, "[name for _, name in socket.if_nameindex()]",
+            "socket.create_connection(('1.1.1.1', 53), 1)",
+        )  # fmt: skip
+    assert refused.error_name in ("ConnectionRefusedError", "OSError")
+    assert value(names) == "['lo']"
+    assert unreachable.error_name == "OSError"
+
+
+def test_abstract_sockets_of_the_host_are_out_of_reach(typed: Typed) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0repl-rl-test-{os.getpid()}")
+        server.listen()
+        address = server.getsockname()
+        *_, refused = typed("import socket; s = socket.socket(socket.AF_UNIX)", f"s.connect({address!r})")
+    assert refused.error_name == "ConnectionRefusedError"
+
+
+def test_the_checkout_is_not_there(typed: Typed) -> None:
+    _, checkout = typed("import os", f"os.path.exists({str(CHECKOUT)!r})")
+    assert value(checkout) == "False"
+
+
+def test_of_the_home_folder_only_the_way_to_the_interpreter_is_there(typed: Typed) -> None:
+    home, prefix = Path.home(), Installation.current().prefix
+    folders = [folder for folder in prefix.parents if folder.is_relative_to(home)]
+    cells = [f"os.listdir({str(folder)!r})" for folder in folders]
+    inside = typed("import os", *cells, f"os.path.exists({str(home)!r})")
+    assert [len(eval(value(result))) for result in inside[1:-1]] == [1 for _ in folders]
+    assert value(inside[-1]) == str(prefix.is_relative_to(home))
+
+
+def test_nothing_of_repl_rl_can_be_found(typed: Typed) -> None:
+    name, inside, _, _, left, distribution = typed(
+        "import repl_rl.trajectory",
+        "from repl_rl import tasks",
+        "import sys, pathlib, importlib.metadata",
+        "covered = [p for d in sys.path if d for p in pathlib.Path(d).glob('*repl_rl*')]",
+        "[str(p) for p in covered if (any(p.iterdir()) if p.is_dir() else p.read_bytes())]",
+        "importlib.metadata.version('repl-rl')",
+    )
+    assert name.error_name == "ModuleNotFoundError"
+    assert inside.error_name in ("ModuleNotFoundError", "ImportError")
+    assert value(left) == "[]"
+    assert distribution.error_name == "PackageNotFoundError" or value(distribution) == ""
+
+
+def test_no_path_tells_where_the_checkout_is(typed: Typed) -> None:
+    [told] = typed(
+        f"any({str(CHECKOUT)!r} in text for text in (str(__import__('sys').path), open('/proc/self/maps').read()))"
+    )
+    assert value(told) == "False"
+
+
+def test_the_environment_is_scrubbed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET_TOKEN", "s3cret")
+    _, names, home = typed("import os", "sorted(os.environ)", "os.path.expanduser('~')")
+    known = {"HOME", "LANG", "LOGNAME", "MALLOC_ARENA_MAX", "PATH", "PWD", "TERM", "TMPDIR", "TZ", "USER"}
+    assert {name for name in eval(value(names)) if not name.endswith("_NUM_THREADS")} == known
+    assert value(home) == "'/tmp'"
+
+
+def test_code_runs_as_an_ordinary_user_without_privileges(typed: Typed) -> None:
+    _, uid, status = typed(
+        "import os", "os.getuid(), os.geteuid(), os.getgroups()", "print(open('/proc/self/status').read())"
+    )
+    real, effective, _ = eval(value(uid))
+    assert real == effective != 0
+    fields = dict(line.split(":\t", 1) for line in value(status).splitlines())
+    assert int(fields["CapEff"], 16) == int(fields["CapPrm"], 16) == int(fields["CapAmb"], 16) == 0
+    assert fields["NoNewPrivs"] == "1"
+
+
+def test_other_processes_are_invisible(typed: Typed) -> None:
+    _, pids, killed = typed(
+        "import os", "sorted(int(name) for name in os.listdir('/proc') if name.isdigit())", f"os.kill({os.getpid()}, 0)"
+    )
+    assert len(eval(value(pids))) <= 2
+    assert killed.error_name == "ProcessLookupError"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/usr", "/etc", "/dev", "/kernel", "/proc/sys/kernel", "os.__file__ + '/..'", "sys.prefix", "sys.path[-1]"],
+)
+def test_the_system_is_read_only(path: str, typed: Typed) -> None:
+    folder = repr(path) if path.startswith("/") else path
+    _, written = typed("import os, sys", f"open(os.path.join(os.path.abspath({folder}), 'x'), 'w')")
+    assert written.error_name in ("OSError", "PermissionError", "FileNotFoundError")
+
+
+def test_temporary_files_are_private(pool: KernelPool, loop: BackgroundLoop) -> None:
+    mark = f"repl-rl-mark-{os.getpid()}"
+
+    async def two() -> tuple[ExecResult, ExecResult]:
+        async with pool.session() as first, pool.session() as second:
+            await first.execute(f"for folder in ('/tmp', '/dev/shm'): open(folder + '/{mark}', 'w').write('x')\n")
+            seen = f"import os; [os.path.exists(f + '/{mark}') for f in ('/tmp', '/dev/shm')]"
+            return await first.execute(seen), await second.execute(seen)
+
+    own, other = loop.run(two())
+    assert (value(own), value(other)) == ("[True, True]", "[False, False]")
+    assert not Path("/tmp", mark).exists()
+    assert not Path("/dev/shm", mark).exists()
+
+
+def test_connection_files_and_sockets_of_kernels_are_out_of_reach(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def look() -> ExecResult:
+        async with pool.session() as kernel:
+            assert kernel.connection_file.exists()
+            await kernel.execute("import os")
+            return await kernel.execute(f"os.path.exists({str(kernel.connection_file.parent)!r}), os.listdir('/tmp')")
+
+    assert value(loop.run(look())) == "(False, [])"
+
+
+def test_kernels_do_not_share_memory_or_processes(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def look() -> list[str]:
+        async with pool.session() as first, pool.session() as second:
+            await first.execute("import subprocess; child = subprocess.Popen(['sleep', '30'])")
+            seen = "import os; sum(os.path.exists(f'/proc/{n}/exe') for n in range(1, 200))"
+            return [value(await kernel.execute(seen)) for kernel in (first, second)]
+
+    first, second = map(int, loop.run(look()))
+    assert first == second + 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "output"),
+    [
+        ("import numpy; int(numpy.arange(3).sum())", "3\n"),
+        ("import sympy; sympy.factorint(2024)", "{2: 3, 11: 1, 23: 1}\n"),
+        ("import subprocess; subprocess.run(['echo', 'hi'], capture_output=True).stdout", "b'hi\\n'\n"),
+        ("import tempfile; f = tempfile.TemporaryFile('w+'); f.write('text')", "4\n"),
+        ("import threading; t = threading.Thread(target=print, args=('x',)); t.start(); t.join()", "x\n"),
+        ("import multiprocessing as m; p = m.Process(target=print, args=('x',)); p.start(); p.join()", "x\n"),
+        ("import concurrent.futures as c\nlist(c.ThreadPoolExecutor(2).map(abs, [-1]))", "[1]\n"),
+        ("import datetime, random, secrets, uuid, zoneinfo, sqlite3, ctypes, decimal, hashlib", ""),
+        ("import sqlite3; sqlite3.connect(':memory:').execute('select 1').fetchall()", "[(1,)]\n"),
+    ],
+)
+def test_honest_code_still_works(cells: str, output: str, typed: Typed) -> None:
+    [result] = typed(cells)
+    assert (result.output, result.error_name) == (output, None)
