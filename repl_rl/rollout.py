@@ -79,13 +79,19 @@ class Rollout:
         return Prompt(text, ids)
 
     async def many(self, tasks: Sequence[Task], sampling: SamplingConfig | None = None) -> list[Trajectory]:
-        """One trajectory per task, in the order of the tasks. Raises KernelError if not a single one could run."""
+        """One trajectory per task, in the order of the tasks.
+
+        Raises EngineError if the engine fails, and KernelError if not a single trajectory could run.
+        """
         prompts = [self.prompt(task) for task in tasks]
-        async with asyncio.TaskGroup() as group:
-            running = [
-                group.create_task(self._one_or_aborted(task, prompt, sampling or self.sampling))
-                for task, prompt in zip(tasks, prompts, strict=True)
-            ]
+        try:
+            async with asyncio.TaskGroup() as group:
+                running = [
+                    group.create_task(self._one_or_aborted(task, prompt, sampling or self.sampling))
+                    for task, prompt in zip(tasks, prompts, strict=True)
+                ]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
         trajectories = [done.result() for done in running]
         if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
             raise KernelError(

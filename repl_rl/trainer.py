@@ -79,6 +79,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
             value = getattr(self, name)
             setattr(self, name, value if isinstance(value, model) else model.model_validate(value))
         self.max_completion_length = self.budget.tokens
+        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         if self.use_vllm:
             raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
         super().__post_init__()

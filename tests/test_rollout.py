@@ -14,8 +14,8 @@ from scripted import LOGPROB, ScriptedEngine
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Vocabulary, load_vocabulary
-from repl_rl.errors import ConfigError, KernelDiedError, KernelError
+from repl_rl.engine import SampledLine, Vocabulary, load_vocabulary
+from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, KernelSession
 from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
@@ -253,6 +253,24 @@ def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabu
     assert aborted.is_void
     assert aborted.error == "KernelDiedError: the connection broke"
     assert [line.text for line in aborted.lines] == [" x = 42\n", " submit_final_answer(x)\n"]
+
+
+def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabulary) -> None:
+    class Broken(ScriptedEngine):
+        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            raise EngineError("the weights are broken")
+
+    rollout = Rollout(
+        Broken(vocabulary, lambda prompt: []),
+        FakeKernelPool(),
+        PythonDialect(),
+        vocabulary,
+        budget=BudgetConfig(),
+        sampling=SamplingConfig(),
+        context_tokens=512,
+    )
+    with pytest.raises(EngineError, match="the weights are broken"):
+        asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
 
 
 def test_no_kernel_at_all_raises_instead_of_training_on_nothing(vocabulary: Vocabulary) -> None:

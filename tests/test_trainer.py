@@ -1,0 +1,120 @@
+"""`ReplGRPOTrainer` from Python, with the arguments that people know from TRL, on real vLLM and real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Trajectory, read_jsonl
+from repl_rl.errors import ConfigError
+from repl_rl.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
+from repl_rl.trainer import training_row
+from repl_rl.trajectory import StopReason
+
+
+def brevity(trajectory: Trajectory) -> list[float]:
+    return [-0.01 * len(line.text) for line in trajectory.lines]
+
+
+def submitted(completions: list[str], scored: list[Any], **columns: Any) -> list[float]:
+    """TRL's kind of reward: one number per completion."""
+    assert set(columns) >= {"answer", "task_id", "prompts"}
+    return [0.5 * ("submit_final_answer" in completion) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainer")
+
+
+@pytest.fixture(scope="module")
+def trainer(folder: Path) -> Iterator[ReplGRPOTrainer]:
+    args = ReplGRPOConfig(
+        output_dir=str(folder),
+        rollout_dir=str(folder / "rollouts"),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_steps=2,
+        learning_rate=1e-4,
+        bf16=False,
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        kernel={"size": 8},
+        engine={"context_tokens": 384, "places": 16},
+        budget={"lines": 4, "tokens": 96, "line_tokens": 32},
+        rewards={"kinds": {"exception": -0.25}},
+        credit={"estimator": "outcome"},
+    )
+    tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train")
+    trainer = ReplGRPOTrainer(str(NANO_PATH), args, tasks, line_rewards=[brevity], reward_funcs=submitted)
+    yield trainer
+    trainer.close()
+    trainer.close()
+
+
+@pytest.fixture(scope="module")
+def history(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+    return [row for row in trainer.state.log_history if "reward" in row]
+
+
+def test_every_reward_is_logged_under_its_own_name(history: list[dict[str, float]]) -> None:
+    assert len(history) == 2
+    for row in history:
+        parts = [row[f"rewards/{name}/mean"] for name in ("outcome", "table", "brevity", "submitted")]
+        assert sum(parts) == pytest.approx(row["reward"], abs=1e-5)
+        assert row["rewards/brevity/mean"] < 0
+
+
+def test_metrics_per_line_stand_in_the_trainers_own_logs(history: list[dict[str, float]]) -> None:
+    for row in history:
+        assert sum(value for key, value in row.items() if key.startswith("kinds/")) == pytest.approx(1.0)
+        assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
+        assert 1.0 <= row["lines_per_trajectory"] <= 4.0
+        assert 0.0 < row["kernel_ms_p50"] <= row["kernel_ms_p99"]
+        assert row["tokens_per_s"] > 0.0
+
+
+def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:
+    trajectories = list(read_jsonl(folder / "rollouts" / "step_00001.jsonl"))
+    assert len(trajectories) == 16
+    for trajectory in trajectories:
+        typed = "".join(line.text for line in trajectory.lines)
+        *_, last = trajectory.lines
+        expected = -0.01 * len(last.text) + (trajectory.outcome_reward or 0.0) + 0.5 * ("submit_final_answer" in typed)
+        expected -= 0.25 * (last.kind == "exception")
+        assert last.reward == pytest.approx(expected)
+
+
+def test_the_outcome_estimator_gives_every_line_of_a_trajectory_one_advantage(
+    history: list[dict[str, float]], folder: Path
+) -> None:
+    for trajectory in read_jsonl(folder / "rollouts" / "step_00002.jsonl"):
+        assert len({line.advantage for line in trajectory.lines}) == 1
+
+
+def test_a_void_trajectory_is_one_masked_token() -> None:
+    aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
+    row = training_row(aborted, pad_id=9)
+    assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
+
+
+def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None:
+    args = ReplGRPOConfig(output_dir=str(folder), bf16=False, report_to="none")
+    with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]; it has \['prompt'\]"):
+        ReplGRPOTrainer(str(NANO_PATH), args, Dataset.from_list([{"prompt": "What is 1 + 1?"}]))
+    with pytest.raises(ConfigError, match="the task set is empty"):
+        ReplGRPOTrainer(str(NANO_PATH), args, [])
