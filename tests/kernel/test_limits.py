@@ -1,0 +1,175 @@
+"""What code in a kernel can use up, and what becomes of it and of the kernel then."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from kernel.conftest import LIMITS, Typed
+
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
+
+FILL = "n = 0\nwhile True:\n    n += 1\n    with open('{}/%d' % n, 'wb') as f: _ = f.write(bytes(10 ** 6))\n"
+
+
+def test_an_endless_loop_is_interrupted_and_the_state_survives(typed: Typed) -> None:
+    _, stopped, after = typed("x = 5", "print('begun')\nwhile True: pass\n", "x")
+    assert (stopped.status, stopped.error_name, stopped.state_lost) == (ExecStatus.TIMEOUT, "KeyboardInterrupt", False)
+    assert stopped.output.startswith("begun\nTraceback (most recent call last):\n")
+    assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
+    assert LIMITS.line_s <= stopped.duration_s < LIMITS.line_s + LIMITS.grace_s
+    assert after.output == "5\n"
+
+
+def test_a_sleeping_child_is_left_behind_by_the_interrupt(typed: Typed) -> None:
+    stopped, after = typed("import subprocess; subprocess.run(['sleep', '60'])", "'alive'")
+    assert (stopped.status, stopped.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
+    assert after.output == "'alive'\n"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import time\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass\n",
+        "import signal; _ = signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass\n",
+        "sum(range(10 ** 12))",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["swallowing", "ignoring", "in C", "stopped"],
+)
+def test_what_ignores_the_interrupt_is_killed(cell: str, typed: Typed) -> None:
+    [killed] = typed("print('begun')\n" + cell)
+    assert (killed.status, killed.output, killed.state_lost) == (ExecStatus.KILLED, "begun\n", True)
+    assert LIMITS.line_s + LIMITS.grace_s <= killed.duration_s < LIMITS.line_s + 3 * LIMITS.grace_s
+
+
+def test_an_interrupt_that_the_code_handles_in_time_is_a_timeout(typed: Typed) -> None:
+    handling = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    'handled'\n"
+    _, stopped, after = typed("import time", handling, "'alive'")
+    assert (stopped.status, stopped.error_name, stopped.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
+    assert after.output == "'alive'\n"
+
+
+def test_memory_is_limited_and_the_session_survives(typed: Typed) -> None:
+    fill = "while True: hoard.append('x' * 10 ** 6)\n"
+    results = typed("x = bytearray(10 ** 9)", "hoard = []", fill, "len(hoard) > 50", "1 + 1")
+    assert [results[0].error_name, results[2].error_name] == ["MemoryError", "MemoryError"]
+    assert [results[3].output, results[4].output] == ["True\n", "2\n"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import os; os._exit(0)",
+        "import os; os.abort()",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import ctypes; ctypes.string_at(0)",
+    ],
+    ids=["exit", "abort", "kill", "segfault"],
+)
+def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) -> None:
+    began = time.monotonic()
+    [killed] = typed(f"print('begun')\n{cell}")
+    assert (killed.status, killed.state_lost) == (ExecStatus.KILLED, True)
+    assert killed.output.startswith("begun\n")
+    assert time.monotonic() - began < LIMITS.line_s
+
+
+def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:
+    cells = "import os, threading; threading.Timer(0.2, os._exit, (1,)).start()", "import time; time.sleep(1)"
+    first, second = typed(*cells)
+    assert (first.status, second.status) == (ExecStatus.OK, ExecStatus.KILLED)
+
+
+def test_cpu_time_is_limited(typed: Typed) -> None:
+    [told] = typed("import resource; resource.getrlimit(resource.RLIMIT_CPU)")
+    assert told.output == f"({LIMITS.cpu_s}, {LIMITS.cpu_s})\n"
+
+
+def test_output_is_capped_and_keeps_both_ends(typed: Typed) -> None:
+    [result] = typed("print('first'); print('x' * 5_000_000); print('last')")
+    assert result.status is ExecStatus.OK
+    assert result.omitted_bytes == 5_000_000 + len("first\n\nlast\n") - LIMITS.output_bytes
+    assert len(result.output) < LIMITS.output_bytes + 100
+    assert result.output.startswith("first\nxxx")
+    assert result.output.endswith("xxx\nlast\n")
+    assert f"[{result.omitted_bytes} bytes left out]" in result.output
+
+
+def test_endless_output_runs_out_of_time(typed: Typed) -> None:
+    stopped, after = typed("while True: print('x' * 1000)\n", "1 + 1")
+    assert stopped.status is ExecStatus.TIMEOUT
+    assert len(stopped.output) < LIMITS.output_bytes + 100
+    assert "KeyboardInterrupt\n" in stopped.output
+    assert after.output == "2\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        ("import os, time\nwhile True: os.fork() or time.sleep(60)\n", "BlockingIOError"),
+        ("from threading import *\nwhile True: Thread(target=Event().wait, daemon=True).start()\n", "RuntimeError"),
+        ("files = []\nwhile True: files.append(open('/dev/null'))\n", "OSError"),
+        ("with open('/tmp/big', 'wb') as f:\n    while True: _ = f.write(bytes(10 ** 6))\n", "OSError"),
+        (FILL.format("/tmp"), "OSError"),
+        (FILL.format("/dev/shm"), "OSError"),
+    ],
+    ids=["forks", "threads", "descriptors", "one file", "many files", "shared memory"],
+)
+def test_bombs_go_off_inside(cell: str, name: str, typed: Typed) -> None:
+    stopped, after = typed(cell, "1 + 1")
+    assert (stopped.status, stopped.error_name) == (ExecStatus.ERROR, name)
+    assert after.output == "2\n"
+
+
+def test_signals_to_everything_reach_nobody_else(typed: Typed) -> None:
+    cell = "import os, signal\nfor pid in (1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass\n"
+    _, after = typed(cell, "1 + 1")
+    assert after.output == "2\n"
+
+
+def test_a_forked_child_does_not_answer_for_its_parent(typed: Typed) -> None:
+    forked, after = typed("import os; pid = os.fork(); print('both'); submit_final_answer(1) if pid else None", "1 + 1")
+    assert (forked.status, forked.answer) == (ExecStatus.OK, ("1",))
+    assert forked.output.startswith("both\n")
+    assert after.output in ("2\n", "both\n2\n")
+
+
+def test_what_background_threads_print_shows_up_with_a_later_line(typed: Typed) -> None:
+    started, later = typed(
+        "import threading; threading.Timer(0.1, print, ('from behind',)).start()", "import time; time.sleep(0.3); 'now'"
+    )
+    assert (started.output, later.output) == ("", "from behind\n'now'\n")
+
+
+def test_closing_the_descriptors_harms_only_the_session(typed: Typed) -> None:
+    results = typed("import os; os.closerange(0, 3)", "submit_final_answer(1)")
+    assert results[-1].answer == ("1",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("line_s", value) for value in (0, -1, float("nan"), float("inf"))),
+        *((name, 0) for name in ("grace_s", "memory_mb", "cpu_s", "processes", "output_bytes")),
+    ],
+)
+def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"kernel limit {name} is {value!r}; give it a finite number from"):
+        Limits(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="'memory' is no kernel limit; did you mean 'memory_mb'"):
+        Limits.from_mapping({"memory": 5})
+
+
+def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"no sandbox profile 'defualt' in .*; there are default"):
+        Profile.load("defualt")
+
+
+def test_a_pool_without_kernels_is_refused() -> None:
+    with pytest.raises(ConfigError, match="size 0"):
+        KernelPool(size=0)
