@@ -60,7 +60,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
 
     Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
-    drops long sessions), and `max_completion_length` follows `budget.tokens`.
+    drops long sessions), `max_completion_length` follows `budget.tokens`, and memory is pinned where there is a GPU.
     """
 
     dialect: Any = field(default_factory=DialectConfig)
@@ -73,13 +73,13 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
     vllm_importance_sampling_mode: str = "token_truncate"
+    dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
     def __post_init__(self) -> None:
         for name, model in SECTIONS.items():
             value = getattr(self, name)
             setattr(self, name, value if isinstance(value, model) else model.model_validate(value))
         self.max_completion_length = self.budget.tokens
-        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         if self.use_vllm:
             raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
         super().__post_init__()

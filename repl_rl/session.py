@@ -1,0 +1,203 @@
+"""One trajectory in the making: what has been sampled, what has run, and whether it may go on.
+
+The line loop in `rollout` drives a `Session`; the kernel behind it is an `Interpreter`, replaced as long as nothing has
+run in it. `Ran` says what a turn did: the most telling of its results gives the line its kind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.dialect import Cell, Reader, Turn
+from repl_rl.engine import Finish
+from repl_rl.errors import KernelError
+from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.transcript import Transcript
+
+_KERNEL_ATTEMPTS = 3
+"""Fresh kernels that a trajectory may use up before its first cell has run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A task as the model reads it: the text, and its ids, encoded once."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+class Interpreter:
+    """The kernel of one trajectory. While no cell has run there is no state to lose, so a failed one is replaced."""
+
+    def __init__(self, kernels: KernelSource, stack: AsyncExitStack) -> None:
+        self._kernels = kernels
+        self._stack = stack
+        self._kernel: KernelSession | None = None
+        self._has_state = False
+
+    async def start(self) -> None:
+        """Take a kernel. Raises KernelError if none comes up."""
+        self._kernel = await self._stack.enter_async_context(self._kernels.session())
+
+    async def execute(self, source: str) -> ExecResult:
+        for attempt in range(_KERNEL_ATTEMPTS):
+            try:
+                if self._kernel is None:
+                    await self.start()
+                assert self._kernel is not None
+                result = await self._kernel.execute(source)
+            except KernelError:
+                self._kernel = None
+                if self._has_state or attempt + 1 == _KERNEL_ATTEMPTS:
+                    raise
+            else:
+                self._has_state = True
+                return result
+        raise AssertionError("the last attempt returns or raises")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What a turn did: its kind, what the interpreter showed, and whether that ends the trajectory."""
+
+    kind: LineKind
+    output: str = ""
+    error_name: str | None = None
+    stop: StopReason | None = None
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Tokens that the next line may have, and the reason to stop if it needs more."""
+
+    tokens: int
+    reason: StopReason
+
+
+@dataclass(slots=True)
+class Session:
+    """One trajectory in the making."""
+
+    transcript: Transcript
+    reader: Reader
+    interpreter: Interpreter
+    sampling: SamplingConfig
+    lines: list[Line] = field(default_factory=list)
+    stop: StopReason | None = None
+    answer: tuple[str, ...] | None = None
+    typing: str = ""
+    """The line that was sampled last."""
+    started: float = field(default_factory=time.monotonic)
+
+    def allowance(self, budget: BudgetConfig, context_tokens: int) -> Allowance:
+        """The tightest of the three token budgets."""
+        return min(
+            Allowance(budget.line_tokens, StopReason.LINE_TOKENS),
+            Allowance(budget.tokens - len(self.transcript.completion_ids), StopReason.MAX_TOKENS),
+            Allowance(context_tokens - len(self.transcript), StopReason.CONTEXT),
+            key=lambda allowance: allowance.tokens,
+        )
+
+    def stop_after(self, finish: Finish, budget: BudgetConfig) -> StopReason | None:
+        """Why the trajectory ends with the line that has just run, if it does."""
+        if finish is Finish.EOS:
+            return StopReason.EOS
+        if len(self.lines) + 1 >= budget.lines:
+            return StopReason.MAX_LINES
+        return StopReason.SECONDS if time.monotonic() - self.started >= budget.seconds else None
+
+    async def run(self, typed: tuple[str, bool]) -> Ran:
+        """Run the cells that a turn completes, in order, until one of them ends the trajectory."""
+        turn = self.reader.read(*typed)
+        results: list[tuple[Cell, ExecResult]] = []
+        for cell in turn.cells:
+            result = await self.interpreter.execute(cell.source)
+            results.append((cell, result))
+            if result.answer is not None:
+                self.answer = result.answer
+            if _end_of(result) is not None:
+                break
+        return _summarize(turn, results)
+
+    def trajectory(self, task: Task, prompt: Prompt, version: int, error: str | None) -> Trajectory:
+        assert self.stop is not None
+        return Trajectory(
+            task_id=task.id,
+            prompt=prompt.text,
+            prompt_ids=prompt.ids,
+            completion_ids=tuple(self.transcript.completion_ids),
+            sampled_mask=tuple(self.transcript.sampled_mask),
+            logprobs=tuple(self.transcript.logprobs),
+            stop_reason=self.stop,
+            lines=tuple(self._all_lines()),
+            answer=self.answer,
+            version=version,
+            error=error,
+            duration_s=time.monotonic() - self.started,
+        )
+
+    def _all_lines(self) -> list[Line]:
+        """The lines, and where the machinery failed under one, that line too: its tokens were sampled."""
+        covered = self.lines[-1].end if self.lines else 0
+        lost = [index for index, was in enumerate(self.transcript.sampled_mask) if was and index >= covered]
+        return [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
+
+
+def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
+    """The most telling result gives the turn its kind; the outputs are joined in order."""
+    if not results:
+        return Ran(turn.idle_kind)
+    kinds = [_kind(cell, result) for cell, result in results]
+    telling = max(range(len(kinds)), key=lambda index: _RANK[kinds[index]])
+    return Ran(
+        kinds[telling],
+        "".join(result.output for _, result in results),
+        results[telling][1].error_name,
+        _end_of(results[-1][1]),
+        sum(result.duration_s for _, result in results),
+    )
+
+
+def _kind(cell: Cell, result: ExecResult) -> LineKind:
+    if result.answer is not None:
+        return LineKind.ANSWER
+    if not result.compiled:
+        return LineKind.SYNTAX_ERROR
+    by_status = {
+        ExecStatus.TIMEOUT: LineKind.TIMEOUT,
+        ExecStatus.KILLED: LineKind.KILLED,
+        ExecStatus.ERROR: LineKind.EXCEPTION,
+    }
+    return by_status.get(result.status, cell.kind)
+
+
+def _end_of(result: ExecResult) -> StopReason | None:
+    if result.answer is not None:
+        return StopReason.ANSWER
+    return StopReason.KILLED if result.status is ExecStatus.KILLED else None
+
+
+_RANK = {
+    kind: rank
+    for rank, kind in enumerate(
+        (
+            LineKind.BLANK,
+            LineKind.COMMENT,
+            LineKind.OPEN,
+            LineKind.STATEMENT,
+            LineKind.EXPRESSION,
+            LineKind.SYNTAX_ERROR,
+            LineKind.EXCEPTION,
+            LineKind.TIMEOUT,
+            LineKind.KILLED,
+            LineKind.ANSWER,
+            LineKind.OVERLONG,
+        )
+    )
+}
