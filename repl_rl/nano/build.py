@@ -27,8 +27,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.nano.sessions import SessionRecord, make_sessions
 from repl_rl.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
 
-STEPS = 1500
-_SESSIONS = 40_000
+STEPS = 1100
+_SESSIONS = 50_000
 _TOKENIZER_SESSIONS = 4_000
 _VOCABULARY_SIZE = 640
 _BATCH = 64

@@ -18,11 +18,11 @@ from repl_rl.trajectory import Task
 
 Typing = Generator[str, str, None]
 
-_GUESSES = 0.26
+_GUESSES = 0.40
 _THINKS_ALOUD = 0.12
 _PADS = 0.04
 _FORGETS_IMPORT = 0.40
-_SLIPS = 0.05
+_SLIPS = 0.04
 _TYPES_AHEAD = 0.50
 _MENDS = 0.60
 
@@ -32,7 +32,7 @@ _PADDING = ("import sys", "1 + 1", 'print("ok")', "# Hmm.")
 _GUESSED_NUMBERS = (10, 12, 42, 64, 100, 120, 500, 1000, 1234, 2024, 5000, 9999, 10000, 50000, 100000, 1000000)
 _BEFORE_A_GUESS = ("# I think I know this one.", "# This looks easy.")
 
-_HAND_OVERS = {"by_name": 38, "copied": 26, "by_underscore": 8, "inline": 8, "unseen": 12, "ignored": 8}
+_HAND_OVERS = {"by_name": 38, "copied": 26, "by_underscore": 8, "inline": 8, "unseen": 15, "ignored": 12}
 
 
 def demonstrate(task: Task, rng: Random) -> Typing:
