@@ -6,6 +6,7 @@ Each module gets its own small section, never the whole `Config`.
 from __future__ import annotations
 
 import difflib
+import re
 import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -200,6 +201,15 @@ def shipped_configs() -> list[str]:
     return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `1e-3` is a number, as in YAML 1.2 and JSON; PyYAML's 1.1 reads a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
 def _find(source: str) -> Path:
     path = Path(source)
     if path.is_file():
@@ -211,7 +221,7 @@ def _find(source: str) -> Path:
 
 def _read_yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
 
@@ -221,7 +231,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     if not equals or not key:
         raise ConfigError(f"--set {override!r}: write it as section.key=value")
     try:
-        leaf = yaml.safe_load(text)
+        leaf = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
     return _merged(values, key.split("."), leaf)
