@@ -6,6 +6,8 @@ It reads a boot record (JSON) from an inherited descriptor:
     sockets        listening descriptors: {"shell": 7, "control": 8, "iopub": 9, "stdin": 10, "hb": 11}
     rlimits        {"RLIMIT_CPU": [soft, hard], ...}; RLIMIT_AS is held at its soft value while a cell runs
     uid            the ordinary user to become, or null to stay as started
+    lifeline       a descriptor of a pipe that closes with the owner of the kernel
+    watches_parent true where no sandbox ends the kernel together with its parent
     site_packages  folders to import third-party packages from
 
 An `execute_reply` carries, next to what the Jupyter protocol asks for, the key "repl_rl" with the status, error name,
@@ -20,6 +22,7 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
 import site
 import sys
@@ -29,6 +32,7 @@ import repl_screen
 import slim_imports
 
 KILLED = repl_interpreter.KILLED
+_PR_SET_PDEATHSIG = 1
 _OWN_MODULES = ("program", "repl_interpreter", "repl_screen", "repl_stack", "repl_syntax", "slim_imports")
 
 
@@ -37,6 +41,7 @@ def main(boot_descriptor):
     gc.disable()  # nothing that the imports make is garbage
     with open(boot_descriptor, encoding="utf-8") as file:
         boot = json.load(file)
+    _die_with_owner(boot["lifeline"], boot["watches_parent"])
     _confine(boot["rlimits"], boot["uid"])
     sys.path.extend(boot["site_packages"])
     kernelbase, heartbeat, session, zmq = slim_imports.load()
@@ -50,6 +55,19 @@ def main(boot_descriptor):
     gc.freeze()
     gc.enable()
     kernel.serve()
+
+
+def _die_with_owner(lifeline, watches_parent):
+    """End here if the owner died before anything watched it; from now on its death is a SIGKILL."""
+    if watches_parent:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    poll = select.poll()
+    poll.register(lifeline, 0)
+    if poll.poll(0):
+        os._exit(1)
+    os.close(lifeline)
 
 
 def _confine(rlimits, uid):

@@ -1,7 +1,8 @@
 """The folder of one pool: connection files, sockets, a compiled copy of the kernel program. Gone when its owner is.
 
 A small shell waits on a pipe that only the owner holds open. However the owner ends, SIGKILL included, the pipe closes
-and the shell removes the folder; the kernels die by themselves, because their sandboxes watch their parent.
+and the shell removes the folder. The kernels die by themselves, because their sandboxes watch their parent; one that
+was only being made at that time sees that the pipe has closed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ while [ -e "$1" ] && [ $tries -lt 200 ]; do rm -rf "$1" 2>/dev/null || sleep 0.0
 class Home:
     """`path` is readable for its owner alone. `program` and `covers` lie in it, and kernels are shown what they hold.
 
-    `covers` holds an empty `folder` and an empty `file`, to be put over what kernels must not see.
+    `lifeline` is the reading end of the pipe. `covers` holds an empty `folder` and an empty `file`, to be put over what
+    kernels must not see.
     """
 
     def __init__(self) -> None:
@@ -39,9 +41,10 @@ class Home:
             self.path = Path(tempfile.mkdtemp(prefix="repl-rl-", dir=_short_temporary_folder()))
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
+        self.lifeline, self._held = os.pipe()
         self._reaper = subprocess.Popen(
             ["/bin/sh", "-c", _REAPER, "repl-rl-reaper", str(self.path)],
-            stdin=subprocess.PIPE,
+            stdin=self.lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -62,9 +65,15 @@ class Home:
     def close(self) -> None:
         """Remove the folder and end the reaper. A second call does nothing."""
         shutil.rmtree(self.path, ignore_errors=True)
-        if self._reaper.stdin is not None:
-            self._reaper.stdin.close()
+        self.let_go()
         self._reaper.wait()
+
+    def let_go(self) -> None:
+        """Close the pipe, as the death of the owner does."""
+        if self._held >= 0:
+            os.close(self._held)
+            os.close(self.lifeline)
+            self._held = -1
 
 
 def _short_temporary_folder() -> str:

@@ -99,7 +99,7 @@ class KernelPool:
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = max(1023, 4 * self.size)
         self._home = await asyncio.to_thread(Home)
-        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home.covers, self._home.program)
+        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home)
         self._is_open = True
         self._top_up()
         return self

@@ -53,7 +53,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                     stdout=output,
                     stderr=output,
                     env=sandbox.environment,
-                    pass_fds=[*sockets.values(), boot_fd, info_write],
+                    pass_fds=[*sockets.values(), boot_fd, info_write, *_existing(sandbox.lifeline)],
                     start_new_session=True,
                     cwd="/tmp" if sandbox.kind == "none" else "/",
                 )
@@ -66,7 +66,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     def _own_sandbox(self) -> Sandbox:
         self._home = Home()
         profile = Profile.load(self.profile)
-        return Sandbox("bwrap", profile, profile.limits, self._home.covers, self._home.program)
+        return Sandbox("bwrap", profile, profile.limits, self._home)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
@@ -154,6 +154,10 @@ def _kernel_argv(cmd: list[str], sandbox: Sandbox, boot_fd: int) -> list[str]:
     return [str(sandbox.installation.executable), *words, str(boot_fd)]
 
 
+def _existing(descriptor: int | None) -> list[int]:
+    return [] if descriptor is None else [descriptor]
+
+
 def _boot_record(sandbox: Sandbox, connection_info: Mapping[str, Any], sockets: Mapping[str, int]) -> int:
     """A descriptor from which the kernel program reads what `kernels/python/program.py` documents."""
     connection = {key: value for key, value in connection_info.items() if not isinstance(value, bytes)}
@@ -162,6 +166,8 @@ def _boot_record(sandbox: Sandbox, connection_info: Mapping[str, Any], sockets: 
         "sockets": dict(sockets),
         "rlimits": sandbox.limits.rlimits(),
         "uid": sandbox.uid(),
+        "lifeline": sandbox.lifeline,
+        "watches_parent": sandbox.kind == "none",
         "site_packages": sandbox.packages(),
     }
     fd = os.memfd_create("boot", 0)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from repl_rl.errors import DependencyError, SandboxError
+from repl_rl.kernel.home import Home
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.paths import Installation, find_bwrap
 from repl_rl.kernel.profile import Profile
@@ -64,7 +65,7 @@ def check_sandbox() -> SandboxReport:
     bwrap = find_bwrap()
     if bwrap is None:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
-    sandbox = Sandbox("bwrap", Profile.load(), Limits(), covers=Path("/nonexistent"), bwrap=bwrap)
+    sandbox = Sandbox("bwrap", Profile.load(), Limits(), home=None, bwrap=bwrap)
     python = [
         str(sandbox.installation.executable),
         "-I",
@@ -73,7 +74,7 @@ def check_sandbox() -> SandboxReport:
         "import os, sys; sys.exit(os.listdir('/proc') == [])",
     ]
     probe = subprocess.run(
-        [str(bwrap), *sandbox.walls(covered=False), "--", *python],
+        [str(bwrap), *sandbox.walls(), "--", *python],
         capture_output=True,
         text=True,
         timeout=60,
@@ -114,18 +115,16 @@ class Sandbox:
         kind: SandboxKind,
         profile: Profile,
         limits: Limits,
-        covers: Path,
-        program: Path | None = None,
+        home: Home | None,
         bwrap: Path | None = None,
     ) -> None:
-        """`program` is the host folder of the kernel program; `covers` holds an empty `folder` and an empty `file`."""
+        """Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign code."""
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
         self.installation = Installation.current()
         self._profile = profile
-        self._covers = covers
-        self._program = program
+        self._home = home
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = may_drop_uid()
         self._walls = self.walls() if kind == "bwrap" else []
@@ -133,7 +132,12 @@ class Sandbox:
     @property
     def program_inside(self) -> Path:
         """The program's folder as the kernel sees it."""
-        return PROGRAM_INSIDE if self.kind == "bwrap" or self._program is None else self._program
+        return PROGRAM_INSIDE if self.kind == "bwrap" or self._home is None else self._home.program
+
+    @property
+    def lifeline(self) -> int | None:
+        """A descriptor to be inherited by the kernel: it hangs up when the owner of the kernel is gone."""
+        return None if self._home is None else self._home.lifeline
 
     def packages(self) -> list[str]:
         """The folders of third-party packages as the kernel sees them."""
@@ -150,11 +154,11 @@ class Sandbox:
             return argv
         return [str(self._bwrap), *self._walls, "--info-fd", str(info_fd), "--", *argv]
 
-    def walls(self, covered: bool = True) -> list[str]:
-        """bwrap's options. Without `covered`, repl_rl stays visible: for probes that never run foreign code."""
-        mounts = [*self._system(), *self._private(), *self._python(), *(self._cover() if covered else [])]
-        if self._program is not None:
-            mounts += ["--ro-bind", str(self._program), str(PROGRAM_INSIDE)]
+    def walls(self) -> list[str]:
+        """bwrap's options, without a command."""
+        mounts = [*self._system(), *self._private(), *self._python()]
+        if self._home is not None:
+            mounts += [*self._cover(self._home.covers), "--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
         closing = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         return [*self._namespaces(), *mounts, *closing]
 
@@ -184,10 +188,10 @@ class Sandbox:
                 words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
         return words
 
-    def _cover(self) -> list[str]:
+    def _cover(self, covers: Path) -> list[str]:
         words: list[str] = []
         for path, is_folder in self.installation.covered():
-            words += ["--ro-bind", str(self._covers / ("folder" if is_folder else "file")), str(path)]
+            words += ["--ro-bind", str(covers / ("folder" if is_folder else "file")), str(path)]
         return words
 
     def _private(self) -> list[str]:

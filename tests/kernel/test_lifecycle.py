@@ -20,6 +20,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.background import BackgroundLoop
+from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.paths import kernels_folder
 from repl_rl.kernel.provisioner import register
@@ -74,6 +75,20 @@ def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
         owner.send_signal(signum)
         owner.wait(timeout=30)
     assert wait_until_gone(pids, folder) == ([], False)
+
+
+def test_a_kernel_that_is_being_made_while_its_owner_dies_does_not_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def start() -> None:
+        async with KernelPool(size=1, limits=LIMITS, warm=0) as pool:
+            hung_up, owners = os.pipe()
+            os.close(owners)
+            monkeypatch.setattr(pool._home, "lifeline", hung_up)
+            with pytest.raises(KernelStartError, match="a kernel ended as it started; it printed: nothing"):
+                await in_one_session(pool, "1")
+            monkeypatch.undo()
+            os.close(hung_up)
+
+    asyncio.run(start())
 
 
 @contextmanager
