@@ -190,6 +190,33 @@ def test_a_long_output_is_cut_in_the_middle_before_it_is_encoded(vocabulary: Voc
     assert_three_views_agree(vocabulary, trajectory, engine)
 
 
+def test_chat_models_get_the_problem_by_their_template_and_the_banner_as_prefill() -> None:
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    vocabulary.tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    engine = ScriptedEngine(vocabulary, lambda prompt: [" submit_final_answer(6 * 7)\n"])
+    rollout = Rollout(
+        engine,
+        FakeKernelPool(),
+        PythonDialect(),
+        vocabulary,
+        budget=BudgetConfig(),
+        sampling=SamplingConfig(),
+        context_tokens=1024,
+        chat=True,
+    )
+    [trajectory] = asyncio.run(rollout.many([TASK]))
+    assert trajectory.prompt.startswith("[system] You think inside a live Python interpreter.")
+    assert "\n[user] What is 6 * 7?\n[assistant] Python 3.11" in trajectory.prompt
+    assert trajectory.prompt.endswith("for more information.\n>>>")
+    assert "# What is 6 * 7?" not in trajectory.prompt
+    assert vocabulary.decode(trajectory.prompt_ids) == trajectory.prompt
+    assert trajectory.answer == ("42",)
+    assert_three_views_agree(vocabulary, trajectory, engine)
+
+
 def test_a_prompt_that_fills_the_context_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(ConfigError, match=r"prompt of task 't1' has \d+ tokens and engine.context_tokens is 8"):
         roll(vocabulary, [], context_tokens=8)
