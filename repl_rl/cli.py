@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from repl_rl.config import Config, SamplingConfig, load_config, parse_config, shipped_configs
+from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.trajectory import Task, write_jsonl
 
@@ -161,7 +161,7 @@ def _eval(options: argparse.Namespace, console: Console) -> int:
     config = load_config(options.config, tuple(options.set))
     tasks, table = heldout_tasks(config), RewardTable(config.rewards)
     with open_service(config) as service:
-        result = evaluate(service, tasks, table, SamplingConfig(temperature=config.eval.temperature))
+        result = evaluate(service, tasks, table, config.eval_sampling)
     for family, rate in result.families.items():
         console.print(f"{family:24} {rate:6.1%}", highlight=False)
     console.print(f"{'all':24} {result.solve_rate:6.1%}   of {len(tasks)} problems, {result.seconds:.0f} s")

@@ -148,7 +148,8 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    temperature: float = Field(1.0, ge=0)
+    temperature: float | None = Field(None, ge=0)
+    """None: the sampling section's, as in training."""
     problems: int = Field(240, ge=1)
     """Held-out problems, one rollout each."""
 
@@ -169,6 +170,13 @@ class Config(Section):
     credit: CreditConfig = CreditConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """How held-out problems are sampled."""
+        if self.eval.temperature is None:
+            return self.sampling
+        return self.sampling.model_copy(update={"temperature": self.eval.temperature})
 
 
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:

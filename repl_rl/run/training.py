@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import Config, SamplingConfig
+from repl_rl.config import Config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.kernel.sandbox import require_sandbox
@@ -146,8 +146,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     tasks = prepared.heldout_tasks
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
-        sampling = SamplingConfig(temperature=prepared.config.eval.temperature)
-        result = evaluate(trainer.service, tasks, prepared.table, sampling)
+        result = evaluate(trainer.service, tasks, prepared.table, prepared.config.eval_sampling)
     row = result.to_row(step)
     prepared.folder.keep_evaluation(step, row, result.trajectories)
     progress.evaluated(row)
