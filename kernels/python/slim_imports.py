@@ -1,35 +1,28 @@
 """Imports ipykernel's base class without what it drags in: IPython's shell, jupyter_client's managers, dateutil, ssl.
 
 A fresh interpreter per trajectory pays for its imports every time; these stand-ins halve them. All of them are gone
-from `sys.modules` again when `load` returns, so that code in the session imports the real packages.
+from `sys.modules` again afterwards, so that code in the session imports the real packages.
 """
 
 import contextlib
-import importlib
 import importlib.machinery
 import sys
 import types
 from datetime import UTC, datetime
 
-_BARE_PACKAGES = ("ipykernel", "jupyter_client", "IPython", "IPython.core")
+_BARE_PACKAGES = ("ipykernel", "jupyter_client", "IPython", "IPython.core", "traitlets.config")
 """Packages of which only submodules are needed: their `__init__` is not run."""
 
 
-def load():
-    """`ipykernel.kernelbase`, `ipykernel.heartbeat`, `jupyter_client.session` and `zmq`, in that order."""
-    stand_ins = {name: _bare_package(name) for name in _BARE_PACKAGES} | _dateutil() | {"ssl": None}
-    with _in_sys_modules(stand_ins):
-        names = ("ipykernel.kernelbase", "ipykernel.heartbeat", "jupyter_client.session", "zmq")
-        return [importlib.import_module(name) for name in names]
-
-
 @contextlib.contextmanager
-def _in_sys_modules(stand_ins):
-    sys.modules.update(stand_ins)
+def stand_ins():
+    """While this is open, ipykernel's kernel base class, its heartbeat and jupyter_client's session import fast."""
+    modules = {name: _bare_package(name) for name in _BARE_PACKAGES} | _dateutil() | {"ssl": None}
+    sys.modules.update(modules)
     try:
         yield
     finally:
-        for name in stand_ins:
+        for name in modules:
             del sys.modules[name]
 
 
