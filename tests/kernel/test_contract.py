@@ -37,7 +37,7 @@ def test_state_is_kept_between_cells(typed: Typed) -> None:
 
 
 def test_sessions_share_nothing(source: KernelSource, loop: BackgroundLoop) -> None:
-    loop.run(in_one_session(source, "x = 1", "5", "import sys; sys.marked = True", "import builtins; builtins.y = 1"))
+    loop.run(in_one_session(source, "x = 1", "5", "import sys; sys.displayhook = None"))
     again = loop.run(in_one_session(source, "x", "_"))
     assert [result.error_name for result in again] == ["NameError", "NameError"]
 
