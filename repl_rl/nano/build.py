@@ -27,7 +27,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.nano.sessions import SessionRecord, make_sessions
 from repl_rl.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
 
-STEPS = 1100
+STEPS = 1300
 _SESSIONS = 50_000
 _TOKENIZER_SESSIONS = 4_000
 _VOCABULARY_SIZE = 640
@@ -124,9 +124,10 @@ def _train(
 ) -> list[float]:
     optimizers = _optimizers(model)
     schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
+    scale_tokens = _BATCH * sum(int(example.is_typed.sum()) for example in examples) / len(examples)
     losses: list[float] = []
     for step, batch in zip(range(steps), _batches(examples, rng), strict=False):
-        loss = _loss(model, batch)
+        loss = _loss(model, batch, scale_tokens)
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -164,13 +165,18 @@ def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]
             yield from ([examples[index] for index in batch] for batch in batches)
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Example]) -> torch.Tensor:
-    """Mean cross-entropy over the typed tokens of a batch, in nats. Padding lies behind, where no token looks."""
+def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
+    """Cross-entropy summed over the typed tokens of a batch, in nats, by `scale_tokens`.
+
+    The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano
+    would guess far more often than it was shown. Padding lies behind, where no token looks.
+    """
     ids = pad_sequence([example.ids for example in batch], batch_first=True)  # (B, T)
     is_typed = pad_sequence([example.is_typed for example in batch], batch_first=True)  # (B, T)
     labels = ids.masked_fill(~is_typed, _IGNORED)
     logits = model(input_ids=ids, use_cache=False).logits  # (B, T, V)
-    return cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED)
+    total = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED, reduction="sum")
+    return total / scale_tokens
 
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:

@@ -30,7 +30,7 @@ def _draw_product(rng: Random) -> Operands:
 
 def _draw_remainder(rng: Random) -> Operands:
     divisor = rng.randint(101, 997)
-    quotient = rng.randint(101, 9999)
+    quotient = rng.randint(101, 999)
     return divisor * quotient + rng.randint(1, divisor - 1), divisor
 
 

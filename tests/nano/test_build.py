@@ -49,11 +49,11 @@ class _UniformButSure:
         return type("Output", (), {"logits": logits})
 
 
-def test_the_loss_is_the_mean_over_typed_tokens_alone():
+def test_the_loss_sums_over_typed_tokens_alone():
     # Tokens        0  2  3  1      2  3
     # typed         .  .  x  x      .  x      the two 3s are sure (0 nats), the 1 is one of four
     batch = [
         Example(torch.tensor([0, 2, 3, 1]), torch.tensor([False, False, True, True])),
         Example(torch.tensor([2, 3]), torch.tensor([False, True])),
     ]
-    assert _loss(_UniformButSure(), batch).item() == pytest.approx(torch.tensor(4.0).log().item() / 3)
+    assert _loss(_UniformButSure(), batch, scale_tokens=2.0).item() == pytest.approx(torch.tensor(4.0).log().item() / 2)
