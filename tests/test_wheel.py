@@ -97,5 +97,5 @@ def test_a_rollout_from_another_folder(installed: Path, tmp_path: Path) -> None:
 
 def test_the_doctor_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
     report = run(installed / "repl-rl", "doctor", cwd=tmp_path, timeout_s=120)
-    for subject in ("vllm", "torch", "bwrap"):
+    for subject in ("vllm", "torch", "bubblewrap"):
         assert subject in report.lower()
