@@ -65,7 +65,6 @@ class KernelConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["auto", "vllm"] = "auto"
     context_tokens: int = Field(1024, ge=32)
     """Prompt and completion together."""
     places: int = Field(64, ge=1)

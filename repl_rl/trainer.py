@@ -33,6 +33,7 @@ from repl_rl.config import (
     RewardsConfig,
     SamplingConfig,
     Section,
+    parse_config,
 )
 from repl_rl.engine import make_engine
 from repl_rl.engine.vllm_engine import VLLMEngine
@@ -78,7 +79,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     def __post_init__(self) -> None:
         for name, model in SECTIONS.items():
             value = getattr(self, name)
-            setattr(self, name, value if isinstance(value, model) else model.model_validate(value))
+            setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
         self.max_completion_length = self.budget.tokens
         if self.use_vllm:
             raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")

@@ -112,6 +112,11 @@ def test_a_void_trajectory_is_one_masked_token() -> None:
     assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
 
 
+def test_a_section_with_an_unknown_key_is_refused_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'budget\.line'; did you mean 'lines'\?"):
+        ReplGRPOConfig(output_dir=str(folder), budget={"line": 4})
+
+
 def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None:
     args = ReplGRPOConfig(output_dir=str(folder), bf16=False, report_to="none")
     with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]; it has \['prompt'\]"):

@@ -21,6 +21,7 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.kernel.sandbox import require_sandbox
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
+from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
@@ -66,7 +67,7 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     table = RewardTable(config.rewards)
     make_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
-    heldout = make_tasks(config.tasks.families, config.eval.problems, seed=0, split="heldout")
+    heldout = heldout_tasks(config)
     if resume is None:
         folder = new_run(config, runs)
     return Prepared(config, folder, model_path, train_tasks, heldout, table, folder.last_checkpoint())
@@ -138,8 +139,6 @@ def training_arguments(config: Config, folder: RunFolder) -> ReplGRPOConfig:
 
 def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
     """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
-    from repl_rl.run.evaluation import evaluate
-
     known = prepared.folder.evaluation(step)
     if known is not None:
         return known
