@@ -6,7 +6,8 @@ It reads a boot record (JSON) from an inherited descriptor:
     sockets        listening descriptors: {"shell": 7, "control": 8, "iopub": 9, "stdin": 10, "hb": 11}
     rlimits        {"RLIMIT_CPU": [soft, hard], ...}; RLIMIT_AS is held at its soft value while a cell runs
     uid            the ordinary user to become, or null to stay as started
-    lifeline       a descriptor of a pipe that closes with the owner of the kernel
+    lifeline       a descriptor of a pipe that closes with the owner of the kernel. The sandbox ends the kernel too, but
+                   one that is being made while its owner dies may be missed: threads die first, descriptors last
     watches_parent true where no sandbox ends the kernel together with its parent
     site_packages  folders to import third-party packages from
 
@@ -19,7 +20,6 @@ import gc
 import json
 import os
 import resource
-import select
 import signal
 import site
 import sys
@@ -39,7 +39,8 @@ def main(boot_descriptor):
     gc.disable()  # nothing that the imports make is garbage
     with open(boot_descriptor, encoding="utf-8") as file:
         boot = json.load(file)
-    _die_with_owner(boot["lifeline"], boot["watches_parent"])
+    if boot["watches_parent"]:
+        _die_with_parent()
     _confine(boot["rlimits"], boot["uid"])
     sys.path.extend(boot["site_packages"])
     with slim_imports.stand_ins():
@@ -48,20 +49,13 @@ def main(boot_descriptor):
     _look_like_a_terminal()
     gc.freeze()
     gc.enable()
-    kernel.serve()
+    kernel.serve(boot["lifeline"])
 
 
-def _die_with_owner(lifeline, watches_parent):
-    """End here if the owner died before anything watched it; from now on its death is a SIGKILL."""
-    if watches_parent:
-        import ctypes
+def _die_with_parent():
+    import ctypes
 
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    poll = select.poll()
-    poll.register(lifeline, 0)
-    if poll.poll(0):
-        os._exit(1)
-    os.close(lifeline)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _confine(rlimits, uid):

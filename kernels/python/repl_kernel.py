@@ -86,7 +86,9 @@ class ReplKernel(kernelbase.Kernel):
         self._cell = _CellGuard(memory_bytes)
         self._user_session = user_session
 
-    def serve(self):
+    def serve(self, lifeline):
+        """Answer until a session ends, or until `lifeline` closes and nobody is left to ask."""
+        self._loop.asyncio_loop.add_reader(lifeline, os._exit, 1)
         between_cells = repl_screen.Screen(descriptors=(1, 2), limit_bytes=0)
         sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
         self.start()
