@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,9 +30,14 @@ SMALL = {
 }
 
 
-def repl_rl(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def repl_rl(*arguments: str, cwd: Path, scratch: Path | None = None) -> subprocess.Popen[str]:
+    """The command line in a process of its own; with `scratch` its temporary files go there, compiled code excepted."""
     command = [sys.executable, "-m", "repl_rl.cli", *arguments]
-    return subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
+    own = {} if scratch is None else {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": cache}
+    return subprocess.Popen(
+        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | own
+    )
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> str:
@@ -46,11 +54,18 @@ def rows(run: Path, kind: str) -> list[dict[str, object]]:
     return [row for row in parsed if row["kind"] == kind]
 
 
-def kernels_and_folders() -> set[str]:
-    """Names of all sandboxes that run, and of all temporary folders of kernels."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    sandboxes = {line.strip() for line in listing.splitlines() if "bwrap" in line and "--unshare" in line}
-    return sandboxes | {str(path) for path in Path("/tmp").glob("repl-rl-*")}
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A temporary folder with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="k") as folder:
+        yield Path(folder)
+
+
+def left_over(scratch: Path) -> set[str]:
+    """Sandboxes whose mounts come from `scratch`, and the folders of kernels in it."""
+    listing = subprocess.run(["ps", "-ewwo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    sandboxes = {line.strip() for line in listing.splitlines() if "--unshare-pid" in line and f"{scratch}/" in line}
+    return sandboxes | {str(path) for path in scratch.glob("repl-rl-*")}
 
 
 @pytest.fixture(scope="module")
@@ -93,25 +108,25 @@ def test_the_sampler_has_the_trainers_weights_in_every_step(whole_run: Path) -> 
 
 
 def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_nothing(
-    whole_run: Path, tmp_path: Path
+    whole_run: Path, tmp_path: Path, scratch: Path
 ) -> None:
-    before = kernels_and_folders()
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     run = tmp_path / "runs" / "small"
-    process = repl_rl("train", "small.yaml", cwd=tmp_path)
+    process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
     deadline = time.monotonic() + 200
     while not (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists():
         assert process.poll() is None, finish(process)
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert len(left_over(scratch)) > 2, "kernels have to be there before they can be gone"
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     deadline = time.monotonic() + 20
-    while kernels_and_folders() - before and time.monotonic() < deadline:
+    while left_over(scratch) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert kernels_and_folders() - before == set()
+    assert left_over(scratch) == set()
 
-    resumed = repl_rl("train", "--resume", str(run), cwd=tmp_path)
+    resumed = repl_rl("train", "--resume", str(run), cwd=tmp_path, scratch=scratch)
     output = finish(resumed)
     assert resumed.returncode == 0, output
     assert "resuming from step 2" in output
@@ -119,15 +134,14 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
     for step in (1, 2, 3, 4):
         problems = [trajectory.task_id for trajectory in rollouts(run, step)]
         assert problems == [trajectory.task_id for trajectory in rollouts(whole_run, step)]
-    assert kernels_and_folders() - before == set()
+    assert left_over(scratch) == set()
 
 
-def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path) -> None:
-    before = kernels_and_folders()
+def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path, scratch: Path) -> None:
     config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}  # type: ignore[dict-item]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     run = tmp_path / "runs" / "small"
-    process = repl_rl("train", "small.yaml", cwd=tmp_path)
+    process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
     deadline = time.monotonic() + 200
     while not (run / "rollouts" / "step_00002.jsonl").exists():
         assert process.poll() is None, finish(process)
@@ -139,4 +153,4 @@ def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path) 
     saved = sorted(path.name for path in (run / "checkpoints").glob("checkpoint-*"))
     assert len(saved) == 1
     assert "go on with: repl-rl train --resume" in output
-    assert kernels_and_folders() - before == set()
+    assert left_over(scratch) == set()
