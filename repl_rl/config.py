@@ -200,7 +200,7 @@ def parse_config(values: Any, overrides: tuple[str, ...] = ()) -> Config:
 
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
 def shipped_configs() -> list[str]:
@@ -212,9 +212,14 @@ class _Loader(yaml.SafeLoader):
     """YAML as people write it: `1e-3` is a number, as in YAML 1.2 and JSON; PyYAML's 1.1 reads a string."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would take for numbers."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
 
 
 def _find(source: str) -> Path:

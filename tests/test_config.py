@@ -200,3 +200,9 @@ def test_numbers_in_scientific_notation_are_numbers_where_no_model_says_so(tmp_p
     config = load_config(str(tmp_path / "c.yaml"), ("train.trl.max_grad_norm=1e2",))
     assert config.train.trl == {"adam_epsilon": 0.001, "weight_decay": 0.025, "run_name": "1e-3x", "max_grad_norm": 100}
     assert all(isinstance(value, float) for key, value in config.train.trl.items() if key != "run_name")
+
+
+def test_a_name_that_reads_like_a_number_stays_a_name(tmp_path: Path) -> None:
+    config = parse_config({"rewards": {"functions": ["0E0"]}})
+    (tmp_path / "c.yaml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "c.yaml")) == config
