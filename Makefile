@@ -10,10 +10,10 @@ VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-slow lint bench clean
+.PHONY: help install train test test-slow lint bench bench-quickstart clean
 
 help: ## show this
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
 
 install: $(STAMP) ## what the other targets need, in .venv
 
@@ -31,7 +31,10 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: $(STAMP) ## measure the quickstart's table in BENCHMARKS.md
+bench: $(STAMP) ## kernels beside stock Jupyter kernels: starts, lines, memory
+	@$(BIN)/repl-rl bench kernels
+
+bench-quickstart: $(STAMP) ## the quickstart's table in BENCHMARKS.md: four training runs
 	@$(BIN)/python -m repl_rl.bench.quickstart
 
 clean: ## remove .venv, builds and caches; runs/ is kept

@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, doctor, nano. Errors of ours are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, bench, doctor, nano. Errors of ours are one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -71,6 +71,16 @@ def _parser() -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
     view.add_argument("run", type=Path)
     view.set_defaults(command=_view)
+
+    measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
+    kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
+    kernels.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    kernels.add_argument("--sessions", type=int, metavar="N", help="live sessions (default: 64)")
+    kernels.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
+    kernels.add_argument("--stock-kernels", type=int, metavar="N", help="default: as many as cores and memory allow")
+    kernels.add_argument("--many", type=int, metavar="N", help="sessions of the last part, 0: none (default: 512)")
+    kernels.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
+    kernels.set_defaults(command=_bench_kernels)
 
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
@@ -174,6 +184,27 @@ def _view(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.view import view
 
     view(options.run, console)
+    return 0
+
+
+def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
+    import asyncio
+    import dataclasses
+    import json
+
+    from repl_rl.bench import kernels
+
+    given = {name: getattr(options, name) for name in ("sessions", "rounds", "stock_kernels", "many")}
+    start = kernels.QUICK if options.quick else kernels.Plan()
+    plan = dataclasses.replace(start, **{name: value for name, value in given.items() if value is not None})
+    if options.json and not options.json.parent.is_dir():
+        raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
+    report = asyncio.run(kernels.measure(plan, lambda text: console.print(text, style="dim", highlight=False)))
+    console.print(kernels.table(report))
+    if many := kernels.many_line(report):
+        console.print(many, highlight=False, soft_wrap=True)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

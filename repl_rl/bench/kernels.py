@@ -1,0 +1,347 @@
+"""`repl-rl bench kernels`: what a session of a pool costs, beside stock Jupyter kernels on the same machine.
+
+Both are measured in one run by the same code, in turns within each round, so that a busy machine hits both alike. Every
+session has imported sympy and numpy before anything else. Times run on this side, around `execute`:
+
+- start: from asking for a session that nobody prepared (`warm=0`) to its answer to the line `1`, while the others live;
+- line: cheap lines in one session, the others idle; raise: the same for a line that ends in a traceback;
+- lines per second: all sessions at once, each runs lines one after another, driven by this one process;
+- unique memory: private pages (USS) of the processes that appear as the sessions open, per session, before any line;
+- many: lines per second with many live sessions and with 16, as many lines in both, each time in a fresh pool.
+
+Not covered: a sampler that needs the same cores. Memory that sessions share is in `many.total_mb` (PSS) alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import os
+import platform
+import statistics
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from itertools import cycle, islice
+from typing import Any, Literal
+
+import psutil  # type: ignore[import-untyped]
+from rich.table import Table
+
+from repl_rl.bench.stock import StockKernels
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.kernel import ExecStatus, KernelPool, KernelSession, KernelSource, Limits
+from repl_rl.kernel.stats import percentile
+
+IMPORTS = "import sympy, numpy"
+LINES = (
+    "x = 7",
+    "y = x * 6 + 1",
+    "x + y",
+    "squares = [n * n for n in range(20)]",
+    "squares[-1] % x",
+    "print(x, y)",
+    "sympy.factorint(5040)",
+    "name = 'line'",
+    "len(name)",
+)
+RAISING = "1 / 0"
+FEW = 16
+"""Sessions that many are compared with."""
+
+_PACKAGES = ("repl-rl", "ipykernel", "ipython", "jupyter_client", "pyzmq", "numpy", "sympy")
+_MIB = 1024 * 1024
+_STOCK_MB = 400
+"""Free memory that a stock kernel is counted with; it has about half of it to itself."""
+_LIMITS = Limits(line_s=60.0)
+_FREE_SHARE = 0.8
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. `stock_kernels` None: as many as fit. Raises ConfigError on counts that measure nothing."""
+
+    sessions: int = 64
+    rounds: int = 5
+    stock_kernels: int | None = None
+    many: int = 512
+    """0 leaves that part out."""
+    starts: int = 3
+    """Per round, as all that follow; lines are per session."""
+    solo_lines: int = 225
+    raises: int = 20
+    fleet_lines: int = 90
+    many_lines: int = 18
+    many_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("sessions", "rounds", "stock_kernels"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: give at least 1")
+        if self.many != 0 and self.many <= FEW:
+            raise ConfigError(f"--many {self.many}: give more than {FEW}, or 0 to leave that part out")
+
+    def stock_size(self) -> int:
+        """The number of stock kernels."""
+        if self.stock_kernels is not None:
+            return self.stock_kernels
+        return max(1, min(self.sessions, 4 * _cores(), int(_free_mb() / _STOCK_MB)))
+
+
+QUICK = Plan(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What is measured of either side."""
+
+    start_ms_p50: float
+    line_ms_p50: float
+    line_ms_p99: float
+    raise_ms_p50: float
+    lines_per_s: float
+    unique_mb: float
+
+
+@dataclass(slots=True)
+class Side:
+    """Live sessions of one source, and what was measured so far."""
+
+    source: KernelSource
+    fleet: list[KernelSession]
+    unique_mb: float
+    start_s: list[float] = field(default_factory=list)
+    line_s: list[float] = field(default_factory=list)
+    raise_s: list[float] = field(default_factory=list)
+    lines_per_s: list[float] = field(default_factory=list)
+
+    async def measure_starts(self, plan: Plan) -> None:
+        """Add start times of further sessions, one after another."""
+        for _ in range(plan.starts):
+            began = time.perf_counter()
+            async with self.source.session() as kernel:
+                await timed_s(kernel, "1")
+                self.start_s.append(time.perf_counter() - began)
+
+    async def measure_lines(self, plan: Plan) -> None:
+        """Add times of cheap lines in one session."""
+        self.line_s += [await timed_s(self.fleet[0], line) for line in islice(cycle(LINES), plan.solo_lines)]
+
+    async def measure_raises(self, plan: Plan) -> None:
+        """Add times of lines that raise in one session."""
+        self.raise_s += [await timed_s(self.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(plan.raises)]
+
+    async def measure_fleet(self, plan: Plan) -> None:
+        """Add the speed of all sessions together."""
+        self.lines_per_s.append(await speed(self.fleet, plan.fleet_lines))
+
+    def figures(self) -> Figures:
+        """Percentiles over all rounds; of the speeds, the median round."""
+        return Figures(
+            start_ms_p50=1000 * percentile(self.start_s, 50),
+            line_ms_p50=1000 * percentile(self.line_s, 50),
+            line_ms_p99=1000 * percentile(self.line_s, 99),
+            raise_ms_p50=1000 * percentile(self.raise_s, 50),
+            lines_per_s=statistics.median(self.lines_per_s),
+            unique_mb=self.unique_mb,
+        )
+
+
+_PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.measure_fleet)
+
+
+async def measure(plan: Plan, say: Say) -> dict[str, Any]:
+    """The whole benchmark as the JSON object that it writes; `say` hears how far it is. Raises KernelError."""
+    began = time.monotonic()
+    stock_size = plan.stock_size()
+    ours, stock = await _measure_both(replace(plan, stock_kernels=stock_size), say)
+    many = await _measure_many(plan, ours.unique_mb, say) if plan.many else None
+    return {
+        "kernels": plan.sessions,
+        "stock_kernels": stock_size,
+        "cores": _cores(),
+        **asdict(ours),
+        "stock": asdict(stock),
+        "ratio_lines_per_s": ours.lines_per_s / stock.lines_per_s,
+        "many": many,
+        "rounds": plan.rounds,
+        "duration_s": time.monotonic() - began,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+    }
+
+
+def table(report: dict[str, Any]) -> Table:
+    """Ours, stock, and by what factor ours is better."""
+    shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
+    shown.add_column("")
+    for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
+        shown.add_column(column, justify="right")
+    for key, name in _ROWS.items():
+        ours, stock = report[key], report["stock"][key]
+        ratio = ours / stock if key == "lines_per_s" else stock / ours
+        shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
+    return shown
+
+
+def many_line(report: dict[str, Any]) -> str | None:
+    """What came out with many sessions, in words; None if that was left out."""
+    if (many := report["many"]) is None:
+        return None
+    return (
+        f"{many['sessions']} live sessions: {many['total_mb']:,.0f} MB in all, {many['lines_per_s_many']:,.0f} lines/s "
+        f"({many[f'lines_per_s_{FEW}']:,.0f} with {FEW}): a line costs {many['cost_ratio']:.2f}x as much"
+    )
+
+
+async def timed_s(
+    kernel: KernelSession, source: str, expected: Literal[ExecStatus.OK, ExecStatus.ERROR] = ExecStatus.OK
+) -> float:
+    """Seconds that a line takes. Raises KernelError if it ends otherwise than expected: its time would mean nothing."""
+    began = time.perf_counter()
+    result = await kernel.execute(source)
+    took_s = time.perf_counter() - began
+    if result.status is not expected:
+        raise KernelError(f"{source!r} ended as {result.status}, not as {expected}; it printed: {result.output[-500:]}")
+    return took_s
+
+
+async def speed(fleet: list[KernelSession], lines: int) -> float:
+    """Lines per second, all sessions at once, each of them running `lines` cheap lines one after another."""
+
+    async def run(kernel: KernelSession) -> None:
+        for line in islice(cycle(LINES), lines):
+            await timed_s(kernel, line)
+
+    began = time.perf_counter()
+    await _together(run(kernel) for kernel in fleet)
+    return len(fleet) * lines / (time.perf_counter() - began)
+
+
+@asynccontextmanager
+async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[KernelSession]]:
+    """Sessions with sympy and numpy imported, as many coming up at once as there are cores."""
+    slots = asyncio.Semaphore(_cores())
+    fleet: list[KernelSession] = []
+
+    async def open_one() -> None:
+        async with slots:
+            kernel = await sessions.enter_async_context(source.session())
+            await timed_s(kernel, IMPORTS)
+            fleet.append(kernel)
+
+    async with AsyncExitStack() as sessions:
+        await _together(open_one() for _ in range(size))
+        yield fleet
+
+
+async def _measure_both(plan: Plan, say: Say) -> tuple[Figures, Figures]:
+    assert plan.stock_kernels is not None
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(KernelPool(plan.sessions + 1, _LIMITS, warm=0))
+        kernels = await stack.enter_async_context(StockKernels(plan.stock_kernels + 1))
+        say(f"opening {plan.sessions} sessions")
+        ours = await stack.enter_async_context(_open_side(pool, plan.sessions))
+        say(f"opening {plan.stock_kernels} stock kernels")
+        stock = await stack.enter_async_context(_open_side(kernels, plan.stock_kernels))
+        for number in range(1, plan.rounds + 1):
+            say(f"round {number} of {plan.rounds}")
+            for phase in _PHASES:
+                for side in (ours, stock):
+                    await phase(side, plan)
+    return ours.figures(), stock.figures()
+
+
+@asynccontextmanager
+async def _open_side(source: KernelSource, size: int) -> AsyncIterator[Side]:
+    """A fleet whose memory is known, and which has run every line once."""
+    async with source.session():  # whatever the source starts for all of its sessions is there from now on
+        pass
+    before = descendants()
+    async with open_fleet(source, size) as fleet:
+        unique_mb = memory_mb(descendants() - before, "uss") / size
+        await speed(fleet, len(LINES))
+        yield Side(source, fleet, unique_mb)
+
+
+async def _measure_many(plan: Plan, unique_mb: float, say: Say) -> dict[str, Any] | None:
+    if plan.many * unique_mb > _FREE_SHARE * _free_mb():
+        say(f"left out: {plan.many} sessions of {unique_mb:.0f} MB do not fit into {_free_mb():,.0f} MB; see --many")
+        return None
+    speeds: dict[int, list[float]] = {FEW: [], plan.many: []}
+    total_mb: list[float] = []
+    for number in range(1, plan.many_rounds + 1):
+        for size in (FEW, plan.many):
+            say(f"{size} sessions, {number} of {plan.many_rounds}")
+            before = descendants()
+            async with KernelPool(size, _LIMITS, warm=0) as pool, open_fleet(pool, size) as fleet:
+                await speed(fleet, len(LINES))
+                speeds[size].append(await speed(fleet, plan.many * plan.many_lines // size))
+                if size == plan.many:
+                    total_mb.append(memory_mb(descendants() - before, "pss"))
+    few, many = statistics.median(speeds[FEW]), statistics.median(speeds[plan.many])
+    return {
+        "sessions": plan.many,
+        "total_mb": statistics.median(total_mb),
+        f"lines_per_s_{FEW}": few,
+        "lines_per_s_many": many,
+        "cost_ratio": few / many,
+    }
+
+
+def descendants() -> set[psutil.Process]:
+    """All processes that this one started, and theirs, in whatever namespaces."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def memory_mb(processes: Iterable[psutil.Process], kind: Literal["uss", "pss"]) -> float:
+    """Memory of the processes together: private pages, or a fair share of all. Raises KernelError if it is hidden."""
+    total_bytes = 0
+    for process in processes:
+        try:
+            total_bytes += getattr(process.memory_full_info(), kind)
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied as error:
+            raise KernelError(
+                f"the memory of process {process.pid} can't be read; run the benchmark as root"
+            ) from error
+    return total_bytes / _MIB
+
+
+async def _together(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run all at once; the first error ends the others and is raised as it is."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job in jobs:
+                group.create_task(job)
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+_ROWS = {
+    "start_ms_p50": "start, ms (p50)",
+    "line_ms_p50": "line, ms (p50)",
+    "line_ms_p99": "line, ms (p99)",
+    "raise_ms_p50": "line that raises, ms (p50)",
+    "lines_per_s": "lines per second, all at once",
+    "unique_mb": "unique memory of a session, MB",
+}
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _free_mb() -> float:
+    return float(psutil.virtual_memory().available) / _MIB
