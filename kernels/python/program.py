@@ -1,6 +1,7 @@
-"""The kernel program: one Jupyter kernel, one interactive session, started inside the sandbox.
+"""The program in the sandbox: a fork server of many sessions, or a Jupyter kernel of one.
 
-It reads a boot record (JSON) from an inherited descriptor:
+It reads a boot record (JSON) from an inherited descriptor. One with a "control" is a fork server's (fork_server.py).
+Otherwise it is that of a Jupyter kernel:
 
     connection     the contents of the Jupyter connection file; its sockets are not bound here, but inherited as
     sockets        listening descriptors: {"shell": 7, "control": 8, "iopub": 9, "stdin": 10, "hb": 11}
@@ -30,26 +31,51 @@ _PR_SET_PDEATHSIG = 1
 _OWN_MODULES = (
     "program",
     "slim_imports",
-    *(f"repl_{name}" for name in ["interpreter", "kernel", "screen", "stack", "syntax"]),
+    "confinement",
+    "fork_server",
+    "seccomp_filter",
+    *(f"repl_{name}" for name in "cell channel fingerprint interpreter kernel screen session stack syntax".split()),
 )
 
 
 def main(boot_descriptor):
-    """Confine the process, build the kernel, and serve until a session ends."""
+    """Read the record and be what it says. Never returns."""
     gc.disable()  # nothing that the imports make is garbage
     with open(boot_descriptor, encoding="utf-8") as file:
         boot = json.load(file)
+    if "control" in boot:
+        _fork_sessions(boot)
+    else:
+        _be_a_kernel(boot)
+
+
+def _fork_sessions(boot):
+    from fork_server import ForkServer
+
+    server = ForkServer(boot)
+    _look_like_a_terminal()
+    server.serve()
+
+
+def _be_a_kernel(boot):
     if boot["watches_parent"]:
         _die_with_parent()
     _confine(boot["rlimits"], boot["uid"])
     sys.path.extend(boot["site_packages"])
     with slim_imports.stand_ins():
         from repl_kernel import make_kernel
-    kernel = make_kernel(boot["connection"], boot["sockets"], boot["rlimits"].get("RLIMIT_AS"))
+    from repl_cell import Cells
+    from repl_interpreter import Interpreter
+    from repl_screen import Screen
+
+    cells = Cells(Interpreter(Screen(descriptors=(1, 2))), boot["rlimits"].get("RLIMIT_AS"))
+    kernel = make_kernel(boot["connection"], boot["sockets"], cells)
+    between_cells = Screen(descriptors=(1, 2), limit_bytes=0)
+    sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
     _look_like_a_terminal()
     gc.freeze()
     gc.enable()
-    kernel.serve(boot["lifeline"])
+    kernel.serve(boot["lifeline"], os._exit, 1)
 
 
 def _die_with_parent():

@@ -3,30 +3,24 @@
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
-import resource
-import signal
 import sys
 
 import repl_interpreter
-import repl_screen
 import zmq
 from ipykernel import heartbeat, kernelbase
 from jupyter_client.session import Session
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
-KILLED = repl_interpreter.KILLED
 
-
-def make_kernel(connection, descriptors, memory_bytes):
+def make_kernel(connection, descriptors, cells):
     """A kernel that answers on inherited listening sockets, with its heartbeat running.
 
-    `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `memory_bytes` the
-    soft and the hard limit on address space, or None.
+    `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `cells` what runs
+    the session's cells (repl_cell.py).
     """
     context = zmq.Context()
     kinds = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "iopub": zmq.PUB}
@@ -37,8 +31,7 @@ def make_kernel(connection, descriptors, memory_bytes):
     session = Session(
         key=connection["key"].encode(), signature_scheme=connection["signature_scheme"], username="kernel"
     )
-    user_session = repl_interpreter.Interpreter(repl_screen.Screen(descriptors=(1, 2)))
-    return ReplKernel(sockets, session, user_session, memory_bytes)
+    return ReplKernel(sockets, session, cells)
 
 
 def _serve(socket, descriptor, connection, channel):
@@ -71,7 +64,7 @@ class ReplKernel(kernelbase.Kernel):
         "file_extension": ".py",
     }
 
-    def __init__(self, sockets, session, user_session, memory_bytes):
+    def __init__(self, sockets, session, cells):
         self._loop = IOLoop.current()
         super().__init__(
             session=session,
@@ -82,21 +75,17 @@ class ReplKernel(kernelbase.Kernel):
             log=_silent_log(),
         )
         self._execute_sleep = 0.0
-        self._pid = os.getpid()
-        self._cell = _CellGuard(memory_bytes)
-        self._user_session = user_session
+        self._cells = cells
 
-    def serve(self, lifeline):
-        """Answer until a session ends, or until `lifeline` closes and nobody is left to ask."""
-        self._loop.asyncio_loop.add_reader(lifeline, os._exit, 1)
-        between_cells = repl_screen.Screen(descriptors=(1, 2), limit_bytes=0)
-        sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
+    def serve(self, descriptor, on_readable, *arguments):
+        """Answer until a session ends, and call `on_readable` whenever `descriptor` can be read. Never returns."""
+        self._loop.asyncio_loop.add_reader(descriptor, on_readable, *arguments)
         self.start()
         self._loop.start()
         os._exit(0)
 
     def pre_handler_hook(self):
-        """SIGINT is handled around the cell alone, see `_CellGuard`."""
+        """SIGINT is handled around the cell alone, see repl_cell.py."""
 
     post_handler_hook = pre_handler_hook
 
@@ -114,24 +103,15 @@ class ReplKernel(kernelbase.Kernel):
         }
 
     async def do_execute(self, code, silent, *_positional, **_named):
-        outcome = self._run(code)
+        outcome = self._cells.run(code)
         if not silent:
-            self._publish(outcome)
-        if outcome.status == KILLED:
+            self.show(outcome)
+        if outcome.status == repl_interpreter.KILLED:
             self._loop.call_later(0.05, self._loop.stop)
         return _reply(outcome, self.execution_count)
 
-    def _run(self, code):
-        try:
-            with self._cell:
-                outcome = self._user_session.run(code)
-        except KeyboardInterrupt:
-            outcome = repl_interpreter.Outcome(repl_interpreter.ERROR, error_name="KeyboardInterrupt")
-        if os.getpid() != self._pid:
-            os._exit(0)  # a fork made by the cell: at a terminal it would compete for the input, here it ends
-        return outcome
-
-    def _publish(self, outcome):
+    def show(self, outcome):
+        """Tell the attached clients what a cell did, whoever had it run."""
         if outcome.output:
             text = outcome.output.encode("utf-8", "backslashreplace").decode()
             self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text})
@@ -143,7 +123,7 @@ class ReplKernel(kernelbase.Kernel):
         from rlcompleter import Completer
 
         with contextlib.suppress(Exception):
-            completer = Completer(self._user_session.namespace)
+            completer = Completer(self._cells.interpreter.namespace)
             matches = completer.attr_matches(word) if "." in word else completer.global_matches(word)
             return _matches(matches, cursor_pos - len(word), cursor_pos)
         return _matches([], cursor_pos, cursor_pos)
@@ -169,40 +149,9 @@ def _silent_log():
     return log
 
 
-class _CellGuard:
-    """What holds only while a cell runs: SIGINT raises, memory is limited, and asyncio knows of no loop."""
-
-    def __init__(self, memory_bytes):
-        self._memory_bytes = memory_bytes
-        self._handler = signal.default_int_handler
-        self._policy = asyncio.DefaultEventLoopPolicy()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def __enter__(self):
-        self._kernel_loop = asyncio._get_running_loop()
-        self._kernel_policy = asyncio.get_event_loop_policy()
-        asyncio._set_running_loop(None)
-        asyncio.set_event_loop_policy(self._policy)
-        self._limit_memory(0)
-        signal.signal(signal.SIGINT, self._handler)
-
-    def __exit__(self, *_exc_info):
-        self._handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._limit_memory(1)
-        self._policy = asyncio.get_event_loop_policy()
-        asyncio.set_event_loop_policy(self._kernel_policy)
-        asyncio._set_running_loop(self._kernel_loop)
-
-    def _limit_memory(self, soft_index):
-        """After a cell that used up its memory the reply needs some: the soft limit gives way to the hard one."""
-        if self._memory_bytes is not None:
-            with contextlib.suppress(OSError, ValueError):
-                resource.setrlimit(resource.RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))
-
-
 def _reply(outcome, execution_count):
     reply = {"status": "ok", "execution_count": execution_count, "user_expressions": {}, "payload": []}
-    if outcome.status == KILLED:
+    if outcome.status == repl_interpreter.KILLED:
         reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
     elif outcome.error_name:
         reply |= {"status": "error", **_error_fields(outcome)}

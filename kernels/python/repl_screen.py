@@ -43,6 +43,10 @@ class Screen:
         self.stdout = self._stream("<stdout>", descriptors[0], "strict")
         self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
 
+    def keep(self, limit_bytes):
+        """Change what is kept between two `take`s."""
+        self._room_bytes = self._limit_bytes = limit_bytes
+
     def _stream(self, name, descriptor, errors):
         buffer = io.BufferedWriter(_Tap(name, descriptor, self._keep))
         stream = io.TextIOWrapper(buffer, encoding="utf-8", errors=errors, newline="\n", line_buffering=True)

@@ -1,6 +1,5 @@
 """The interpreter seen from outside: sessions, their pool, their limits, and the sandbox around them."""
 
-from repl_rl.kernel.jupyter import JupyterKernel
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.pool import KernelPool
 from repl_rl.kernel.profile import Profile
@@ -11,7 +10,6 @@ from repl_rl.kernel.stats import PoolStats
 __all__ = [
     "ExecResult",
     "ExecStatus",
-    "JupyterKernel",
     "KernelPool",
     "KernelSession",
     "KernelSource",

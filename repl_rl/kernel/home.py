@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from repl_rl.errors import KernelStartError
-from repl_rl.kernel.paths import program_folder
+from repl_rl.kernel.paths import Installation, program_folder
 
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
@@ -31,7 +31,8 @@ while [ -e "$1" ] && [ $tries -lt 200 ]; do rm -rf "$1" 2>/dev/null || sleep 0.0
 class Home:
     """`path` is readable for its owner alone. `program` and `covers` lie in it, and kernels are shown what they hold.
 
-    `lifeline` is the reading end of the pipe. `covers` holds an empty `folder` and an empty `file`, to be put over what
+    `lifeline` is the reading end of the pipe. In `sessions` lie the folders of sessions that get no /tmp of their own.
+    `covers` holds an empty `folder` and an empty `file`, to be put over what
     kernels must not see.
     """
 
@@ -55,12 +56,35 @@ class Home:
         (self.covers / "file").touch()
         _make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
+        self.sessions = self.path / "sessions"
+        self.sessions.mkdir()
         self._kernels = 0
+        self._folders = 0
 
     def next_connection_file(self) -> Path:
         """Where the next kernel's connection file goes; its sockets lie beside it."""
         self._kernels += 1
         return self.path / f"{self._kernels}.json"
+
+    def next_session_folder(self) -> Path:
+        """A new folder for one session."""
+        self._folders += 1
+        folder = self.sessions / str(self._folders)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def linked_packages(self, installation: Installation) -> list[Path]:
+        """Folders with links to all third-party packages but repl_rl: what is not named there can't be imported."""
+        folders = []
+        for number, folder in enumerate(installation.packages):
+            links = self.path / "packages" / str(number)
+            folders.append(links)
+            if links.exists():
+                continue
+            links.mkdir(parents=True)
+            for entry in installation.shown_entries(folder):
+                (links / entry.name).symlink_to(entry)
+        return folders
 
     def close(self) -> None:
         """Remove the folder and end the reaper. A second call does nothing."""

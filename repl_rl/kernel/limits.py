@@ -19,8 +19,8 @@ _REPLY_MB = 64
 class Limits:
     """The limits of one kernel. Raises ConfigError on a value that no kernel can live with.
 
-    `memory_mb` (address space) and `cpu_s` hold for each process of the session, `processes` (threads included, four
-    of which are the kernel's own) for all of them together.
+    `memory_mb` and `cpu_s` hold for each process of the session, `processes` (threads included) for all of them
+    together. A Jupyter kernel has four threads of its own, a forked session one.
     """
 
     line_s: float = 5.0
@@ -29,7 +29,10 @@ class Limits:
     """Time between the interrupt and the kill."""
     start_s: float = 30.0
     """Time for a kernel to come up; generous, because a pool starts many on few cores."""
+    session_s: float = 3600.0
+    """Time for the whole session; the cell that runs then is interrupted, and later ones find the kernel killed."""
     memory_mb: int = 512
+    """Address space: in a forked session on top of what its profile's packages take, else in all."""
     cpu_s: int = 300
     """CPU seconds over the whole session; the kernel is killed beyond."""
     processes: int = 64
@@ -77,6 +80,7 @@ _LEAST: dict[str, float] = {
     "line_s": 0.05,
     "grace_s": 0.05,
     "start_s": 1.0,
+    "session_s": 0.05,
     "memory_mb": 64,
     "cpu_s": 1,
     "processes": 8,

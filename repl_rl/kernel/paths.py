@@ -75,8 +75,12 @@ class Installation:
         """Every place in the sandbox where repl_rl would be seen, and whether it is a folder."""
         for folder, inside in self._package_folders():
             for entry in sorted(folder.iterdir()):
-                if "repl_rl" in entry.name.replace("-", "_").lower():
+                if _is_ours(entry):
                     yield inside / entry.name, entry.is_dir()
+
+    def shown_entries(self, folder: Path) -> list[Path]:
+        """What a folder of packages holds beside repl_rl."""
+        return [entry for entry in sorted(folder.iterdir()) if not _is_ours(entry)]
 
     def _package_folders(self) -> Iterator[tuple[Path, Path]]:
         yield from self.packages_inside()
@@ -85,3 +89,7 @@ class Installation:
             unused = self.prefix / "lib" / version / name
             if unused.is_dir() and unused not in self.packages:
                 yield unused, unused
+
+
+def _is_ours(entry: Path) -> bool:
+    return "repl_rl" in entry.name.replace("-", "_").lower()

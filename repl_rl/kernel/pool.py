@@ -18,18 +18,17 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import zmq.asyncio
-
 from repl_rl.errors import ConfigError, KernelError, KernelStartError
-from repl_rl.kernel.home import Home
-from repl_rl.kernel.jupyter import JupyterKernel
+from repl_rl.kernel.backend import Backend, Kernel
+from repl_rl.kernel.forked import ForkBackend
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.profile import Profile
 from repl_rl.kernel.results import ExecResult
-from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.kernel.stats import PoolStats
 
 _START_ATTEMPTS = 3
@@ -42,13 +41,19 @@ _log = logging.getLogger(__name__)
 class PooledKernel:
     """The kernel of one session; counts what it does."""
 
-    def __init__(self, kernel: JupyterKernel, pool: KernelPool) -> None:
+    def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
         self._kernel = kernel
         self._pool = pool
-        self.connection_file = kernel.connection_file
+
+    async def open_jupyter(self) -> Path:
+        """A connection file with which any Jupyter client on this machine attaches to the live state.
+
+        Raises KernelDiedError if the kernel is gone. The file is gone with the kernel.
+        """
+        return await self._kernel.open_jupyter()
 
     async def execute(self, source: str) -> ExecResult:
-        """Run one cell. Raises KernelDiedError as `JupyterKernel.execute` does."""
+        """Run one cell. Raises KernelDiedError if the kernel is gone through no fault of what it ran."""
         try:
             result = await self._kernel.execute(source)
         finally:
@@ -64,8 +69,9 @@ class PooledKernel:
 class KernelPool:
     """A `KernelSource`: at most `size` kernels at a time, `warm` of them waiting for a session.
 
-    `start_concurrency` bounds how many come up at once (default: the number of cores). Entering the pool raises
-    ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
+    `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. `start_concurrency`
+    bounds how many come up at once (default: the number of cores). Entering the pool raises ConfigError,
+    DependencyError or SandboxError if no kernel could ever run here as asked.
     """
 
     def __init__(
@@ -73,7 +79,8 @@ class KernelPool:
         size: int = 8,
         limits: Limits | None = None,
         *,
-        sandbox: SandboxKind = "bwrap",
+        backend: str = "fork",
+        sandbox: SandboxKind = "auto",
         profile: str = "default",
         start_concurrency: int | None = None,
         warm: int | None = None,
@@ -82,24 +89,18 @@ class KernelPool:
             raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
         self.size = size
         self.stats = PoolStats()
-        self._profile = Profile.load(profile)
-        self._limits = limits or self._profile.limits
-        self._kind: SandboxKind = sandbox
+        self._backend = _make_backend(backend, Profile.load(profile), limits, sandbox)
         self._warm = size if warm is None else min(warm, size)
         self._start_slots = asyncio.Semaphore(start_concurrency or os.cpu_count() or 1)
-        self._ready: deque[JupyterKernel] = deque()
-        self._alive: set[JupyterKernel] = set()
-        self._waiting: deque[asyncio.Future[JupyterKernel]] = deque()
+        self._ready: deque[Kernel] = deque()
+        self._alive: set[Kernel] = set()
+        self._waiting: deque[asyncio.Future[Kernel]] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
     async def __aenter__(self) -> Self:
-        await asyncio.to_thread(require_sandbox, self._kind)
         _make_room_for_descriptors(self.size)
-        self._context = zmq.asyncio.Context()
-        self._context.max_sockets = max(1023, 4 * self.size)
-        self._home = await asyncio.to_thread(Home)
-        self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home)
+        await self._backend.open()
         self._is_open = True
         self._top_up()
         return self
@@ -117,8 +118,7 @@ class KernelPool:
         self._alive.clear()
         self._ready.clear()
         self._count()
-        self._context.term()
-        await asyncio.to_thread(self._home.close)
+        await self._backend.close()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[PooledKernel]:
@@ -130,7 +130,7 @@ class KernelPool:
         finally:
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
-    async def _take(self) -> JupyterKernel:
+    async def _take(self) -> Kernel:
         if not self._is_open:
             raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
         asked = time.monotonic()
@@ -139,7 +139,7 @@ class KernelPool:
         self._top_up()
         return kernel
 
-    def _pop_ready(self) -> JupyterKernel | None:
+    def _pop_ready(self) -> Kernel | None:
         while self._ready:
             kernel = self._ready.popleft()
             if kernel.is_alive:
@@ -147,8 +147,8 @@ class KernelPool:
             self._spawn(self._discard(kernel))
         return None
 
-    async def _wait_for_one(self) -> JupyterKernel:
-        place: asyncio.Future[JupyterKernel] = asyncio.get_running_loop().create_future()
+    async def _wait_for_one(self) -> Kernel:
+        place: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
         self._waiting.append(place)
         self._top_up()
         try:
@@ -186,11 +186,11 @@ class KernelPool:
             self._alive.add(kernel)
             self._hand_out(kernel)
 
-    async def _start_with_retries(self) -> JupyterKernel:
+    async def _start_with_retries(self) -> Kernel:
         for attempt in range(1, _START_ATTEMPTS + 1):
             began = time.monotonic()
             try:
-                kernel = await JupyterKernel.start(self._home, self._sandbox, self._context)
+                kernel = await self._backend.start()
             except KernelStartError:
                 self.stats.failed_starts += 1
                 if attempt == _START_ATTEMPTS:
@@ -210,19 +210,19 @@ class KernelPool:
         _log.warning("a kernel that nobody waited for did not start: %s", error)
         self._count()
 
-    def _hand_out(self, kernel: JupyterKernel) -> None:
+    def _hand_out(self, kernel: Kernel) -> None:
         while self._waiting:
             if _settle(self._waiting.popleft(), kernel):
                 return
         self._ready.append(kernel)
         self._count()
 
-    def _forget(self, kernel: JupyterKernel) -> None:
+    def _forget(self, kernel: Kernel) -> None:
         """A kernel that is gone makes room, also while its session is still open."""
         self._alive.discard(kernel)
         self._top_up()
 
-    async def _discard(self, kernel: JupyterKernel) -> None:
+    async def _discard(self, kernel: Kernel) -> None:
         await kernel.close()
         self._forget(kernel)
 
@@ -236,7 +236,16 @@ class KernelPool:
         self.stats.alive, self.stats.waiting = len(self._alive), len(self._waiting)
 
 
-def _settle(place: asyncio.Future[JupyterKernel], outcome: JupyterKernel | KernelError) -> bool:
+def _make_backend(name: str, profile: Profile, limits: Limits | None, sandbox: SandboxKind) -> Backend:
+    limits = limits or profile.limits
+    if name == "fork":
+        return ForkBackend(profile, limits, sandbox)
+    from repl_rl.kernel.kernelspec import KernelspecBackend
+
+    return KernelspecBackend(name, limits, sandbox)
+
+
+def _settle(place: asyncio.Future[Kernel], outcome: Kernel | KernelError) -> bool:
     """Give a waiting caller its outcome; False if it has gone away."""
     if place.done():
         return False

@@ -13,13 +13,14 @@ from repl_rl.kernel.paths import kernels_folder
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`read_only` are host paths, `environment` is the kernel's whole environment."""
+    """`read_only` are host paths, `environment` is the kernel's whole environment, `preload` are modules."""
 
     name: str
     read_only: tuple[str, ...]
     environment: Mapping[str, str]
     hostname: str
     limits: Limits
+    preload: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, name: str = "default") -> Profile:
@@ -36,6 +37,7 @@ class Profile:
                 environment=dict(table["environment"]),
                 hostname=table["hostname"],
                 limits=Limits.from_mapping(table.get("limits", {})),
+                preload=tuple(table.get("preload", ())),
             )
         except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"sandbox profile {folder / name}.toml can't be read: {error!r}") from error

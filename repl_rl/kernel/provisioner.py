@@ -1,17 +1,11 @@
-"""Launches a kernel behind a sandbox's walls, at the seam that jupyter_client has for this.
-
-The listening sockets are made here and inherited by the kernel, so that the sandbox needs to see no folder of the
-host's to be reached from it, and a client can connect before the kernel is up.
-"""
+"""Launches a kernel behind a sandbox's walls, at the seam that jupyter_client has for this."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,12 +15,12 @@ from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvision
 from traitlets import Unicode
 
 from repl_rl.kernel.home import Home
+from repl_rl.kernel.listening import listening, remove_sockets
+from repl_rl.kernel.processes import exited
 from repl_rl.kernel.profile import Profile
 from repl_rl.kernel.sandbox import Sandbox, inner_pid
 
 NAME = "repl-rl-sandbox"
-_CHANNELS = ("shell", "iopub", "stdin", "control", "hb")
-_BACKLOG = 16
 
 
 class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
@@ -44,7 +38,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         """Start `cmd`. `sandbox` and `output_fd` in kwargs are a pool's; without them this makes and owns its own."""
         sandbox: Sandbox = kwargs.get("sandbox") or self._own_sandbox()
         output: int = kwargs.get("output_fd", subprocess.DEVNULL)
-        with _listening(self.connection_info) as sockets, _pipe() as (info_read, info_write):
+        with listening(self.connection_info) as sockets, _pipe() as (info_read, info_write):
             boot_fd = _boot_record(sandbox, self.connection_info, sockets)
             try:
                 self.process = subprocess.Popen(
@@ -89,17 +83,14 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         process = self.process
         if process is None:
             return 0
-        await _exited(process)
+        await exited(process)
         self.process = None
         return process.returncode
 
     async def cleanup(self, restart: bool = False) -> None:
         """Release what the launch took. The connection file belongs to the kernel manager."""
         self._read_info()
-        for channel in _CHANNELS:
-            with contextlib.suppress(OSError):
-                if self.connection_info.get("transport") == "ipc":
-                    os.unlink(_ipc_path(self.connection_info, channel))
+        remove_sockets(self.connection_info)
         if self._home is not None and not restart:
             self._home.close()
             self._home = None
@@ -177,25 +168,6 @@ def _boot_record(sandbox: Sandbox, connection_info: Mapping[str, Any], sockets: 
 
 
 @contextlib.contextmanager
-def _listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
-    """A listening socket per channel, as descriptors; closed on this side afterwards."""
-    with contextlib.ExitStack() as stack:
-        descriptors = {}
-        for channel in _CHANNELS:
-            ipc = connection_info["transport"] == "ipc"
-            listener = stack.enter_context(socket.socket(socket.AF_UNIX if ipc else socket.AF_INET))
-            address = (connection_info["ip"], connection_info[f"{channel}_port"])
-            listener.bind(_ipc_path(connection_info, channel) if ipc else address)
-            listener.listen(_BACKLOG)
-            descriptors[channel] = listener.fileno()
-        yield descriptors
-
-
-def _ipc_path(connection_info: Mapping[str, Any], channel: str) -> str:
-    return f"{connection_info['ip']}-{connection_info[f'{channel}_port']}"
-
-
-@contextlib.contextmanager
 def _pipe() -> Iterator[tuple[int, int]]:
     read, write = os.pipe()
     try:
@@ -208,24 +180,3 @@ def _pipe() -> Iterator[tuple[int, int]]:
 def _signal(pid: int, signum: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-
-
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-async def _exited(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child without polling and without a thread."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    exited: asyncio.Future[None] = loop.create_future()
-    pidfd = os.pidfd_open(process.pid)
-    loop.add_reader(pidfd, _settle, exited)
-    try:
-        await exited
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-    process.wait()

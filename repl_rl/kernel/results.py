@@ -33,6 +33,8 @@ class ExecResult:
     threads and processes wrote since the last cell. Its middle is missing if `omitted_bytes` is not 0.
     `compiled` is False where the cell itself is no valid Python, as opposed to code that raises SyntaxError as it runs.
     `answer` is the `repr` of each value handed to `submit_final_answer` in this cell, None without a submission.
+    `fingerprint` stands for what the session's names are bound to after the cell: sessions with equal state have equal
+    ones. None where the kernel gives none.
     """
 
     status: ExecStatus
@@ -42,6 +44,7 @@ class ExecResult:
     answer: tuple[str, ...] | None = None
     duration_s: float = 0.0
     omitted_bytes: int = 0
+    fingerprint: str | None = None
 
     @property
     def state_lost(self) -> bool:

@@ -1,15 +1,12 @@
-"""The walls around a kernel: bubblewrap's command line, and the check that this machine can build them.
+"""The walls around kernels: bubblewrap's command line or Landlock's rules, and the check that this machine has them.
 
-Threat model. Covered: network (a namespace of its own, with nothing in it), processes, System V IPC and hostname of the
-host, its files (read-only system and Python installation, private /tmp and /dev/shm, no host path is writable), its
-environment, memory, CPU, processes, files (rlimits), privileges (an ordinary user without capabilities, no_new_privs).
+Threat model: docs/threat-model.md. In short, a session can reach no network, no process but its own, none of the host's
+files but the system's and the Python installation's, read-only, and none of its environment; memory, CPU, processes and
+files are limited; it is an ordinary user without capabilities, and can't gain any.
 
-Two ways to the same walls. Started by root, bwrap needs no user namespace and the kernel program drops to a user id
-that nothing else has: limits on processes are counted per user, and are not enforced for root at all. Started by an
-ordinary user, bwrap makes a user namespace.
-
-Not covered: bugs in the Linux kernel (no seccomp filter), a total over all processes of a session (rlimits hold for
-each one; only cgroups can add up), side channels.
+Two ways to bwrap's walls. Started by root, bwrap needs no user namespace, and what runs inside drops to a user id that
+nothing else has: limits on processes are counted per user, and are not enforced for root at all. Started by an ordinary
+user, bwrap makes a user namespace. Where neither may be had, Landlock stands in (landlock.py).
 """
 
 from __future__ import annotations
@@ -24,12 +21,14 @@ from pathlib import Path
 from typing import Literal
 
 from repl_rl.errors import DependencyError, SandboxError
+from repl_rl.kernel import landlock
 from repl_rl.kernel.home import Home
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.paths import Installation, find_bwrap
 from repl_rl.kernel.profile import Profile
 
-SandboxKind = Literal["bwrap", "none"]
+SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
+"""As asked for; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
 PROGRAM_INSIDE = Path("/kernel")
 
 _MIB = 1024 * 1024
@@ -41,6 +40,12 @@ _ALLOW = (
     "Docker: `docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined ...`), or run without "
     "isolation by `kernel.sandbox: none`"
 )
+_PROBE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+sys.exit(os.listdir("/proc") == [] or libc.unshare(0x20020000) and os.strerror(ctypes.get_errno()))
+"""
+"""Looks at its /proc, and divides off a process and a mount namespace."""
 
 _log = logging.getLogger(__name__)
 
@@ -65,14 +70,8 @@ def check_sandbox() -> SandboxReport:
     bwrap = find_bwrap()
     if bwrap is None:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
-    sandbox = Sandbox("bwrap", Profile.load(), Limits(), home=None, bwrap=bwrap)
-    python = [
-        str(sandbox.installation.executable),
-        "-I",
-        "-S",
-        "-c",
-        "import os, sys; sys.exit(os.listdir('/proc') == [])",
-    ]
+    sandbox = Sandbox("bwrap", Profile.load(), Limits(), home=None, bwrap=bwrap, divides=True)
+    python = [str(sandbox.installation.executable), "-I", "-S", "-c", _PROBE]
     probe = subprocess.run(
         [str(bwrap), *sandbox.walls(), "--", *python],
         capture_output=True,
@@ -87,14 +86,21 @@ def check_sandbox() -> SandboxReport:
     return SandboxReport(bwrap, version, may_drop_uid(), problem, _ALLOW)
 
 
-def require_sandbox(kind: SandboxKind) -> None:
-    """Raises DependencyError or SandboxError, with the remedy, if kernels can't be isolated as asked."""
+def require_sandbox(kind: SandboxKind) -> SandboxKind:
+    """The kind to use. Raises DependencyError or SandboxError, with the remedy, if kernels can't be isolated so."""
     if kind == "none":
         _log.warning("kernels run WITHOUT a sandbox: whatever the model types can read, change and delete your files")
-        return
+        return kind
+    if kind == "sandlock":
+        if problem := landlock.problem():
+            raise SandboxError(f"Landlock can't isolate a kernel here: {problem}")
+        return kind
     report = check_sandbox()
     if report.works:
-        return
+        return "bwrap"
+    if kind == "auto" and landlock.problem() is None:
+        _log.warning("%s; kernels are isolated by Landlock instead, and can start no processes", report.problem)
+        return "sandlock"
     error = DependencyError if report.bwrap is None else SandboxError
     raise error(f"{report.problem}. What helps: {report.remedy}")
 
@@ -117,16 +123,22 @@ class Sandbox:
         limits: Limits,
         home: Home | None,
         bwrap: Path | None = None,
+        divides: bool = False,
     ) -> None:
-        """Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign code."""
+        """`divides` is for a fork server, which may make namespaces for each of its sessions and drop to their users.
+
+        Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign code.
+        """
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
+        self.preload = profile.preload
         self.installation = Installation.current()
         self._profile = profile
         self._home = home
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = may_drop_uid()
+        self._divides = divides
         self._walls = self.walls() if kind == "bwrap" else []
 
     @property
@@ -141,18 +153,34 @@ class Sandbox:
 
     def packages(self) -> list[str]:
         """The folders of third-party packages as the kernel sees them."""
+        if self.kind == "sandlock" and self._home is not None:
+            return [str(folder) for folder in self._home.linked_packages(self.installation)]
         shown = self.installation.packages_inside()
         return [str(inside if self.kind == "bwrap" else folder) for folder, inside in shown]
+
+    def readable(self) -> list[str]:
+        """What Landlock leaves a session to read; empty for the other kinds."""
+        if self.kind != "sandlock" or self._home is None:
+            return []
+        return landlock.readable(self._profile.read_only, self.installation, self._home)
+
+    def rlimits(self) -> dict[str, tuple[int, int]]:
+        """As `Limits.rlimits`. Without a user namespace or a user id of its own, processes can't be counted."""
+        rlimits = self.limits.rlimits()
+        if self.kind != "bwrap":
+            del rlimits["RLIMIT_NPROC"]
+        return rlimits
 
     def uid(self) -> int | None:
         """A user id that no other process has, where the kernel program can take it on."""
         return random.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
 
-    def command(self, argv: list[str], info_fd: int) -> list[str]:
+    def command(self, argv: list[str], info_fd: int | None = None) -> list[str]:
         """`argv` behind the walls. bwrap reports the process id of the inner side on `info_fd`, as JSON."""
-        if self.kind == "none":
+        if self.kind != "bwrap":
             return argv
-        return [str(self._bwrap), *self._walls, "--info-fd", str(info_fd), "--", *argv]
+        info = [] if info_fd is None else ["--info-fd", str(info_fd)]
+        return [str(self._bwrap), *self._walls, *info, "--", *argv]
 
     def walls(self) -> list[str]:
         """bwrap's options, without a command."""
@@ -166,9 +194,20 @@ class Sandbox:
         flags = ["pid", "ipc", "net", "uts", "cgroup-try"]
         words = [f"--unshare-{flag}" for flag in flags]
         words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session"]
+        words += ["--cap-drop", "ALL"]
+        for capability in self._capabilities():
+            words += ["--cap-add", capability]
         if self._drops_uid:
-            return [*words, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        return [*words, "--unshare-user", "--uid", "1000", "--gid", "1000"]
+            return words
+        uid = "0" if self._divides else "1000"
+        return [*words, "--unshare-user", "--uid", uid, "--gid", uid]
+
+    def _capabilities(self) -> list[str]:
+        """What is needed to put up a session's own walls: those of the kernel program are shed by itself."""
+        if self._divides:
+            # A session's user namespace maps the server's own user: where that is root, by the right to set file caps.
+            return ["CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETFCAP"]
+        return ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
 
     def _system(self) -> list[str]:
         words: list[str] = []

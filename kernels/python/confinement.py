@@ -1,0 +1,157 @@
+"""The walls of one forked session, put up by itself between its fork and its first cell.
+
+In "bwrap" the fork server stands in a bubblewrap sandbox with the capabilities to divide it further. A session gets
+process, mount, IPC, network and user namespaces of its own; an empty /tmp, /dev/shm and /dev/pts; a /proc that shows
+itself alone; a user id that nothing else has (where the server is root); no capability, and no way to any.
+In "sandlock" there are no namespaces: Landlock rules (by the package sandlock) leave it the system's files to read and
+one folder to write, and keep it from signalling and tracing others; it can start no process.
+In both, a seccomp filter refuses what a session has no use for (seccomp_filter.py). In "none" there are no walls.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+
+import seccomp_filter
+
+_CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
+_CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_CAPABILITY_VERSION_3, _MOST_CAPABILITIES = 0x20080522, 64
+_UID_INSIDE = 1000
+_OOM_SCORE = b"1000"
+_MIB = 1 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Forks:
+    """Forks in the server's process; in "bwrap" every child is the first process of a PID namespace of its own."""
+
+    def __init__(self, walls):
+        self._own_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY) if walls == "bwrap" else None
+
+    def fork(self):
+        """As `os.fork`. Raises OSError."""
+        if self._own_namespace is None:
+            return os.fork()
+        _check(_libc.unshare(_CLONE_NEWPID), "unshare")
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                _check(_libc.setns(self._own_namespace, _CLONE_NEWPID), "setns")
+        return pid
+
+
+def enter(boot, request, server_pid):
+    """Confine this process for good; returns the soft and the hard limit on its address space in bytes, or None.
+
+    `boot` is the server's record, `request` the one for this session (fork_server.py). Raises OSError where a wall
+    can't be put up.
+    """
+    os.setsid()  # signals to a process group cross PID namespaces
+    walls = boot["walls"]
+    if walls == "bwrap":
+        _mount(boot["tmp_mb"])
+    else:
+        _settle_in(request["tmp"])
+    _go_first_when_memory_runs_out()
+    if request["uid"] is not None:
+        os.setgroups([])
+        os.setresgid(*[request["uid"]] * 3)
+        os.setresuid(*[request["uid"]] * 3)
+    if walls == "bwrap":
+        _own_user_namespace()
+    else:
+        die_with_parent(server_pid)
+    if walls != "none":
+        _drop_capabilities()
+    memory_bytes = _limit(boot["rlimits"])
+    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    if walls == "sandlock":
+        _landlock(boot["readable"], [request["tmp"], "/dev/null"])
+    if walls != "none":
+        seccomp_filter.install(may_fork=walls == "bwrap")
+    return memory_bytes
+
+
+def die_with_parent(parent_pid):
+    """Have the kernel kill this process when the thread that started it ends."""
+    _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def _landlock(readable, writable):
+    """Leave this process these files, and no process but itself to signal or trace."""
+    import sandlock
+
+    sandlock.confine(sandlock.Sandbox(fs_readable=readable, fs_writable=writable))
+
+
+def _mount(tmp_mb):
+    _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
+    plain, size = _MS_NOSUID | _MS_NODEV, f"size={tmp_mb * _MIB},mode=1777".encode()
+    for arguments in (
+        (b"none", b"/", None, _MS_REC | _MS_PRIVATE, None),
+        (b"tmpfs", b"/tmp", b"tmpfs", plain, size),
+        (b"tmpfs", b"/dev/shm", b"tmpfs", plain, size),
+        (b"devpts", b"/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC, b"newinstance,ptmxmode=0666,mode=620"),
+        (b"proc", b"/proc", b"proc", plain | _MS_NOEXEC, None),
+    ):
+        _check(_libc.mount(*arguments[:3], ctypes.c_ulong(arguments[3]), arguments[4]), f"mount {arguments[1]}")
+    os.chdir("/tmp")
+
+
+def _settle_in(tmp):
+    os.environ.update(HOME=tmp, TMPDIR=tmp)
+    os.chdir(tmp)
+
+
+def _go_first_when_memory_runs_out():
+    with open("/proc/self/oom_score_adj", "wb") as file:
+        file.write(_OOM_SCORE)
+
+
+def _own_user_namespace():
+    uid, gid = os.getuid(), os.getgid()
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else its own maps are not its to write
+    _check(_libc.unshare(_CLONE_NEWUSER), "unshare user")
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{_UID_INSIDE} {uid} 1"),
+        ("gid_map", f"{_UID_INSIDE} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+
+
+def _drop_capabilities():
+    for capability in range(_MOST_CAPABILITIES):
+        if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
+            break  # the kernel knows no further one, or there is none to drop
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def _limit(rlimits):
+    """Returns what RLIMIT_AS became: it counts from what this process has mapped already."""
+    memory_bytes = None
+    if "RLIMIT_AS" in rlimits:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            mapped = int(file.read().split()[0]) * resource.getpagesize()
+        memory_bytes = [mapped + limit for limit in rlimits["RLIMIT_AS"]]
+        rlimits = rlimits | {"RLIMIT_AS": memory_bytes}
+    for name, limits in rlimits.items():
+        resource.setrlimit(getattr(resource, name), tuple(limits))
+    return memory_bytes
+
+
+def _check(result, what):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

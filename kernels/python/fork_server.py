@@ -1,0 +1,115 @@
+"""The fork server: imports a profile's packages once, and forks a session from what it then is whenever it is asked.
+
+Its boot record holds
+
+    control        a SOCK_SEQPACKET socket to the owner; when that one hangs up, the server ends
+    walls          "bwrap", "sandlock" or "none": what stands around the server, see confinement.py
+    rlimits        {"RLIMIT_CPU": [soft, hard], ...} of each session; RLIMIT_AS counts from what a session starts with,
+                   and is held at its soft value while a cell runs
+    tmp_mb         size of a session's /tmp, and of its /dev/shm
+    readable       what a session may read, in "sandlock"
+    preload        names of modules to import
+    site_packages  folders to import third-party packages from
+
+It says {"ready": true, "missing": [modules that can't be imported]}. Then, for each request
+{"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's channel,
+and what its output is written to), it answers {"fork": number} with a pidfd of the session, or {"fork": number,
+"error": text}. The session goes on as repl_session.py tells.
+"""
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+
+import confinement
+import slim_imports
+
+_MOST_BYTES = 1 << 16
+_CHANNEL = 3
+"""Where a session has its channel: the first descriptor after the standard ones."""
+
+
+class ForkServer:
+    """One server. Making it imports what the sessions will find imported."""
+
+    def __init__(self, boot):
+        self._boot = boot
+        self._control = socket.socket(fileno=boot["control"])
+        self._control.set_inheritable(False)
+        sys.path.extend(boot["site_packages"])
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the sessions
+        if boot["walls"] != "bwrap":
+            confinement.die_with_parent(os.getppid())
+        with slim_imports.stand_ins():
+            from repl_session import Session
+        self._session_class = Session
+        preload = [*boot["preload"], "sandlock"] if boot["walls"] == "sandlock" else boot["preload"]
+        self._missing = [name for name in preload if not _imported(name)]
+        os.environ.pop("PYTHONHASHSEED", None)
+        self._forks = confinement.Forks(boot["walls"])
+
+    def serve(self):
+        """Fork on request until the owner is gone. Never returns."""
+        gc.collect()
+        gc.freeze()  # the sessions' collections leave alone what they share
+        self._send({"ready": True, "missing": self._missing})
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 2)
+            if not message:
+                os._exit(0)
+            self._fork(json.loads(message), descriptors)
+
+    def _fork(self, request, descriptors):
+        server_pid = os.getpid()
+        try:
+            pid = self._forks.fork()
+        except OSError as error:
+            self._send({"fork": request["fork"], "error": f"fork: {error}"})
+        else:
+            if pid == 0:
+                self._become_session(request, server_pid, *descriptors)
+            pidfd = os.pidfd_open(pid)
+            self._send({"fork": request["fork"]}, [pidfd])
+            os.close(pidfd)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _become_session(self, request, server_pid, channel, output):
+        """Never returns. What goes wrong is written to the session's output, and ends it."""
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _keep_only(channel, output)
+            memory_bytes = confinement.enter(self._boot, request, server_pid)
+            gc.enable()
+            self._session_class(_CHANNEL, memory_bytes).serve()
+        except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
+            sys.__excepthook__(*sys.exc_info())
+            sys.__stderr__.flush()
+        finally:
+            os._exit(1)
+
+    def _send(self, message, descriptors=()):
+        socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+
+
+def _imported(name):
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
+def _keep_only(channel, output):
+    """Leave the process its standard streams and its channel; the rest is the server's."""
+    channel, output = (fcntl.fcntl(descriptor, fcntl.F_DUPFD, 64) for descriptor in (channel, output))
+    os.dup2(channel, _CHANNEL, inheritable=False)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(_CHANNEL + 1, os.sysconf("SC_OPEN_MAX"))

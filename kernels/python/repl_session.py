@@ -1,0 +1,82 @@
+"""A forked session: serves its private channel, and opens Jupyter's channels beside it when it is asked to.
+
+Says {"id": "ready"}, then answers each request with one result that carries the request's id:
+
+    {"id": id, "run": source}              {"id", "status", "error_name", "compiled", "answer", "fingerprint"}
+    {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
+
+`connection` is what a Jupyter connection file holds. The text that a cell prints is in the output's pipe before its
+result is in the channel. When the other end of the channel closes, the session ends.
+
+Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
+"""
+
+import os
+import sys
+
+import repl_kernel
+from repl_cell import Cells
+from repl_channel import Channel
+try:
+    from repl_fingerprint import fingerprint
+except ImportError:
+    fingerprint = lambda *a: None
+from repl_interpreter import KILLED, Interpreter
+from repl_screen import Screen
+
+CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
+_KEPT_FOR_JUPYTER_BYTES = 1_000_000
+
+
+class Session:
+    """The session of this process."""
+
+    def __init__(self, descriptor, memory_bytes):
+        self._channel = Channel(descriptor)
+        self._screen = Screen(descriptors=(1, 2), limit_bytes=0)
+        self._interpreter = Interpreter(self._screen)
+        self._cells = Cells(self._interpreter, memory_bytes)
+        self._not_the_models = frozenset(self._interpreter.namespace)
+        self._kernel = None
+
+    def serve(self):
+        """Answer until the other end is gone. Never returns."""
+        between_cells = Screen(descriptors=(1, 2), limit_bytes=0)
+        sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
+        self._channel.send({"id": "ready"})
+        while self._kernel is None:
+            self.answer_one()
+        self._kernel.serve(self._channel.fileno(), self.answer_one)
+
+    def answer_one(self):
+        received = self._channel.receive()
+        if received is None:
+            os._exit(0)
+        request, descriptors = received
+        if "run" in request:
+            self._run(request)
+        else:
+            self._open_jupyter(request, descriptors)
+
+    def _run(self, request):
+        outcome = self._cells.run(request["run"])
+        self._channel.send(
+            {
+                "id": request["id"],
+                "status": outcome.status,
+                "error_name": outcome.error_name,
+                "compiled": outcome.compiled,
+                "answer": outcome.answer,
+                "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models),
+            }
+        )
+        if outcome.status == KILLED:
+            os._exit(0)
+        if self._kernel is not None:
+            self._kernel.show(outcome)
+
+    def _open_jupyter(self, request, descriptors):
+        self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)
+        sockets = dict(zip(CHANNELS, descriptors, strict=True))
+        self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells)
+        self._channel.send({"id": request["id"]})

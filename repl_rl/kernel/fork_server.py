@@ -1,0 +1,167 @@
+"""The host's side of one fork server (kernels/python/fork_server.py): start it, ask it for sessions, end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import KernelStartError
+from repl_rl.kernel.home import Home
+from repl_rl.kernel.processes import exited
+from repl_rl.kernel.sandbox import Sandbox
+
+_MOST_BYTES = 1 << 16
+_END_S = 2.0
+_LOG_CHARS = 2000
+
+_log = logging.getLogger(__name__)
+
+
+class ForkServer:
+    """One running server. Belongs to one event loop, and ends with the thread that made it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._process = process
+        self._control = control
+        self._log_file = log
+        self._forks = 0
+        self._asked: dict[int, asyncio.Future[int]] = {}
+        self._ready: asyncio.Future[list[str]] = self._loop.create_future()
+        self.has_ended = False
+        self._loop.add_reader(control.fileno(), self._on_readable)
+
+    @classmethod
+    async def start(cls, sandbox: Sandbox, home: Home) -> ForkServer:
+        """A server that has imported its profile's packages. Raises KernelStartError with what it printed if not."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        log = home.path / "fork_server.log"
+        with theirs, open(log, "ab") as output:
+            record = _boot_record(sandbox, theirs.fileno())
+            argv = [str(sandbox.installation.executable), "-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+            try:
+                process = subprocess.Popen(
+                    sandbox.command([*argv, str(record)]),
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**sandbox.environment, "PYTHONHASHSEED": "0"},
+                    pass_fds=[theirs.fileno(), record],
+                    start_new_session=True,
+                    cwd="/",
+                )
+            except OSError as error:
+                ours.close()
+                raise KernelStartError(f"the fork server could not be launched: {error}") from error
+            finally:
+                os.close(record)
+        server = cls(process, ours, log)
+        try:
+            await server._come_up(sandbox.limits.start_s)
+        except BaseException:
+            await server.close()
+            raise
+        return server
+
+    @property
+    def pid(self) -> int:
+        """Of the sandbox's outer process."""
+        return self._process.pid
+
+    async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+        """A pidfd of a new session; `request` and `descriptors` as the server documents. Raises KernelStartError."""
+        self._forks += 1
+        number = self._forks
+        reply: asyncio.Future[int] = self._loop.create_future()
+        self._asked[number] = reply
+        try:
+            socket.send_fds(self._control, [json.dumps({"fork": number, **request}).encode()], descriptors)
+            return await reply
+        except OSError as error:
+            raise KernelStartError(f"the fork server could not be asked for a kernel: {error}") from error
+        finally:
+            self._asked.pop(number, None)
+
+    async def close(self) -> None:
+        """End the server with all its sessions, and wait until they are gone."""
+        self._end()
+        self._control.close()
+        try:
+            await asyncio.wait_for(exited(self._process), _END_S)
+        except TimeoutError:
+            self._process.kill()
+            await exited(self._process)
+
+    async def _come_up(self, start_s: float) -> None:
+        try:
+            missing = await asyncio.wait_for(asyncio.shield(self._ready), start_s)
+        except TimeoutError:
+            raise KernelStartError(f"the fork server was not ready within {start_s:g} s: {self._printed()}") from None
+        if missing:
+            _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(missing))
+
+    def _on_readable(self) -> None:
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            message, descriptors = b"", []
+        if not message:
+            self._end()
+            return
+        said = json.loads(message)
+        if "ready" in said:
+            self._ready.set_result(said["missing"])
+            return
+        reply = self._asked.get(said["fork"])
+        if reply is None or reply.done():
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif descriptors:
+            reply.set_result(descriptors[0])
+        else:
+            reply.set_exception(KernelStartError(f"the fork server could not make a kernel: {said['error']}"))
+
+    def _end(self) -> None:
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self._loop.remove_reader(self._control.fileno())
+        for future in (self._ready, *self._asked.values()):
+            if not future.done():
+                future.set_exception(KernelStartError(f"the fork server ended: {self._printed()}"))
+        if self._ready.done() and not self._ready.cancelled():
+            self._ready.exception()  # whoever started the server has it already
+
+    def _printed(self) -> str:
+        text = ""
+        with contextlib.suppress(OSError):
+            text = self._log_file.read_text(errors="replace").strip()
+        return f"it printed: {text[-_LOG_CHARS:] or 'nothing'}"
+
+
+def _boot_record(sandbox: Sandbox, control_fd: int) -> int:
+    """A descriptor from which the server reads what it documents."""
+    record = {
+        "control": control_fd,
+        "walls": sandbox.kind,
+        "rlimits": sandbox.rlimits(),
+        "tmp_mb": sandbox.limits.tmp_mb,
+        "readable": sandbox.readable(),
+        "preload": list(sandbox.preload),
+        "site_packages": sandbox.packages(),
+    }
+    fd = os.memfd_create("boot", 0)
+    os.write(fd, json.dumps(record).encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

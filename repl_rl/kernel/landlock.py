@@ -1,0 +1,49 @@
+"""The second way to isolate a session, where user namespaces are forbidden: Landlock's rules, by the package sandlock.
+
+Weaker than bubblewrap's walls: a session can start no process (there is no namespace whose end would end them all), its
+folder has no size, and the names of files can be told to exist though nothing of them can be read.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from repl_rl.errors import SandboxError
+from repl_rl.kernel.paths import Installation
+
+if TYPE_CHECKING:
+    from repl_rl.kernel.home import Home
+
+_LEAST_ABI = 6
+"""The first one that keeps a process from signalling others and from abstract sockets: Linux 6.12."""
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
+
+
+def problem() -> str | None:
+    """Why Landlock can't be used here, with the remedy; None where it can."""
+    try:
+        sandlock = importlib.import_module("sandlock")
+    except ImportError as error:
+        return f"{error}; what helps: pip install sandlock"
+    abi: int = sandlock.landlock_abi_version()
+    if abi < _LEAST_ABI:
+        return f"this kernel's Landlock is of version {abi}, and {_LEAST_ABI} is needed (Linux 6.12, `lsm=landlock,...`)"
+    return None
+
+
+def readable(system: Iterable[str], installation: Installation, home: Home) -> list[str]:
+    """Everything that a session may read. Raises SandboxError where repl_rl would be among it."""
+    folders = [Path(path) for path in system if os.path.exists(path)] + [installation.prefix]
+    for path, _ in installation.covered():
+        if any(path.is_relative_to(folder.resolve()) for folder in folders):
+            raise SandboxError(
+                f"{path} lies in the Python installation that kernels run on, where Landlock can't hide it; "
+                "install repl_rl into a virtual environment, or use bwrap"
+            )
+    packages = [entry for folder in installation.packages for entry in installation.shown_entries(folder)]
+    own = [home.program, *home.linked_packages(installation)]
+    return [str(path) for path in (*folders, *packages, *own, *filter(os.path.exists, _DEVICES))]
