@@ -9,9 +9,10 @@ Its boot record holds
     tmp_mb         size of a session's /tmp, and of its /dev/shm
     readable       what a session may read, in "sandlock"
     preload        names of modules to import
+    warm_up        Python code to run once: what packages do at their first use is then done
     site_packages  folders to import third-party packages from
 
-It says {"ready": true, "missing": [modules that can't be imported]}. Then, for each request
+It says {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for each request
 {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's channel,
 and what its output is written to), it answers {"fork": number} with a pidfd of the session, or {"fork": number,
 "error": text}. The session goes on as repl_session.py tells.
@@ -47,18 +48,21 @@ class ForkServer:
         if boot["walls"] != "bwrap":
             confinement.die_with_parent(os.getppid())
         with slim_imports.stand_ins():
-            from repl_session import Session
-        self._session_class = Session
+            import repl_session
+        self._session_class = repl_session.Session
+        self._warm_up = repl_session.warm_up
         preload = [*boot["preload"], "sandlock"] if boot["walls"] == "sandlock" else boot["preload"]
         self._missing = [name for name in preload if not _imported(name)]
+        self._warm_up_error = _error_of(boot["warm_up"])
         os.environ.pop("PYTHONHASHSEED", None)
         self._forks = confinement.Forks(boot["walls"])
 
     def serve(self):
         """Fork on request until the owner is gone. Never returns."""
+        self._warm_up()
         gc.collect()
         gc.freeze()  # the sessions' collections leave alone what they share
-        self._send({"ready": True, "missing": self._missing})
+        self._send({"ready": True, "missing": self._missing, "warm_up_error": self._warm_up_error})
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 2)
             if not message:
@@ -104,6 +108,14 @@ def _imported(name):
     except ImportError:
         return False
     return True
+
+
+def _error_of(code):
+    try:
+        exec(compile(code, "<warm_up>", "exec"), {"__name__": "warm_up"})  # noqa: S102 - the profile's own
+    except Exception as error:  # noqa: BLE001 - any package's
+        return repr(error)
+    return None
 
 
 def _keep_only(channel, output):

@@ -3,13 +3,14 @@
 A request may carry descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.channel`.
 """
 
+import array
 import json
 import socket
 import struct
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
-_MOST_DESCRIPTORS = 8
+_ANCILLARY_BYTES = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 
 
 class Channel:
@@ -27,19 +28,25 @@ class Channel:
         """(request, its descriptors), or None once the other end is closed."""
         size = None
         while size is None or len(self._received) < size:
-            if size is None and len(self._received) >= _HEADER.size:
-                size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
-                continue
-            chunk, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, _MOST_DESCRIPTORS)
+            chunk, ancillary, _, _ = self._socket.recvmsg(_CHUNK_BYTES, _ANCILLARY_BYTES)
             if not chunk:
                 return None
             self._received += chunk
-            self._descriptors += descriptors
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._descriptors += array.array("i", payload)
+            if len(self._received) >= _HEADER.size:
+                size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
         request = json.loads(self._received[_HEADER.size : size])
         del self._received[:size]
         descriptors, self._descriptors = self._descriptors, []
         return request, descriptors
 
     def send(self, message):
-        text = json.dumps(message).encode()
-        self._socket.sendall(_HEADER.pack(len(text)) + text)
+        self._socket.sendall(frame(message))
+
+
+def frame(message):
+    """A message as it goes over the socket."""
+    text = json.dumps(message).encode()
+    return _HEADER.pack(len(text)) + text

@@ -78,6 +78,7 @@ class Interpreter:
         self._stack = Stack()
         self._fill_namespace()
         self._process_state = self._fresh_process_state()
+        self._owns_process = False
 
     def _fill_namespace(self):
         self.namespace.update(
@@ -99,10 +100,28 @@ class Interpreter:
 
     def run(self, source):
         """Run one cell and return its `Outcome`; nothing that the cell does is raised, KeyboardInterrupt included."""
+        if self._owns_process:
+            return self._run_active(source)
+        with self.active():
+            return self._run_active(source)
+
+    def own_process(self):
+        """Make this session the process's for good: nothing else is interactive here."""
+        _set_process_state(self._process_state)
+        self._owns_process = True
+
+    def settle(self):
+        """Take what lies below cells on the stack as measured: run enough cells before, CPython adapts to them."""
+        self._stack.is_steady = True
+
+    def _run_active(self, source):
         self._answers = []
-        with self.active(), self._stack.as_at_terminal():
+        self._stack.enter()
+        try:
             outcome = self._run(source + "\n")
             self.screen.flush()
+        finally:
+            self._stack.leave()
         outcome.output, outcome.omitted_bytes = self.screen.take()
         outcome.answer = tuple(self._answers) if self._answers else None
         return outcome
@@ -143,9 +162,10 @@ class Interpreter:
         limit = self._stack.before_probe()
         for step in ((exec, PROBE, probed), (exec, code, self.namespace)):
             # One place for both, and a call that CPython never specialises: what it counts as stays the same.
-            self._context.run(*step)
-            if step[1] is PROBE:
-                self._stack.after_probe(limit, probed["reached"])
+            if step[1] is not PROBE or limit is not None:
+                self._context.run(*step)
+                if step[1] is PROBE:
+                    self._stack.after_probe(limit, probed["reached"])
 
     def _compile(self, source):
         code = compile_cell(source, self._flags)

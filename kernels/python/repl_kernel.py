@@ -3,6 +3,7 @@
 Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -76,13 +77,26 @@ class ReplKernel(kernelbase.Kernel):
         )
         self._execute_sleep = 0.0
         self._cells = cells
+        self._cells_policy = asyncio.DefaultEventLoopPolicy()
 
     def serve(self, descriptor, on_readable, *arguments):
         """Answer until a session ends, and call `on_readable` whenever `descriptor` can be read. Never returns."""
-        self._loop.asyncio_loop.add_reader(descriptor, on_readable, *arguments)
+        self._loop.asyncio_loop.add_reader(descriptor, self._without_loop, on_readable, *arguments)
         self.start()
         self._loop.start()
         os._exit(0)
+
+    def _without_loop(self, function, *arguments):
+        """Call a function for which asyncio knows of no loop: cells may want to run their own."""
+        loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
+        asyncio._set_running_loop(None)
+        asyncio.set_event_loop_policy(self._cells_policy)
+        try:
+            return function(*arguments)
+        finally:
+            self._cells_policy = asyncio.get_event_loop_policy()
+            asyncio.set_event_loop_policy(policy)
+            asyncio._set_running_loop(loop)
 
     def pre_handler_hook(self):
         """SIGINT is handled around the cell alone, see repl_cell.py."""
@@ -103,7 +117,7 @@ class ReplKernel(kernelbase.Kernel):
         }
 
     async def do_execute(self, code, silent, *_positional, **_named):
-        outcome = self._cells.run(code)
+        outcome = self._without_loop(self._cells.run, code)
         if not silent:
             self.show(outcome)
         if outcome.status == repl_interpreter.KILLED:

@@ -1,6 +1,5 @@
 """Where a session's output goes: to a descriptor as it happens, and into a record of what a terminal would show."""
 
-import contextlib
 import io
 import os
 import sys
@@ -27,6 +26,13 @@ class _Tap(io.RawIOBase):
         written = len(chunk) if self._descriptor is None else os.write(self._descriptor, chunk)
         self._record(bytes(chunk[:written]))
         return written
+
+
+def _flush(stream):
+    try:
+        stream.flush()
+    except Exception:  # noqa: BLE001, S110 - whatever the session has put in the stream's place
+        pass
 
 
 class Screen:
@@ -62,10 +68,11 @@ class Screen:
 
     def flush(self):
         """What CPython does after each statement: stderr, then stdout; a broken stream is no reason to stop."""
-        for holder in (sys, self):
-            for name in ("stderr", "stdout"):
-                with contextlib.suppress(Exception):
-                    getattr(holder, name).flush()
+        for name, own in (("stderr", self.stderr), ("stdout", self.stdout)):
+            stream = getattr(sys, name, own)
+            _flush(stream)
+            if stream is not own:
+                _flush(own)
 
     def take(self):
         """The text since the last call, and the number of bytes that the limit left out of it."""

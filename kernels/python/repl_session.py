@@ -12,37 +12,56 @@ Imports ipykernel, so it has to be imported under `slim_imports.stand_ins`.
 """
 
 import os
+import socket
 import sys
 
 import repl_kernel
 from repl_cell import Cells
-from repl_channel import Channel
-try:
-    from repl_fingerprint import fingerprint
-except ImportError:
-    fingerprint = lambda *a: None
+from repl_channel import Channel, frame
+from repl_fingerprint import fingerprint
 from repl_interpreter import KILLED, Interpreter
 from repl_screen import Screen
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 _KEPT_FOR_JUPYTER_BYTES = 1_000_000
+_WARM_UP_ROUNDS = 50
+_WARM_UP_CELLS = (
+    "# x", "x = 1", "x + 1", "print(x)", "def f(n):\n    return n\n", "[f(n) for n in range(3)]",
+    "import math", "1 / 0", "x = = 1", "undefined", "submit_final_answer(x)",
+)  # fmt: skip
+
+
+def warm_up():
+    """Run cells in this process until CPython has adapted to it: sessions forked from it then share what that changed,
+    and what lies below their cells on the stack stays as it is.
+    """
+    ours, theirs = socket.socketpair()
+    with ours, open(os.devnull, "wb") as output:
+        session = Session(theirs.detach(), None, (output.fileno(), output.fileno()))
+        for _ in range(_WARM_UP_ROUNDS):
+            for cell in _WARM_UP_CELLS:
+                ours.sendall(frame({"id": "", "run": cell}))
+                session.answer_one()
+                ours.recv(1 << 16)
+    for name in ("last_type", "last_value", "last_traceback"):
+        delattr(sys, name)
 
 
 class Session:
     """The session of this process."""
 
-    def __init__(self, descriptor, memory_bytes):
+    def __init__(self, descriptor, memory_bytes, output=(1, 2)):
         self._channel = Channel(descriptor)
-        self._screen = Screen(descriptors=(1, 2), limit_bytes=0)
+        self._screen = Screen(descriptors=output, limit_bytes=0)
         self._interpreter = Interpreter(self._screen)
+        self._interpreter.own_process()
+        self._interpreter.settle()
         self._cells = Cells(self._interpreter, memory_bytes)
         self._not_the_models = frozenset(self._interpreter.namespace)
         self._kernel = None
 
     def serve(self):
         """Answer until the other end is gone. Never returns."""
-        between_cells = Screen(descriptors=(1, 2), limit_bytes=0)
-        sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr
         self._channel.send({"id": "ready"})
         while self._kernel is None:
             self.answer_one()

@@ -1,6 +1,5 @@
 """What lies below a cell on the stack must not show: neither in its tracebacks nor in how deep it can recurse."""
 
-import contextlib
 import gc
 import os
 import sys
@@ -9,6 +8,7 @@ import types
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _PROBE_ROOM = 60
 _TERMINAL_RESERVE = 2  # a terminal's limit minus what the probe would reach there
+_get_limit, _set_limit = sys.getrecursionlimit, sys.setrecursionlimit
 
 PROBE = compile(
     "def probe(n):\n global reached\n reached = n\n probe(n + 1)\ntry: probe(0)\nexcept RecursionError: pass",
@@ -22,48 +22,54 @@ class Stack:
     """The recursion limit that a session believes in, whatever lies below its cells on the stack.
 
     Cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same. What lies below a cell
-    is measured each time: frames can be counted, but C code counts as frames too, and not always in the same way.
+    is measured: frames can be counted, but C code counts as frames too, and not always in the same way, as long as
+    CPython still specialises the calls. `is_steady` says that it no longer does: then the same frames count the same.
     """
 
     def __init__(self):
+        self.is_steady = False
         self._limit = 1000
         self._below = 0
+        self._measured_depth = None
         self._collects = True
-        self._functions = sys.getrecursionlimit, sys.setrecursionlimit
 
-    @contextlib.contextmanager
-    def as_at_terminal(self):
-        """Show the session its own limit while it runs. The caller measures and then runs the cell."""
-        limit_outside = sys.getrecursionlimit()
-        outside = self._functions = sys.getrecursionlimit, sys.setrecursionlimit
-        sys.getrecursionlimit, sys.setrecursionlimit = lambda: self._limit, self._set_limit
-        try:
-            yield
-        finally:
-            sys.getrecursionlimit, sys.setrecursionlimit = outside
-            outside[1](limit_outside)
+    def enter(self):
+        """Show the session its own limit. The caller measures, runs the cell, and leaves."""
+        self._limit_outside = _get_limit()
+        sys.getrecursionlimit, sys.setrecursionlimit = self._get_limit, self._set_limit
+
+    def leave(self):
+        sys.getrecursionlimit, sys.setrecursionlimit = _get_limit, _set_limit
+        _set_limit(self._limit_outside)
+
+    def _get_limit(self):
+        return self._limit
 
     def _set_limit(self, limit):
-        self._functions[1](limit + self._below if isinstance(limit, int) else limit)
+        _set_limit(limit + self._below if isinstance(limit, int) else limit)
         self._limit = limit
 
     def before_probe(self):
-        """Leave the probe some frames to run through; returns the limit that it runs into.
+        """Leave the probe some frames to run through; returns the limit that it runs into, None if it need not run.
 
         Garbage is not collected meanwhile: finalizers would run out of stack.
         """
-        self._collects = gc.isenabled()
-        gc.disable()
         depth, frame = 0, sys._getframe()
         while frame is not None:
             depth, frame = depth + 1, frame.f_back
-        self._functions[1](depth + _PROBE_ROOM)
+        if self.is_steady and depth == self._measured_depth:
+            _set_limit(self._limit + self._below)
+            return None
+        self._measured_depth = depth
+        self._collects = gc.isenabled()
+        gc.disable()
+        _set_limit(depth + _PROBE_ROOM)
         return depth + _PROBE_ROOM
 
     def after_probe(self, limit, reached):
         """Set the session's limit on top of what the probe found to be used up."""
         self._below = limit - _TERMINAL_RESERVE - reached
-        self._functions[1](self._limit + self._below)
+        _set_limit(self._limit + self._below)
         if self._collects:
             gc.enable()
 

@@ -35,7 +35,7 @@ class ForkServer:
         self._log_file = log
         self._forks = 0
         self._asked: dict[int, asyncio.Future[int]] = {}
-        self._ready: asyncio.Future[list[str]] = self._loop.create_future()
+        self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.has_ended = False
         self._loop.add_reader(control.fileno(), self._on_readable)
 
@@ -103,11 +103,13 @@ class ForkServer:
 
     async def _come_up(self, start_s: float) -> None:
         try:
-            missing = await asyncio.wait_for(asyncio.shield(self._ready), start_s)
+            said = await asyncio.wait_for(asyncio.shield(self._ready), start_s)
         except TimeoutError:
             raise KernelStartError(f"the fork server was not ready within {start_s:g} s: {self._printed()}") from None
-        if missing:
-            _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(missing))
+        if said["missing"]:
+            _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(said["missing"]))
+        if said["warm_up_error"] and not said["missing"]:
+            _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", said["warm_up_error"])
 
     def _on_readable(self) -> None:
         try:
@@ -121,7 +123,7 @@ class ForkServer:
             return
         said = json.loads(message)
         if "ready" in said:
-            self._ready.set_result(said["missing"])
+            self._ready.set_result(said)
             return
         reply = self._asked.get(said["fork"])
         if reply is None or reply.done():
@@ -159,6 +161,7 @@ def _boot_record(sandbox: Sandbox, control_fd: int) -> int:
         "tmp_mb": sandbox.limits.tmp_mb,
         "readable": sandbox.readable(),
         "preload": list(sandbox.preload),
+        "warm_up": sandbox.warm_up,
         "site_packages": sandbox.packages(),
     }
     fd = os.memfd_create("boot", 0)

@@ -13,7 +13,8 @@ from repl_rl.kernel.paths import kernels_folder
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """`read_only` are host paths, `environment` is the kernel's whole environment, `preload` are modules."""
+    """`read_only` are host paths, `environment` is the kernel's whole environment. `preload` names
+    modules that sessions are forked with, `warm_up` is code that runs once before."""
 
     name: str
     read_only: tuple[str, ...]
@@ -21,6 +22,7 @@ class Profile:
     hostname: str
     limits: Limits
     preload: tuple[str, ...] = ()
+    warm_up: str = ""
 
     @classmethod
     def load(cls, name: str = "default") -> Profile:
@@ -38,6 +40,7 @@ class Profile:
                 hostname=table["hostname"],
                 limits=Limits.from_mapping(table.get("limits", {})),
                 preload=tuple(table.get("preload", ())),
+                warm_up=str(table.get("warm_up", "")),
             )
         except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"sandbox profile {folder / name}.toml can't be read: {error!r}") from error

@@ -132,7 +132,7 @@ class Sandbox:
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
-        self.preload = profile.preload
+        self.preload, self.warm_up = profile.preload, profile.warm_up
         self.installation = Installation.current()
         self._profile = profile
         self._home = home
