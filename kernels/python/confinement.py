@@ -17,12 +17,14 @@ import seccomp_filter
 
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 0x4000, 1 << 18
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_VERSION_3, _MOST_CAPABILITIES = 0x20080522, 64
 _UID_INSIDE = 1000
 _OOM_SCORE = b"1000"
 _MIB = 1 << 20
+_FILES_PER_MIB = 256
+_MOST_TERMINALS = 64
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -54,20 +56,22 @@ def enter(boot, request, server_pid):
     can't be put up.
     """
     os.setsid()  # signals to a process group cross PID namespaces
-    walls = boot["walls"]
+    walls, own_proc = boot["walls"], os.open("/proc/self", os.O_RDONLY)  # the /proc to come can't be written
+    _own_standard_input()
     if walls == "bwrap":
         _mount(boot["tmp_mb"])
     else:
         _settle_in(request["tmp"])
-    _go_first_when_memory_runs_out()
+    _go_first_when_memory_runs_out(own_proc)
     if request["uid"] is not None:
         os.setgroups([])
         os.setresgid(*[request["uid"]] * 3)
         os.setresuid(*[request["uid"]] * 3)
     if walls == "bwrap":
-        _own_user_namespace()
+        _own_user_namespace(own_proc)
     else:
         die_with_parent(server_pid)
+    os.close(own_proc)
     if walls != "none":
         _drop_capabilities()
     memory_bytes = _limit(boot["rlimits"])
@@ -95,13 +99,15 @@ def _landlock(readable, writable):
 
 def _mount(tmp_mb):
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
-    plain, size = _MS_NOSUID | _MS_NODEV, f"size={tmp_mb * _MIB},mode=1777".encode()
+    plain = _MS_NOSUID | _MS_NODEV
+    size = f"size={tmp_mb * _MIB},nr_inodes={tmp_mb * _FILES_PER_MIB},mode=1777".encode()
+    terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}".encode()
     for arguments in (
         (b"none", b"/", None, _MS_REC | _MS_PRIVATE, None),
         (b"tmpfs", b"/tmp", b"tmpfs", plain, size),
         (b"tmpfs", b"/dev/shm", b"tmpfs", plain, size),
-        (b"devpts", b"/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC, b"newinstance,ptmxmode=0666,mode=620"),
-        (b"proc", b"/proc", b"proc", plain | _MS_NOEXEC, None),
+        (b"devpts", b"/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC, terminals),
+        (b"proc", b"/proc", b"proc", plain | _MS_NOEXEC | _MS_RDONLY, None),
     ):
         _check(_libc.mount(*arguments[:3], ctypes.c_ulong(arguments[3]), arguments[4]), f"mount {arguments[1]}")
     os.chdir("/tmp")
@@ -112,22 +118,35 @@ def _settle_in(tmp):
     os.chdir(tmp)
 
 
-def _go_first_when_memory_runs_out():
-    with open("/proc/self/oom_score_adj", "wb") as file:
-        file.write(_OOM_SCORE)
+def _own_standard_input():
+    """Not the server's: flags of an open file show in all processes that it was inherited by."""
+    empty = os.open("/dev/null", os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
 
 
-def _own_user_namespace():
+def _go_first_when_memory_runs_out(own_proc):
+    _write(own_proc, "oom_score_adj", _OOM_SCORE)
+
+
+def _write(folder, name, text):
+    descriptor = os.open(name, os.O_WRONLY, dir_fd=folder)
+    try:
+        os.write(descriptor, text)
+    finally:
+        os.close(descriptor)
+
+
+def _own_user_namespace(own_proc):
     uid, gid = os.getuid(), os.getgid()
     _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else its own maps are not its to write
     _check(_libc.unshare(_CLONE_NEWUSER), "unshare user")
     for name, text in (
-        ("setgroups", "deny"),
-        ("uid_map", f"{_UID_INSIDE} {uid} 1"),
-        ("gid_map", f"{_UID_INSIDE} {gid} 1"),
+        ("setgroups", b"deny"),
+        ("uid_map", b"%d %d 1" % (_UID_INSIDE, uid)),
+        ("gid_map", b"%d %d 1" % (_UID_INSIDE, gid)),
     ):
-        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-            file.write(text)
+        _write(own_proc, name, text)
 
 
 def _drop_capabilities():

@@ -6,6 +6,9 @@ A refused call answers EPERM, so Python raises PermissionError: data, not a dead
 and fall back from (`clone3`, whose flags a filter can't read, and all newer than this file) answer ENOSYS. Sockets are
 AF_UNIX only; others answer EAFNOSUPPORT. A call made through another architecture's table ends the process.
 
+A session that may not fork is one without namespaces: it shares the host's process ids and paths. There, calls that
+change other processes or the metadata of files that can only be read are refused as well, and sockets reach no path.
+
 For x86_64 and aarch64. It adds to the sandbox's walls and replaces none of them.
 
 Not covered: threads that run already; what the allowed calls do (files, signals, memory, /proc); AF_UNIX sockets of
@@ -14,6 +17,7 @@ others that the session can reach; calls that arrive otherwise, on descriptors t
 
 import ctypes
 import errno
+import itertools
 import os
 import platform
 import socket
@@ -76,6 +80,18 @@ DENIED = {
         "set_mempolicy": (238, 237),
         "set_mempolicy_home_node": (450, 450),
     },
+    # Memory that no limit counts, and in the IPC namespace of the host what others can open.
+    "memory beyond the limits": {
+        "memfd_create": (319, 279),
+        "shmget": (29, 194),
+        "shmctl": (31, 195),
+        "shmat": (30, 196),
+        "semget": (64, 190),
+        "msgget": (68, 186),
+        "mq_open": (240, 180),
+    },
+    # The system's files are the same ones for all: watching them tells what others import and run.
+    "what others do": {"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
     # The machine as a whole: root's, whatever capabilities a kernel is started with.
     "administration": {
         "kexec_load": (246, 104),
@@ -108,10 +124,50 @@ DENIED = {
 }
 """Group -> call -> its numbers on x86_64 and aarch64; None where the architecture lacks it."""
 
-PROCESSES = {"fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281)}
+PROCESSES = {
+    "fork": (57, None),
+    "vfork": (58, None),
+    "execve": (59, 221),
+    "execveat": (322, 281),
+    # Without a PID namespace: others of the same user, by their number.
+    "setpriority": (141, 140),
+    "ioprio_set": (251, 30),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    # Without a mount namespace: what Landlock leaves out of its rules.
+    "connect": (42, 203),
+    "bind": (49, 200),
+    "chmod": (90, None),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "chown": (92, None),
+    "fchown": (93, 55),
+    "lchown": (94, None),
+    "fchownat": (260, 54),
+    "utime": (132, None),
+    "utimes": (235, None),
+    "futimesat": (261, None),
+    "utimensat": (280, 88),
+    "setxattr": (188, 5),
+    "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7),
+    "removexattr": (197, 14),
+    "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16),
+}
 """Refused as well where a session may not fork."""
 
-EXAMINED = {"clone": (56, 220), "clone3": (435, 435), "ioctl": (16, 29), "socket": (41, 198), "socketpair": (53, 199)}
+EXAMINED = {
+    "clone": (56, 220),
+    "clone3": (435, 435),
+    "ioctl": (16, 29),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
+    "prctl": (157, 167),
+    "prlimit64": (302, 261),
+}
 """Calls whose arguments decide."""
 
 _FIRST_UNKNOWN = 451  # the calls below it have been looked at; x32's on x86_64 lie far above it
@@ -120,6 +176,10 @@ _FIRST_UNKNOWN = 451  # the calls below it have been looked at; x32's on x86_64 
 _CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _CLONE_THREAD = 0x00010000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal that others read
+_FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x40086602, 0x401C5820, 0x40806685
+_REFUSED_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
+_PR_SET_PDEATHSIG = 1
+_WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
 _LOAD, _JUMP_EQUAL, _JUMP_NOT_BELOW, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
@@ -212,17 +272,33 @@ def _search(ranges):
 
 def _examinations(may_fork):
     """Looks at arguments. Only the lower halves: the kernel reads no more of these."""
+    ioctls = [
+        (f"ioctl {request:#x}", _JUMP_EQUAL, request, "EPERM", f"ioctl {after:#x}")
+        for request, after in itertools.pairwise((*_REFUSED_IOCTLS, 0))
+    ]
     return [
         ("clone", _LOAD, _argument_offset(0)),
         (None, _JUMP_ANY_BIT, _CLONE_NEW, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
         ("ioctl", _LOAD, _argument_offset(1)),
-        (None, _JUMP_EQUAL, _TIOCSTI, "EPERM", "terminal"),
-        ("terminal", _JUMP_EQUAL, _TIOCLINUX, "EPERM", "allow"),
-        ("socket", _LOAD, _argument_offset(0)),
-        (None, _JUMP_EQUAL, int(socket.AF_UNIX), "allow", "EAFNOSUPPORT"),
-        ("socketpair", _LOAD, _argument_offset(0)),
-        (None, _JUMP_EQUAL, int(socket.AF_UNIX), "allow", "EAFNOSUPPORT"),
+        *ioctls,
+        ("ioctl 0x0", _RETURN, _RESULTS["allow"]),
+        *_socket_examination("socket", may_fork),
+        *_socket_examination("socketpair", may_fork),
+        ("prctl", _LOAD, _argument_offset(0)),
+        (None, _JUMP_EQUAL, _PR_SET_PDEATHSIG, "allow" if may_fork else "EPERM", "allow"),
+        ("prlimit64", _LOAD, _argument_offset(0)),
+        (None, _JUMP_EQUAL, 0, "allow", "allow" if may_fork else "EPERM"),
+    ]
+
+
+def _socket_examination(call, may_fork):
+    """Where paths are the host's, a socket that takes an address with every message would reach them."""
+    return [
+        (call, _LOAD, _argument_offset(0)),
+        (None, _JUMP_EQUAL, int(socket.AF_UNIX), f"{call} type", "EAFNOSUPPORT"),
+        (f"{call} type", _LOAD, _argument_offset(1)),
+        (None, _JUMP_ANY_BIT, _WITHOUT_CONNECTION, "allow" if may_fork else "EAFNOSUPPORT", "allow"),
     ]
 
 
