@@ -1,0 +1,175 @@
+"""Kernels of any installed Jupyter kernelspec: R, Julia, Sage, Lean, stock ipykernel, remote ones, and our own.
+
+Our own kernelspec, `repl_rl`, is found where it lies. Its kernels stand behind the walls of its provisioner, within all
+of the limits, and say exactly how a cell ended. All others are launched by jupyter_client in the way that their spec
+asks for, by any provisioner. Of the limits, the times and those on output hold for them; memory, CPU, processes and
+files are not limited. They see what the user sees, which `kernel.sandbox: none` has to admit, and those on this machine
+start in an empty folder of their own.
+
+What other kernels can do, by the protocol:
+- Python kernels built on IPython get a `submit_final_answer`. In other languages there is no answer.
+- `exit()` loses the state; a SystemExit that IPython catches is an exception like others. IPython shows tracebacks in
+  its own form, and of several expressions in one cell the last one.
+- A cell that did not compile and that the kernel calls unfinished is `incomplete`. See `judge` for `compiled`.
+- Text is in the order in which it arrives: ipykernel collects stdout and stderr for themselves, until each is flushed.
+- What they print past Jupyter, to descriptors that they do not capture, is shown only where they fail to start.
+
+Kernels on this machine are killed with all that they started, at the end and when their owner dies. Sockets in a
+private folder carry the messages of those that know how (our own and other Python ones), ports of this machine others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import logging
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import zmq.asyncio
+from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_client.provisioning import KernelProvisionerFactory
+
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import provisioner
+from repl_rl.kernel.home import Home
+from repl_rl.kernel.kernelspec_kernel import KernelspecKernel
+from repl_rl.kernel.kernelspec_process import MARK, Guard
+from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.paths import program_folder
+from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+
+OWN_NAME = "repl_rl"
+_LOCAL = "local-provisioner"
+_MOST_SOCKETS = 1 << 16
+
+_unheard = logging.getLogger(f"{__name__}.jupyter_client")
+_unheard.setLevel(logging.CRITICAL + 1)
+"""jupyter_client logs, with tracebacks, what is raised here."""
+
+
+class KernelspecBackend:
+    """A `Backend` for the kernelspec called `name`. `transport` None lets the backend choose.
+
+    `profile` names the sandbox profile of our own kernel.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        sandbox_kind: SandboxKind = "bwrap",
+        *,
+        profile: str = "default",
+        transport: Literal["ipc", "tcp"] | None = None,
+    ) -> None:
+        self.name = name
+        self._limits = limits
+        self._kind: SandboxKind = sandbox_kind
+        self._profile = Profile.load(profile)
+        self._transport = transport
+        self._guard: Guard | None = None
+
+    async def open(self) -> None:
+        """Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises."""
+        self._spec = await asyncio.to_thread(find_spec, self.name)
+        launcher = _provisioner_name(self._spec)
+        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL
+        if not self._is_ours and self._kind != "none":
+            raise ConfigError(
+                f"kernelspec {self.name!r} runs outside of our sandbox, with access to all that you can access; "
+                f"say `kernel.sandbox: none` if you want that, or take the kernelspec {OWN_NAME!r}"
+            )
+        await asyncio.to_thread(require_sandbox, self._kind)
+        self._home = await asyncio.to_thread(Home)
+        self._context = zmq.asyncio.Context()
+        self._context.max_sockets = _MOST_SOCKETS
+        if self._is_ours:
+            self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home)
+        if self._is_local:
+            self._guard = Guard(f"{MARK}={self._home.path}/")
+
+    async def start(self) -> KernelspecKernel:
+        """A fresh kernel that answers. Raises KernelStartError, with what it printed, if none comes up in time."""
+        connection_file = self._home.next_connection_file()
+        kernel = KernelspecKernel(
+            self._manager(connection_file),
+            self._limits,
+            connection_file.with_suffix(".work"),
+            is_ours=self._is_ours,
+            is_local=self._is_local,
+        )
+        try:
+            await kernel.start(**self._words(connection_file))
+        except BaseException:
+            await kernel.close()
+            raise
+        return kernel
+
+    async def close(self) -> None:
+        self._context.destroy(linger=0)
+        if self._guard is not None:
+            self._guard.close()
+        await asyncio.to_thread(self._home.close)
+
+    def _words(self, connection_file: Path) -> dict[str, Any]:
+        if self._is_ours:
+            return {"sandbox": self._sandbox}
+        return {"env": os.environ | {MARK: str(connection_file)}} if self._is_local else {}
+
+    def _manager(self, connection_file: Path) -> AsyncKernelManager:
+        words: dict[str, Any] = {}
+        if self._transport_of_kernels() == "ipc":
+            words = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
+        return AsyncKernelManager(
+            kernel_name=self.name,
+            kernel_spec_manager=_OneSpec(self._spec),
+            connection_file=str(connection_file),
+            context=self._context,
+            log=_unheard,
+            **words,
+        )
+
+    def _transport_of_kernels(self) -> str:
+        if self._transport is not None:
+            return self._transport
+        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
+        return "ipc" if speaks_ipc else "tcp"
+
+
+class _OneSpec(KernelSpecManager):  # type: ignore[misc]
+    """Knows one kernelspec, without a search through Jupyter's folders for every kernel."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__()
+        self._spec = spec
+
+    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+        return self._spec
+
+
+def find_spec(name: str) -> KernelSpec:
+    """The kernelspec called `name`. Raises ConfigError if there is none, or its provisioner is missing."""
+    provisioner.register()
+    if name == OWN_NAME:
+        return KernelSpec.from_resource_dir(str(program_folder()))
+    specs = KernelSpecManager(log=_unheard)
+    installed = sorted({OWN_NAME, *specs.find_kernel_specs()})
+    try:
+        return specs.get_kernel_spec(name)
+    except NoSuchKernel as error:
+        if name.lower() in installed:
+            raise ConfigError(f"kernelspec {name!r} needs a kernel provisioner that is not installed") from error
+        near = difflib.get_close_matches(name, installed, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"there is no kernelspec {name!r}; {hint}Installed are {', '.join(installed)}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"kernelspec {name!r} can't be read: {error}") from error
+
+
+def _provisioner_name(spec: KernelSpec) -> str:
+    stanza = spec.metadata.get("kernel_provisioner", {})
+    return str(stanza.get("provisioner_name") or KernelProvisionerFactory.instance().default_provisioner_name)

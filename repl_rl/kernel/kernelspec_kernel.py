@@ -1,0 +1,228 @@
+"""One kernel of any Jupyter kernelspec, from its start to its death: what a `KernelspecBackend` hands out.
+
+An execution is a race between its reply, the death of the kernel, and one deadline. Text comes as iopub messages; our
+own kernel's comes through a pipe instead, so that it is whole even where the kernel dies in mid-line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import AsyncKernelManager
+
+from repl_rl.errors import KernelDiedError, KernelStartError
+from repl_rl.kernel.kernelspec_output import SUBMIT, CellOutput, CellText, judge, traceback_text
+from repl_rl.kernel.kernelspec_process import Printed, death, kill_all
+from repl_rl.kernel.kernelspec_wire import Wire
+from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.results import ExecResult, ExecStatus
+
+_MIB = 1024 * 1024
+_PRINTED_BYTES = 4000
+_LAST_WORDS_S = 0.1
+"""How long messages that a kernel sent before its death may take."""
+_POLL_S = 1.0
+
+
+class KernelspecKernel:
+    """A `Kernel`. `work` is a folder of its own, its working directory where it runs on this machine.
+
+    `is_ours` says that it is our kernel behind our walls, `is_local` that it is a process of this machine and not ours.
+    """
+
+    def __init__(
+        self, manager: AsyncKernelManager, limits: Limits, work: Path, *, is_ours: bool, is_local: bool
+    ) -> None:
+        self._manager = manager
+        self._limits = limits
+        self._work = work
+        self._is_ours = is_ours
+        self._is_local = is_local
+        self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
+        self._output = CellOutput(self._text)
+        self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
+        self._printed = Printed(self._text.feed if is_ours else self._aside.feed)
+        self._wire: Wire | None = None
+        self._died: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._process: Any = None
+        self._has_run = False
+
+    @property
+    def is_alive(self) -> bool:
+        return self._closing is None and self._died is not None and not self._died.done()
+
+    async def start(self, **words: Any) -> None:
+        """Launch with `words` and wait until it answers; raises KernelStartError with what it printed."""
+        if self._is_ours:
+            words["output_fd"] = self._printed.write_fd
+        elif self._is_local:
+            self._work.mkdir()
+            words |= {"cwd": str(self._work), "stdout": self._printed.write_fd, "stderr": self._printed.write_fd}
+        try:
+            async with asyncio.timeout(self._limits.start_s):
+                await self._manager.start_kernel(**words)
+                self._printed.close_write_end()
+                await self._come_up()
+        except KernelStartError:
+            raise
+        except TimeoutError as error:
+            raise self._no_start(f"did not answer within {self._limits.start_s:g} s") from error
+        except Exception as error:  # a provisioner is anybody's code
+            raise self._no_start(f"could not be launched: {error}") from error
+
+    async def execute(self, source: str) -> ExecResult:
+        """Run one cell; one at a time.
+
+        Raises KernelDiedError if the kernel is gone although it has run nothing yet, and after a result that said so.
+        A death between two cells is the doing of the first one, and the second one's result.
+        """
+        if self._closing is not None or not (self.is_alive or self._has_run):
+            raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
+        self._has_run = True
+        started = time.monotonic()
+        request = asyncio.create_task(self._request("execute_request", _cell(source)))
+        try:
+            is_late = await self._race(request)
+            result = judge(request.result() if request.done() else None, self._output)
+        finally:
+            request.cancel()
+        if is_late and not result.state_lost:
+            result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
+        elif not result.compiled and not self._is_ours and await self._is_incomplete(source):
+            result = ExecResult(ExecStatus.INCOMPLETE)
+        if result.state_lost:
+            await self.close()
+        return self._with_text(result, time.monotonic() - started)
+
+    async def open_jupyter(self) -> Path:
+        """A connection file with which any client here can attach. Raises KernelDiedError if the kernel is gone."""
+        if not self.is_alive:
+            raise KernelDiedError("the kernel is gone, and nothing is left to attach to; take a new session")
+        return Path(self._manager.connection_file)
+
+    async def close(self) -> None:
+        """Kill the kernel with everything that it started, and wait until all of it is gone."""
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _come_up(self) -> None:
+        self._process = getattr(self._manager.provisioner, "process", None)
+        self._died = asyncio.create_task(self._watch())
+        client = self._manager.client(context=self._manager.context)
+        self._wire = Wire(client, None if self._is_ours else self._output.take_in)
+        info = await self._unless_it_dies(asyncio.create_task(self._wire.greet()))
+        if not self._is_ours and info["language_info"]["name"] == "python":
+            setup = self._request("execute_request", _cell(SUBMIT, silent=True))
+            reply = await self._unless_it_dies(asyncio.create_task(setup))
+            if reply["status"] != "ok":
+                raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
+
+    async def _unless_it_dies(self, task: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+        try:
+            if await self._ends(task, self._limits.start_s):
+                return task.result()
+        finally:
+            task.cancel()
+        raise self._no_start("ended as it started")
+
+    async def _watch(self) -> None:
+        """Until the kernel is dead; where it is no process of ours, its provisioner is asked again and again."""
+        if self._is_ours or self._is_local:
+            await death(self._process)
+            return
+        while await self._manager.is_alive():
+            await asyncio.sleep(_POLL_S)
+
+    async def _race(self, request: asyncio.Task[dict[str, Any]]) -> bool:
+        """Wait for the reply or the death of the kernel, and bring one about. Whether the cell ran out of time."""
+        assert self._died is not None
+        if await self._ends(request, self._limits.line_s) or self._died.done():
+            return False
+        self._text.make_room()
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            await asyncio.wait_for(self._manager.interrupt_kernel(), self._limits.grace_s)
+        if not await self._ends(request, self._limits.grace_s):
+            await self._kill()
+        return True
+
+    async def _ends(self, request: asyncio.Task[dict[str, Any]], timeout_s: float) -> bool:
+        assert self._died is not None
+        await asyncio.wait({request, self._died}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if self._died.done() and not request.done():
+            await asyncio.wait({request}, timeout=_LAST_WORDS_S)
+        return request.done()
+
+    async def _is_incomplete(self, source: str) -> bool:
+        """Asked only after a cell that did not compile: nothing of it has run."""
+        question = self._request("is_complete_request", {"code": source})
+        with contextlib.suppress(TimeoutError):
+            answer = await asyncio.wait_for(question, self._limits.grace_s)
+            return answer.get("status") == "incomplete"
+        return False
+
+    async def _request(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
+        assert self._wire is not None
+        return await self._wire.request(msg_type, content, self._limits.grace_s)
+
+    def _with_text(self, result: ExecResult, duration_s: float) -> ExecResult:
+        self._printed.drain()
+        self._aside.take()
+        text, omitted_bytes = self._text.take()
+        if result.status is ExecStatus.INCOMPLETE:
+            text, omitted_bytes = "", 0
+        return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+
+    async def _close(self) -> None:
+        if self._wire is not None:
+            await self._wire.close()
+        await self._kill()
+        if self._died is not None:
+            self._died.cancel()
+            await asyncio.gather(self._died, return_exceptions=True)
+        self._printed.drain()
+        self._printed.close()
+        if self._manager.provisioner is not None:
+            await self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_connection_file()
+        if self._is_local:
+            await asyncio.to_thread(shutil.rmtree, self._work, ignore_errors=True)
+
+    async def _kill(self) -> None:
+        """At once where the process is here; jupyter_client's own way interrupts first, and looks every 0.1 s."""
+        provisioner = self._manager.provisioner
+        if provisioner is None or not provisioner.has_process:
+            return
+        if self._is_local:
+            await asyncio.to_thread(kill_all, provisioner.process, self._manager.connection_file)
+        elif self._is_ours:
+            await provisioner.kill()
+        else:
+            await self._manager.shutdown_kernel(now=True)
+            return
+        if self._died is not None:
+            await asyncio.wait({self._died})
+        await provisioner.wait()
+
+    def _no_start(self, what: str) -> KernelStartError:
+        self._printed.drain()
+        printed = (self._text if self._is_ours else self._aside).take()[0].strip()
+        return KernelStartError(f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}")
+
+
+def _cell(source: str, *, silent: bool = False) -> dict[str, Any]:
+    return {
+        "code": source.encode("utf-8", "replace").decode(),
+        "silent": silent,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
