@@ -1,0 +1,482 @@
+"""What a session's names are bound to, by value, as 16 hex digits.
+
+    fingerprint(namespace, {"__builtins__", ...})    # "5f0c..."
+
+Two sessions that reached the same state have the same fingerprint, given the same PYTHONHASHSEED and Python. The order
+in which names were bound does not matter; that of a dict's keys does, as programs see it. Two names for one list (or
+dict, set, instance, function, class) differ from names for two equal lists; tuples and all that can't change are taken
+by value alone. Functions count by their code, not by where it was typed; what a module defines, by its name there.
+Expressions of sympy count by structure: hash(x - 1) == hash(x - 2) there.
+
+None of the session's own code runs, whatever it bound: objects are looked up by the identity of their exact type, and
+read through CPython's own descriptors, never by `repr`, `==`, `hash`, iteration or attributes that a class can define.
+
+Not covered, so that a change there goes unnoticed: what no name leads to (the state of `random`, of modules, of files);
+the state of objects made in C, but for builtin containers, what derives from builtins, arrays and scalars of numpy,
+Decimal, date, timedelta and partial (so iterators, generators, datetime and the cache of an `lru_cache` go by type and
+attributes); elements of arrays that hold objects, names of an array's fields; annotations of functions; what lies
+beyond the limits below, which keep a call within tens of milliseconds (of a long string or number, length and ends
+count, of a long list, length and head; of a long set, its length). A session that plants hostile keys in the dict of a
+class or in `sys.modules`, and audit hooks and tracers, which see this module's calls, can have code of theirs run.
+"""
+
+import gc
+import sys
+import types
+
+# Bound here, since a session may rebind what `builtins` holds.
+from builtins import (  # noqa: UP029
+    AttributeError,
+    Exception,
+    ValueError,
+    any,
+    bytes,
+    dict,
+    float,
+    frozenset,
+    id,
+    int,
+    len,
+    list,
+    map,
+    max,
+    min,
+    reversed,
+    set,
+    sorted,
+    str,
+    sum,
+    tuple,
+    type,
+)
+from collections import deque
+from hashlib import blake2b
+from itertools import islice, repeat
+from marshal import dumps
+from operator import itemgetter
+from sys import getsizeof
+
+_STEPS = 16384
+"""Values looked at in one call; the names share them evenly, and what one leaves goes to those after it."""
+_STEP_BITS = 10  # bytes that are read in C cost a step for each KiB,
+_FLAT_BITS = 4  # and numbers and strings in one container a step for each 16, if that is more
+_LARGE_BYTES = 1 << 16
+_EDGE_BYTES = 1 << 12
+_ARRAY_BYTES = 1 << 22
+_SET_DEPTH = 16
+_MARSHAL_VERSION = 2  # the last whose bytes depend on nothing but values
+
+_CUT, _UNREADABLE, _EMPTY_CELL = b"<.", b"<!", b"<0"  # marshal begins no flat value with "<"
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8
+_LONG, _LIST, _TUPLE, _BYTES, _STR, _DICT, _ERROR, _CLASS = (1 << bit for bit in range(24, 32))
+
+_MODULES = sys.modules
+_FIRST = itemgetter(0)
+_flags, _mro, _bases, _dict, _module, _qualname = (
+    type.__dict__[f"__{name}__"].__get__ for name in ("flags", "mro", "bases", "dict", "module", "qualname")
+)
+_error_arguments = BaseException.__dict__["args"].__get__
+_FLAT = {id(kind) for kind in (type(None), bool, int, float, complex, str, bytes, type(...))}
+_CACHES = {"_mhash", "_assumptions", "_assumptions0"}  # of sympy's objects: they depend on what was asked before
+
+
+def fingerprint(namespace, hidden):
+    """The digest of `namespace`, an exact dict, but for the names in `hidden`, a set of exact strings. Never raises."""
+    collecting = gc.isenabled()
+    gc.disable()  # finalizers are the session's code
+    try:
+        encoded = b"".join(_Walk().names(namespace, hidden))
+    except Exception:  # noqa: BLE001 - a thread of the session may be changing it
+        encoded = _UNREADABLE
+    finally:
+        if collecting:
+            gc.enable()
+    return blake2b(encoded, digest_size=8).hexdigest()
+
+
+class _Walk:
+    """One pass over a namespace, depth first, without recursion but for sets.
+
+    Each value becomes a header that tells how many values follow as its parts, so that the whole can be read in one way
+    only.
+    """
+
+    __slots__ = ("_depth", "_parts", "_seen", "_stack", "_steps")
+
+    def __init__(self):
+        self._parts = []
+        self._seen = {}  # id -> (number, the object: its id stays its own)
+        self._stack = []
+        self._steps = 0
+        self._depth = 0
+
+    def names(self, namespace, hidden):
+        """The encoded parts of all names, sorted; keys that are no strings come last, in the dict's order."""
+        shown, odd = [], []
+        for name, value in list(namespace.items()):
+            if type(name) is not str:
+                odd += name, value
+            elif name not in hidden:
+                shown.append((name, value))
+        shown.sort(key=_FIRST)
+        left, steps = len(shown), _STEPS
+        for name, value in shown:
+            self._parts.append(dumps(name, _MARSHAL_VERSION))
+            steps -= self._walk(value, steps // left)
+            left -= 1
+        if odd:
+            self._walk(_Parts(odd), steps)
+        return self._parts
+
+    def _walk(self, value, steps):
+        """Encode `value` in at most `steps` steps, and return how many it took."""
+        self._steps = steps
+        kind = id(type(value))
+        if kind in _FLAT:
+            self._parts.append(_flat(value))
+            return 1 + (len(self._parts[-1]) >> _STEP_BITS)
+        parts, seen = len(self._parts), len(self._seen)
+        try:
+            self._stack = [value]
+            self._drain()
+        except Exception:  # noqa: BLE001 - one value that can't be read leaves the rest as it is
+            del self._parts[parts:]
+            self._forget(seen)
+            self._parts.append(_UNREADABLE)
+        return steps - self._steps
+
+    def _drain(self):
+        parts, stack = self._parts, self._stack
+        while stack:
+            self._steps -= 1
+            if self._steps < 0:
+                parts.append(_CUT)
+                return
+            value = stack.pop()
+            kind = id(type(value))
+            if kind in _FLAT:
+                parts.append(_flat(value))
+                self._steps -= len(parts[-1]) >> _STEP_BITS
+            elif kind not in _TRACKED and kind in _READERS:
+                _READERS[kind](self, value)
+            elif not self._met(value):
+                _READERS.get(kind, _Walk._object)(self, value)
+
+    def _met(self, value):
+        """Whether `value` came up before; then its number is all that is written."""
+        known = self._seen.get(id(value))
+        if known is None:
+            if not _of_sympy(type(value)):
+                self._seen[id(value)] = (len(self._seen), value)
+            return False
+        self._parts.append(b"<@%d;" % known[0])
+        return True
+
+    def _forget(self, mark):
+        while len(self._seen) > mark:
+            self._seen.popitem()
+
+    def _put(self, tag, items):
+        """A header, then `items`, an exact list or tuple: in one piece if nothing in it has parts."""
+        self._parts.append(b"<%b%d;" % (tag, len(items)))
+        if self._takes_flat(items):
+            self._parts.append(b"=" + dumps(items, _MARSHAL_VERSION))
+        else:
+            self._stack.extend(reversed(items[: max(self._steps, 0) + 1]))
+
+    def _takes_flat(self, items):
+        """Whether none of `items` has parts and there are steps left for all; these are then taken. All in C."""
+        steps = len(items) >> _FLAT_BITS
+        if steps > self._steps or not set(map(id, map(type, items))) <= _FLAT:
+            return False
+        steps = max(steps, sum(map(getsizeof, items)) >> _STEP_BITS)
+        if steps > self._steps:
+            return False
+        self._steps -= steps
+        return True
+
+    def _sequence(self, value):
+        self._put(b"L", value)
+
+    def _deque(self, value):
+        self._put(b"Q", (value.maxlen, _Parts(list(value))))
+
+    def _tuple(self, value):
+        self._put(b"T", value)
+
+    def _inner_parts(self, value):
+        self._put(b"P", value.items)
+
+    def _mapping(self, value):
+        self._parts.append(b"<D%d;" % len(value))
+        most = (max(self._steps, 0) + 1) << _FLAT_BITS
+        self._stack += [_Parts(list(islice(part, most))) for part in (value.values(), value)]
+
+    def _set(self, value):
+        self._unordered(b"S", value)
+
+    def _frozen_set(self, value):
+        self._unordered(b"Z", value)
+
+    def _unordered(self, tag, items):
+        """The encodings of the items, sorted; each is made as if the others were not there."""
+        self._parts.append(b"<%b%d;" % (tag, len(items)))
+        if self._takes_flat(items):
+            self._parts += sorted(map(dumps, items, repeat(_MARSHAL_VERSION)))
+        elif len(items) > self._steps or self._depth >= _SET_DEPTH:
+            self._parts.append(_CUT)
+        else:
+            left, share = self._steps, self._steps // len(items)
+            encoded = []
+            for item in list(items):
+                encoding, taken = self._alone(item, share)
+                encoded.append(encoding)
+                left -= taken
+            self._steps = left
+            self._parts += sorted(encoded)
+
+    def _alone(self, item, steps):
+        """The encoding of `item` and the steps that it took, leaving the walk as it was."""
+        outside, mark = (self._parts, self._stack), len(self._seen)
+        self._parts, self._depth = [], self._depth + 1
+        try:
+            taken = self._walk(item, steps)
+            return b"".join(self._parts), taken
+        finally:
+            self._forget(mark)
+            self._parts, self._stack = outside
+            self._depth -= 1
+
+    def _range(self, value):
+        self._put(b"R", (value.start, value.stop, value.step))
+
+    def _slice(self, value):
+        self._put(b"/", (value.start, value.stop, value.step))
+
+    def _bytearray(self, value):
+        self._parts.append(b"<B" + _edges(value))
+
+    def _module(self, value):
+        self._put(b"M", (value.__dict__.get("__name__"),))
+
+    def _function(self, value):
+        module, name = value.__module__, value.__qualname__
+        if _is_importable(module, name, value):
+            self._put(b"f", (module, name))
+            return
+        parts = (value.__code__, value.__defaults__, value.__kwdefaults__, value.__closure__, value.__dict__)
+        self._put(b"F", (name, *parts))
+
+    def _code(self, value):
+        # Read as parts, not marshalled whole: `replace` may have put anything among the constants.
+        counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags)
+        names = (value.co_name, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        self._put(b"C", (value.co_code, value.co_exceptiontable, value.co_consts, *names, *counts))
+
+    def _cell(self, value):
+        try:
+            self._put(b"c", (value.cell_contents,))
+        except ValueError:
+            self._parts.append(_EMPTY_CELL)
+
+    def _builtin(self, value):
+        self._put(b"b", (value.__module__, value.__name__, value.__self__))
+
+    def _method(self, value):
+        self._put(b"m", (value.__func__, value.__self__))
+
+    def _wrapper(self, value):
+        self._put(b"w", (value.__func__,))
+
+    def _property(self, value):
+        self._put(b"p", (value.fget, value.fset, value.fdel))
+
+    def _object(self, value):
+        kind = type(value)
+        flags = _flags(kind)
+        if flags & _CLASS:
+            self._class(value)
+        elif not flags & _HEAP_TYPE or flags & _IMMUTABLE_TYPE:
+            self._made_in_c(value, kind)
+        else:
+            self._put(b"O", (kind, *_contents(value, kind, flags), *_state(value, kind)))
+
+    def _class(self, value):
+        flags = _flags(value)
+        module, name = _module(value), _qualname(value)
+        if not flags & _HEAP_TYPE or flags & _IMMUTABLE_TYPE or _is_importable(module, name, value):
+            self._put(b"k", (module, name))
+        else:
+            items = [
+                (key, entry) for key, entry in _dict(value).items() if type(entry) is not types.GetSetDescriptorType
+            ]
+            self._put(b"K", (module, name, _bases(value), type(value), _Parts(items)))
+
+    def _made_in_c(self, value, kind):
+        """Such a type can't be forged, so its name tells what it is."""
+        module, name = _module(kind), _qualname(kind)
+        reader = _C_READERS.get((module, name))
+        if reader is None and module == "numpy":
+            reader = _numpy_scalar if _is_numpy_scalar(kind) else None
+        if reader is _array:
+            self._steps -= min(value.nbytes, _ARRAY_BYTES) >> _STEP_BITS
+        read = () if reader is None else reader(value)
+        self._put(b"X", (module, name, *read, *_contents(value, kind, _flags(kind)), *_state(value, kind)))
+
+
+class _Parts:
+    """Parts of something: a list made by the walk, which no reference leads back to."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items):
+        self.items = items
+
+
+def _flat(value):
+    """Self-delimiting bytes for one value of `_FLAT`."""
+    if getsizeof(value) <= _LARGE_BYTES:
+        return dumps(value, _MARSHAL_VERSION)
+    if type(value) is int:
+        bits, edge = value.bit_length(), 8 * _EDGE_BYTES
+        return dumps((bits, value < 0, value & ((1 << edge) - 1), value >> (bits - edge)), _MARSHAL_VERSION)
+    if type(value) is str:
+        head, tail = (part.encode("utf-8", "surrogatepass") for part in (value[:_EDGE_BYTES], value[-_EDGE_BYTES:]))
+        return dumps(("str", len(value), head, tail), _MARSHAL_VERSION)
+    return b"<s" + _edges(value)
+
+
+def _edges(value):
+    """A long bytes or bytearray by its length and ends, a short one as it is."""
+    if len(value) <= 2 * _EDGE_BYTES:
+        return dumps(bytes(value), _MARSHAL_VERSION)
+    return dumps((len(value), bytes(value[:_EDGE_BYTES]), bytes(value[-_EDGE_BYTES:])), _MARSHAL_VERSION)
+
+
+def _is_importable(module, name, value):
+    """Whether `value` is what the module says it defines under that name: then its name tells all."""
+    if type(module) is not str or type(name) is not str or module == "__main__":
+        return False
+    holder = _MODULES.get(module)
+    return type(holder) is types.ModuleType and holder.__dict__.get(name) is value
+
+
+def _of_sympy(kind):
+    """Whether instances of `kind` never change and hold no cycles, so that sharing is no part of their value."""
+    if not _flags(kind) & _HEAP_TYPE:
+        return False
+    module = _dict(kind).get("__module__")
+    return type(module) is str and module.startswith("sympy.")
+
+
+def _contents(value, kind, flags):
+    """What an instance of a subclass of a builtin holds besides its attributes."""
+    if flags & _DICT:
+        pairs = islice(dict.items(value), _STEPS)
+        return dict.__len__(value), _Parts([part for pair in pairs for part in pair])
+    if flags & _LIST:
+        return list.__len__(value), _Parts(list(islice(list.__iter__(value), _STEPS)))
+    if flags & _ERROR:
+        return (_error_arguments(value),)
+    if flags & _TUPLE:
+        return (tuple.__getitem__(value, slice(None)),)
+    if flags & _STR:
+        return (str.__str__(value),)
+    if flags & _LONG:
+        return (int.__add__(value, 0),)
+    if flags & _BYTES:
+        return (bytes.__getitem__(value, slice(None)),)
+    bases = {id(base) for base in _mro(kind)}
+    if id(set) in bases or id(frozenset) in bases:
+        return (frozenset().union(value),)
+    return (float.__float__(value),) if id(float) in bases else ()
+
+
+def _state(value, kind):
+    """The attributes of an instance: its slots by name, then its `__dict__` if it has a genuine one."""
+    parts, holder = [], None
+    for base in _mro(kind):
+        entries = _dict(base)
+        if holder is None:
+            holder = entries.get("__dict__")
+        if _flags(base) & _HEAP_TYPE:
+            slots = entries.get("__slots__")
+            if slots:
+                parts += _slots(value, base, slots)
+    if type(holder) is types.GetSetDescriptorType:
+        parts.append(holder.__get__(value))
+    return parts
+
+
+def _slots(value, base, slots):
+    entries = _dict(base)
+    names = (slots,) if type(slots) is str else slots if type(slots) in (tuple, list, dict) else ()
+    for name in names:
+        if type(name) is not str or name in _CACHES:
+            continue
+        private = name.startswith("__") and not name.endswith("__")
+        slot = entries.get(f"_{_qualname(base).rpartition('.')[2].lstrip('_')}{name}" if private else name)
+        if type(slot) is types.MemberDescriptorType:
+            yield name
+            try:
+                yield slot.__get__(value)
+            except AttributeError:
+                yield _Parts([])
+
+
+def _array(value):
+    """Of an exact numpy.ndarray."""
+    kind = value.dtype
+    if kind.hasobject:
+        return (kind.str, value.shape)
+    if value.nbytes <= _ARRAY_BYTES:
+        return (kind.str, value.shape, value.flags.writeable, blake2b(value.tobytes()).digest())
+    count = _LARGE_BYTES // (kind.itemsize or 1) or 1
+    return (kind.str, value.shape, value.flags.writeable, value.flat[:count].tobytes(), value.flat[-count:].tobytes())
+
+
+def _is_numpy_scalar(kind):
+    return any(_qualname(base) == "generic" and _module(base) == "numpy" for base in _mro(kind))
+
+
+def _numpy_scalar(value):
+    kind = value.dtype
+    return (kind.str,) if kind.hasobject else (kind.str, value.tobytes())
+
+
+def _partial(value):
+    return value.func, value.args, value.keywords
+
+
+_READERS = {
+    list: _Walk._sequence,
+    deque: _Walk._deque,
+    tuple: _Walk._tuple,
+    _Parts: _Walk._inner_parts,
+    dict: _Walk._mapping,
+    set: _Walk._set,
+    frozenset: _Walk._frozen_set,
+    range: _Walk._range,
+    slice: _Walk._slice,
+    bytearray: _Walk._bytearray,
+    types.ModuleType: _Walk._module,
+    types.FunctionType: _Walk._function,
+    types.CodeType: _Walk._code,
+    types.CellType: _Walk._cell,
+    types.BuiltinFunctionType: _Walk._builtin,
+    types.MethodType: _Walk._method,
+    staticmethod: _Walk._wrapper,
+    classmethod: _Walk._wrapper,
+    property: _Walk._property,
+}
+_UNTRACKED = (tuple, frozenset, range, slice, _Parts, types.CodeType, types.BuiltinFunctionType, types.ModuleType)
+_TRACKED = {id(kind) for kind in _READERS if kind not in _UNTRACKED}
+_READERS = {id(kind): reader for kind, reader in _READERS.items()}
+_C_READERS = {
+    ("numpy", "ndarray"): _array,
+    ("decimal", "Decimal"): lambda value: (str(value),),
+    ("datetime", "date"): lambda value: (str(value),),
+    ("datetime", "timedelta"): lambda value: (str(value),),
+    ("functools", "partial"): _partial,
+    ("collections", "defaultdict"): lambda value: (value.default_factory,),
+}
