@@ -17,11 +17,11 @@ from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
 
 
-def make_kernel(connection, descriptors, cells):
+def make_kernel(connection, descriptors, cells, is_guest=False):
     """A kernel that answers on inherited listening sockets, with its heartbeat running.
 
     `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `cells` what runs
-    the session's cells (repl_cell.py).
+    the session's cells (repl_cell.py). As a guest it keeps what its clients print to them: the session is somebody's.
     """
     context = zmq.Context()
     kinds = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "iopub": zmq.PUB}
@@ -32,7 +32,7 @@ def make_kernel(connection, descriptors, cells):
     session = Session(
         key=connection["key"].encode(), signature_scheme=connection["signature_scheme"], username="kernel"
     )
-    return ReplKernel(sockets, session, cells)
+    return ReplKernel(sockets, session, cells, is_guest)
 
 
 def _serve(socket, descriptor, connection, channel):
@@ -65,7 +65,7 @@ class ReplKernel(kernelbase.Kernel):
         "file_extension": ".py",
     }
 
-    def __init__(self, sockets, session, cells):
+    def __init__(self, sockets, session, cells, is_guest):
         self._loop = IOLoop.current()
         super().__init__(
             session=session,
@@ -77,6 +77,7 @@ class ReplKernel(kernelbase.Kernel):
         )
         self._execute_sleep = 0.0
         self._cells = cells
+        self._is_guest = is_guest
         self._cells_policy = asyncio.DefaultEventLoopPolicy()
 
     def serve(self, descriptor, on_readable, *arguments):
@@ -117,7 +118,8 @@ class ReplKernel(kernelbase.Kernel):
         }
 
     async def do_execute(self, code, silent, *_positional, **_named):
-        outcome = self._without_loop(self._cells.run, code)
+        with self._cells.interpreter.screen.recording() if self._is_guest else contextlib.nullcontext():
+            outcome = self._without_loop(self._cells.run, code)
         if not silent:
             self.show(outcome)
         if outcome.status == repl_interpreter.KILLED:

@@ -1,5 +1,6 @@
 """Where a session's output goes: to a descriptor as it happens, and into a record of what a terminal would show."""
 
+import contextlib
 import io
 import os
 import sys
@@ -13,6 +14,7 @@ class _Tap(io.RawIOBase):
         self.name = name
         self._descriptor = descriptor
         self._record = record
+        self.passes_on = descriptor is not None
 
     def writable(self):
         return True
@@ -23,7 +25,7 @@ class _Tap(io.RawIOBase):
         return self._descriptor
 
     def write(self, chunk):
-        written = len(chunk) if self._descriptor is None else os.write(self._descriptor, chunk)
+        written = os.write(self._descriptor, chunk) if self.passes_on else len(chunk)
         self._record(bytes(chunk[:written]))
         return written
 
@@ -48,6 +50,18 @@ class Screen:
         self.stdin = sys.stdin if descriptors[0] is not None else io.StringIO()
         self.stdout = self._stream("<stdout>", descriptors[0], "strict")
         self.stderr = self._stream("<stderr>", descriptors[1], "backslashreplace")
+
+    @contextlib.contextmanager
+    def recording(self):
+        """Keep what is printed meanwhile from the descriptors."""
+        taps = [stream.buffer.raw for stream in (self.stdout, self.stderr)]
+        for tap in taps:
+            tap.passes_on = False
+        try:
+            yield
+        finally:
+            for tap in taps:
+                tap.passes_on = True
 
     def keep(self, limit_bytes):
         """Change what is kept between two `take`s."""

