@@ -1,0 +1,206 @@
+"""Where attacks take place: a pool under small limits, a sibling session with state, and a host that is counted.
+
+`Arena.attack` runs what a hostile model might type in a fresh session, and then looks whether everybody else is well:
+the sibling still has its state and answers, the next session is fresh and answers, the same fork server serves, and on
+the host nothing is left: no process, no file, no mount, no descriptor. An attack's evidence is for its test to check.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import repl_rl
+from repl_rl.background import BackgroundLoop
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel.paths import Installation
+from repl_rl.kernel.sandbox import SandboxKind
+
+CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
+MARK = f"attack-{os.getpid()}"
+"""Names that attacks give to what they try to leave behind."""
+SECRET = "s3cret-of-the-host"
+LIMITS = Limits(
+    line_s=0.6,
+    grace_s=0.25,
+    memory_mb=128,
+    cpu_s=20,
+    processes=24,
+    open_files=64,
+    file_mb=4,
+    tmp_mb=8,
+    output_bytes=10_000,
+    read_mb=2,
+)
+BWRAP: tuple[SandboxKind, ...] = ("bwrap",)
+SANDLOCK: tuple[SandboxKind, ...] = ("sandlock",)
+BOTH = BWRAP + SANDLOCK
+OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
+
+TOOLS = f"""
+import ctypes, errno, fcntl, gc, json, mmap, os, resource, signal, socket, struct, subprocess, sys, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.argtypes = [ctypes.c_long] * 7
+libc.syscall.restype = ctypes.c_long
+mark = {MARK!r}
+def tried(function, *arguments):
+    try:
+        return function(*arguments)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, type(error).__name__)
+    except BaseException as error:
+        return type(error).__name__
+
+def c(name, *arguments):
+    ctypes.set_errno(0)
+    result = getattr(libc, name)(*arguments)
+    return errno.errorcode[ctypes.get_errno()] if result == -1 else result
+
+def call(number, *arguments):
+    return c("syscall", number, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
+
+def frame(text):
+    text = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("!I", len(text)) + text
+
+def request_id():
+    frames = [sys._getframe()]
+    while frames[-1].f_back: frames.append(frames[-1].f_back)
+    return next(f.f_locals["request"]["id"] for f in frames if "request" in f.f_locals)
+
+"""
+"""What attacks are written with: `tried` and `c` give a result or the name of what went wrong."""
+
+
+GONE = "'(ENOENT|EACCES|EPERM|EROFS|ENOTDIR|ELOOP|EXDEV|ENXIO|ESRCH|EINVAL|ENOSYS|ENODEV|ETXTBSY|EISDIR)'"
+"""How it looks, through `tried`, that something is not there or not to be had."""
+
+
+def number(call: str) -> int:
+    """Of a system call, on this machine."""
+    path = Path(__file__).parents[3] / "kernels" / "python" / "seccomp_filter.py"
+    spec = importlib.util.spec_from_file_location("seccomp_filter_of_the_attacks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    column = {"x86_64": 0, "aarch64": 1}[platform.machine()]
+    groups = [*module.DENIED.values(), module.PROCESSES, module.EXAMINED]
+    found: int = next(group[call][column] for group in groups if call in group)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """`cells` run in one session; the last one's output is to match `evidence`, its status to be one of `statuses`."""
+
+    name: str
+    cells: tuple[str, ...]
+    evidence: str = ".*"
+    statuses: tuple[ExecStatus, ...] = (OK,)
+    kinds: tuple[SandboxKind, ...] = BOTH
+
+
+def cases(*attacks: Attack) -> list[object]:
+    """Parameters (kind, attack), each attack once for each kind of sandbox that it is meant for."""
+    return [pytest.param(kind, attack, id=f"{kind}-{attack.name}") for attack in attacks for kind in attack.kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What attacks must leave as it was."""
+
+    descriptors: int
+    processes: int
+    mounts: int
+    session_folders: int
+    marked: tuple[str, ...]
+
+
+class Arena:
+    def __init__(self, loop: BackgroundLoop, kind: SandboxKind) -> None:
+        self.loop = loop
+        self.pool = KernelPool(size=3, limits=LIMITS, sandbox=kind)
+        loop.run(self.pool.__aenter__())
+        self._sibling_session = self.pool.session()
+        self.sibling = loop.run(self._sibling_session.__aenter__())
+        loop.run(self.sibling.execute("held = 'kept'"))
+        self.server_pid = self._current_server_pid()
+
+    def close(self) -> None:
+        self.loop.run(self._sibling_session.__aexit__(None, None, None))
+        self.loop.run(self.pool.__aexit__(None, None, None))
+
+    def attack(self, *cells: str) -> list[ExecResult]:
+        """The results of `cells`, typed into one session up to the one that loses the state, all else being well."""
+        before = self._host()
+        results, pids = self.loop.run(self._typed(cells))
+        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+        self._assert_well(before)
+        return results
+
+    def fresh(self, *cells: str) -> list[ExecResult]:
+        """The results of `cells` in the next session."""
+        return self.loop.run(self._typed(cells))[0]
+
+    async def _typed(self, cells: tuple[str, ...]) -> tuple[list[ExecResult], list[int]]:
+        results: list[ExecResult] = []
+        async with self.pool.session() as kernel:
+            pid = kernel._kernel.pid  # type: ignore[attr-defined]
+            assert (await kernel.execute(TOOLS)).status is OK
+            for cell in cells:
+                results.append(await kernel.execute(cell))
+                if results[-1].state_lost:
+                    break
+            pids = [pid, *descendants(pid)]
+        return results, pids
+
+    def _assert_well(self, before: Host) -> None:
+        held = self.loop.run(self.sibling.execute("held"))
+        assert (held.status, held.output) == (OK, "'kept'\n")
+        [answered] = self.fresh("submit_final_answer(6 * 7); 'held' in globals()")
+        assert (answered.status, answered.output, answered.answer) == (OK, "False\n", ("42",))
+        assert self._current_server_pid() == self.server_pid
+        deadline = time.monotonic() + 3
+        while self._host() != before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self._host() == before
+
+    def _host(self) -> Host:
+        self._wait_for_warm_ones()
+        home = self.pool._backend._home  # type: ignore[attr-defined]
+        places = (Path("/tmp"), Path("/dev/shm"), Path("/"), CHECKOUT, Installation.current().prefix, Path.cwd())
+        return Host(
+            descriptors=len(os.listdir("/proc/self/fd")),
+            processes=len(descendants(self.server_pid)),
+            mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
+            session_folders=len(list(home.sessions.iterdir())),
+            marked=tuple(str(path) for place in places for path in place.glob(f"*{MARK}*")),
+        )
+
+    def _wait_for_warm_ones(self) -> None:
+        deadline = time.monotonic() + 10
+        while len(self.pool._ready) < self.pool.size - 1 or self.pool.stats.starting:
+            assert time.monotonic() < deadline, "no warm sessions came up"
+            time.sleep(0.002)
+
+    def _current_server_pid(self) -> int:
+        pid: int = self.pool._backend._server.pid  # type: ignore[attr-defined]
+        return pid
+
+
+def descendants(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            try:
+                found += map(int, task.read_text().split())
+            except OSError:
+                continue
+    return found[1:]
