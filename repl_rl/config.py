@@ -56,12 +56,22 @@ class DialectConfig(Section):
 class KernelConfig(Section):
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""
-    sandbox: Literal["bwrap", "none"] = "bwrap"
+    backend: str = Field("fork", min_length=1)
+    """`fork`: sessions forked from a warm server. Else the name of a Jupyter kernelspec."""
+    sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
+    """`auto`: bwrap where it works, else sandlock (Landlock)."""
+    profile: str = Field("default", min_length=1)
+    """Of `kernels/profiles`: what is preloaded, mounted and limited."""
     line_s: float = Field(5.0, gt=0)
     """Wall seconds that one cell may run."""
     grace_s: float = Field(1.0, gt=0)
     """Seconds between the interrupt and the kill."""
+    session_s: float = Field(3600.0, gt=0)
+    """Wall seconds that one session may live."""
     memory_mb: int = Field(512, ge=64)
+    """Of each process of a session, beyond what the profile preloads."""
+    budget_mb: int | None = Field(None, ge=64)
+    """Of all sessions together; null is four fifths of what is available. Beyond it, sessions wait."""
 
 
 class EngineConfig(Section):

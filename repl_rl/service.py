@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +13,8 @@ from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, Sa
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.kernel import KernelPool, Limits
-from repl_rl.kernel.sandbox import require_sandbox
+from repl_rl.kernel import KernelPool, Profile
+from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
 from repl_rl.trajectory import Task, Trajectory
@@ -78,8 +79,18 @@ class RolloutService:
 
 def make_pool(config: KernelConfig) -> KernelPool:
     """The pool that a config describes."""
-    limits = Limits(line_s=config.line_s, grace_s=config.grace_s, memory_mb=config.memory_mb)
-    return KernelPool(size=config.size, limits=limits, sandbox=config.sandbox)
+    limits = replace(
+        Profile.load(config.profile).limits,
+        line_s=config.line_s, grace_s=config.grace_s, session_s=config.session_s, memory_mb=config.memory_mb,
+    )  # fmt: skip
+    return KernelPool(
+        size=config.size,
+        limits=limits,
+        backend=config.backend,
+        sandbox=config.sandbox,
+        profile=config.profile,
+        memory_mb=config.budget_mb,
+    )
 
 
 @contextmanager
@@ -89,7 +100,7 @@ def open_service(config: Config) -> Iterator[RolloutService]:
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
     """
     require_vllm()
-    require_sandbox(config.kernel.sandbox)
+    require_backend(config.kernel.backend, config.kernel.sandbox)
     path = resolve_model(config.model.path)
     prepare_environment(config.engine.kv_cache_gib)
     vocabulary = load_vocabulary(path)

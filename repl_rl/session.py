@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, Reader, Turn
 from repl_rl.engine import Finish
-from repl_rl.errors import KernelError
+from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
@@ -51,6 +51,8 @@ class Interpreter:
                     await self.start()
                 assert self._kernel is not None
                 result = await self._kernel.execute(source)
+                if result.by_machinery:
+                    raise KernelDiedError("the kernel went down together with what it was forked from")
             except KernelError:
                 self._kernel = None
                 if self._has_state or attempt + 1 == _KERNEL_ATTEMPTS:

@@ -69,8 +69,7 @@ def enter(boot, request, server_pid):
         os.setresuid(*[request["uid"]] * 3)
     if walls == "bwrap":
         _own_user_namespace(own_proc)
-    else:
-        die_with_parent(server_pid)
+    die_with_parent(server_pid)
     os.close(own_proc)
     if walls != "none":
         _drop_capabilities()
@@ -86,7 +85,7 @@ def enter(boot, request, server_pid):
 def die_with_parent(parent_pid):
     """Have the kernel kill this process when the thread that started it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-    if os.getppid() != parent_pid:
+    if os.getppid() not in (parent_pid, 0):  # 0 is a parent outside of the PID namespace
         os._exit(1)
 
 

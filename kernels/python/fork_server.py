@@ -12,10 +12,10 @@ Its boot record holds
     warm_up        Python code to run once: what packages do at their first use is then done
     site_packages  folders to import third-party packages from
 
-It says {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for each request
-{"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's channel,
-and what its output is written to), it answers {"fork": number} with a pidfd of the session, or {"fork": number,
-"error": text}. The session goes on as repl_session.py tells.
+It says {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for each
+request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's
+channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or
+{"fork": number, "error": text}. The session goes on as repl_session.py tells.
 """
 
 import fcntl
@@ -112,7 +112,7 @@ def _imported(name):
 
 def _error_of(code):
     try:
-        exec(compile(code, "<warm_up>", "exec"), {"__name__": "warm_up"})  # noqa: S102 - the profile's own
+        exec(compile(code, "<warm_up>", "exec"), {"__name__": "warm_up"})
     except Exception as error:  # noqa: BLE001 - any package's
         return repr(error)
     return None

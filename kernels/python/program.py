@@ -34,7 +34,10 @@ _OWN_MODULES = (
     "confinement",
     "fork_server",
     "seccomp_filter",
-    *(f"repl_{name}" for name in "cell channel fingerprint interpreter kernel screen session stack syntax".split()),
+    *(
+        f"repl_{name}"
+        for name in ["cell", "channel", "fingerprint", "interpreter", "kernel", "screen", "session", "stack", "syntax"]
+    ),
 )
 
 

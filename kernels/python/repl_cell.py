@@ -1,6 +1,7 @@
-"""Runs cells in a process that does other things between them: what holds only while a cell runs is put up around it."""
+"""Runs cells in a process that does other things between them: what holds for cells alone is put up around each."""
 
 import _signal
+import contextlib
 import os
 import resource
 import signal
@@ -41,7 +42,5 @@ class Cells:
     def _limit_memory(self, soft_index):
         """After a cell that used up its memory the reply needs some: the soft limit gives way to the hard one."""
         if self._memory_bytes is not None:
-            try:
+            with contextlib.suppress(OSError, ValueError):  # the session may have lowered its own hard limit
                 resource.setrlimit(_RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))
-            except (OSError, ValueError):
-                pass  # the session has lowered its own hard limit

@@ -1,6 +1,6 @@
 """The private channel of a session: one request in, one result out, each a length and a JSON text on a stream socket.
 
-A request may carry descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.channel`.
+A request may carry descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
 """
 
 import array

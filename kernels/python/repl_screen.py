@@ -31,10 +31,8 @@ class _Tap(io.RawIOBase):
 
 
 def _flush(stream):
-    try:
+    with contextlib.suppress(Exception):  # whatever the session has put in the stream's place
         stream.flush()
-    except Exception:  # noqa: BLE001, S110 - whatever the session has put in the stream's place
-        pass
 
 
 class Screen:

@@ -22,15 +22,29 @@ class Kernel(KernelSession, Protocol):
         same file; it is gone with the kernel.
         """
 
+    def memory_mb(self) -> float:
+        """What its processes on this machine hold for themselves, about. Callable from any thread."""
+
+    def kill(self) -> None:
+        """End it at once, whatever runs; `execute` then reports that it was killed."""
+
     async def close(self) -> None:
         """Kill the kernel with everything that it started, and wait until all of it is gone. May be called twice."""
 
 
 class Backend(Protocol):
-    """Makes kernels. Opened once, in the event loop that its kernels live in, and closed once."""
+    """Makes kernels. Opened once, in the event loop that its kernels live in, and closed once.
 
-    async def open(self) -> None:
-        """Raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked."""
+    `restarts` counts how often what makes the kernels died and was replaced.
+    """
+
+    restarts: int
+
+    async def open(self, memory_mb: float) -> None:
+        """`memory_mb` is the budget of all kernels together.
+
+        Raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
+        """
 
     async def start(self) -> Kernel:
         """A fresh kernel that answers. Raises KernelStartError if it does not come up. Callable many times at once."""

@@ -31,7 +31,9 @@ def problem() -> str | None:
         return f"{error}; what helps: pip install sandlock"
     abi: int = sandlock.landlock_abi_version()
     if abi < _LEAST_ABI:
-        return f"this kernel's Landlock is of version {abi}, and {_LEAST_ABI} is needed (Linux 6.12, `lsm=landlock,...`)"
+        return (
+            f"this kernel's Landlock is of version {abi}, and {_LEAST_ABI} is needed (Linux 6.12, `lsm=landlock,...`)"
+        )
     return None
 
 

@@ -23,9 +23,11 @@ from types import TracebackType
 from typing import Self
 
 from repl_rl.errors import ConfigError, KernelError, KernelStartError
-from repl_rl.kernel.backend import Backend, Kernel
-from repl_rl.kernel.forked import ForkBackend
+from repl_rl.kernel.backend import Kernel
+from repl_rl.kernel.backends import FORK, make_backend
+from repl_rl.kernel.budget import MemoryBudget
 from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.kernel.profile import Profile
 from repl_rl.kernel.results import ExecResult
 from repl_rl.kernel.sandbox import SandboxKind
@@ -44,6 +46,7 @@ class PooledKernel:
     def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
         self._kernel = kernel
         self._pool = pool
+        self._deadline = time.monotonic() + pool.limits.session_s
 
     async def open_jupyter(self) -> Path:
         """A connection file with which any Jupyter client on this machine attaches to the live state.
@@ -54,6 +57,8 @@ class PooledKernel:
 
     async def execute(self, source: str) -> ExecResult:
         """Run one cell. Raises KernelDiedError if the kernel is gone through no fault of what it ran."""
+        if time.monotonic() > self._deadline:
+            self._kernel.kill()
         try:
             result = await self._kernel.execute(source)
         finally:
@@ -70,8 +75,9 @@ class KernelPool:
     """A `KernelSource`: at most `size` kernels at a time, `warm` of them waiting for a session.
 
     `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. `start_concurrency`
-    bounds how many come up at once (default: the number of cores). Entering the pool raises ConfigError,
-    DependencyError or SandboxError if no kernel could ever run here as asked.
+    bounds how many come up at once (default: the number of cores). `memory_mb` is the budget of all kernels together
+    (default: four fifths of what is available when the pool is opened); beyond it, sessions wait. Entering the pool
+    raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
     """
 
     def __init__(
@@ -79,17 +85,21 @@ class KernelPool:
         size: int = 8,
         limits: Limits | None = None,
         *,
-        backend: str = "fork",
+        backend: str = FORK,
         sandbox: SandboxKind = "auto",
         profile: str = "default",
         start_concurrency: int | None = None,
         warm: int | None = None,
+        memory_mb: float | None = None,
     ) -> None:
         if size < 1:
             raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
         self.size = size
         self.stats = PoolStats()
-        self._backend = _make_backend(backend, Profile.load(profile), limits, sandbox)
+        loaded = Profile.load(profile)
+        self.limits = limits or loaded.limits
+        self._backend = make_backend(backend, loaded, self.limits, sandbox)
+        self._memory_mb = memory_mb
         self._warm = size if warm is None else min(warm, size)
         self._start_slots = asyncio.Semaphore(start_concurrency or os.cpu_count() or 1)
         self._ready: deque[Kernel] = deque()
@@ -100,7 +110,10 @@ class KernelPool:
 
     async def __aenter__(self) -> Self:
         _make_room_for_descriptors(self.size)
-        await self._backend.open()
+        budget_mb = default_budget_mb() if self._memory_mb is None else self._memory_mb
+        await self._backend.open(budget_mb)
+        self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._top_up)
+        self._spawn(self._budget.watch())
         self._is_open = True
         self._top_up()
         return self
@@ -167,6 +180,8 @@ class KernelPool:
         wanted = max(self._warm, len(self._waiting)) - len(self._ready) - self.stats.starting
         room = self.size - len(self._alive) - self.stats.starting
         for _ in range(min(wanted, room)):
+            if not self._budget.has_room(self.stats.starting):
+                break
             self.stats.starting += 1
             self._spawn(self._start_one())
         self._count()
@@ -234,15 +249,8 @@ class KernelPool:
 
     def _count(self) -> None:
         self.stats.alive, self.stats.waiting = len(self._alive), len(self._waiting)
-
-
-def _make_backend(name: str, profile: Profile, limits: Limits | None, sandbox: SandboxKind) -> Backend:
-    limits = limits or profile.limits
-    if name == "fork":
-        return ForkBackend(profile, limits, sandbox)
-    from repl_rl.kernel.kernelspec import KernelspecBackend
-
-    return KernelspecBackend(name, limits, sandbox)
+        self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
+        self.stats.restarts = self._backend.restarts
 
 
 def _settle(place: asyncio.Future[Kernel], outcome: Kernel | KernelError) -> bool:

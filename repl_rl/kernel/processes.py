@@ -1,4 +1,4 @@
-"""Processes seen from an event loop: waiting for their end without polling and without a thread."""
+"""Processes: what hangs beneath one, and waiting for an end in an event loop, without polling and without a thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 
 async def ended(pidfd: int) -> None:
@@ -31,10 +33,26 @@ async def exited(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
+def pid_of(pidfd: int) -> int:
+    """The process id of a pidfd's process, as this process sees it; -1 if it is gone."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines())
+    return int(fields["Pid"])
+
+
 def send_signal(pidfd: int, signum: int) -> None:
     """To a process that may be gone already."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signum)
+
+
+def tree(pid: int) -> Iterator[int]:
+    """A process and all that it started, as far as it is still there."""
+    waiting = [pid]
+    while waiting:
+        yield (each := waiting.pop())
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{each}/task"):
+                waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -34,7 +34,8 @@ class ExecResult:
     `compiled` is False where the cell itself is no valid Python, as opposed to code that raises SyntaxError as it runs.
     `answer` is the `repr` of each value handed to `submit_final_answer` in this cell, None without a submission.
     `fingerprint` stands for what the session's names are bound to after the cell: sessions with equal state have equal
-    ones. None where the kernel gives none.
+    ones. None where the kernel gives none. `by_machinery` says of a killed kernel that the machinery around it failed,
+    whatever the cell did.
     """
 
     status: ExecStatus
@@ -45,6 +46,7 @@ class ExecResult:
     duration_s: float = 0.0
     omitted_bytes: int = 0
     fingerprint: str | None = None
+    by_machinery: bool = False
 
     @property
     def state_lost(self) -> bool:

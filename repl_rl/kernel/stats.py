@@ -12,7 +12,11 @@ _WINDOW = 10_000
 
 @dataclass(slots=True)
 class PoolStats:
-    """`alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `waiting` callers."""
+    """`alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `waiting` callers.
+
+    `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` how many it has cost; `restarts`
+    counts fork servers that died and were replaced.
+    """
 
     alive: int = 0
     starting: int = 0
@@ -21,6 +25,9 @@ class PoolStats:
     failed_starts: int = 0
     sessions: int = 0
     executions: int = 0
+    restarts: int = 0
+    killed_for_memory: int = 0
+    used_mb: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
     start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     wait_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
@@ -29,7 +36,8 @@ class PoolStats:
 
     def summary(self) -> dict[str, float]:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
-        counts = ("alive", "starting", "waiting", "started", "failed_starts", "sessions", "executions")
+        counts: tuple[str, ...] = ("alive", "starting", "waiting", "started", "failed_starts", "sessions", "executions")
+        counts += ("restarts", "killed_for_memory", "used_mb")
         numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
         for name in ("start_s", "wait_s", "execution_s"):
             for share in (50, 99):

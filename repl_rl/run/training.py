@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import Config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.kernel.sandbox import require_sandbox
+from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
@@ -62,7 +62,7 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
         folder, config = open_run(resume, config)
     assert config is not None
     require_vllm()
-    require_sandbox(config.kernel.sandbox)
+    require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
     table = RewardTable(config.rewards)
     make_dialect(config.dialect)

@@ -8,6 +8,7 @@ import pytest
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+from repl_rl.kernel.sandbox import SandboxKind
 
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
@@ -31,10 +32,29 @@ def loop() -> Iterator[BackgroundLoop]:
 
 @pytest.fixture(scope="session")
 def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
-    pool = KernelPool(size=3, limits=LIMITS)
+    pool = KernelPool(size=3, limits=LIMITS, sandbox="bwrap")
     loop.run(pool.__aenter__())
     yield pool
     loop.run(pool.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def pools(loop: BackgroundLoop, pool: KernelPool) -> Iterator[Callable[[str, SandboxKind], KernelPool]]:
+    """Pools by backend and sandbox, opened when they are first asked for."""
+    opened: dict[tuple[str, str], KernelPool] = {}
+
+    def open_pool(backend: str, sandbox: SandboxKind) -> KernelPool:
+        if (backend, sandbox) == ("fork", "bwrap"):
+            return pool
+        if (backend, sandbox) not in opened:
+            another = KernelPool(size=3, limits=LIMITS, backend=backend, sandbox=sandbox)
+            loop.run(another.__aenter__())
+            opened[backend, sandbox] = another
+        return opened[backend, sandbox]
+
+    yield open_pool
+    for each in opened.values():
+        loop.run(each.__aexit__(None, None, None))
 
 
 @pytest.fixture

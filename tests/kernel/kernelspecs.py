@@ -14,8 +14,8 @@ import pytest
 from kernel.conftest import LIMITS
 
 from repl_rl.kernel import ExecResult
-from repl_rl.kernel.kernelspec import KernelspecBackend
-from repl_rl.kernel.kernelspec_kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.backend import KernelspecBackend
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.sandbox import SandboxKind
 
 STOCK, OWN, ECHO = "python3", "repl_rl", "echo"
@@ -71,7 +71,7 @@ def add_spec(folder: Path, name: str, argv: list[str], language: str = "python",
 
 async def with_kernel(name: str, use: Use, **limits: Any) -> Any:
     backend = KernelspecBackend(name, dataclasses.replace(LIMITS, **limits), SANDBOX.get(name, "none"))
-    await backend.open()
+    await backend.open(4000)
     try:
         kernel = await backend.start()
         try:

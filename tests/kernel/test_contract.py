@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from kernel.conftest import Typed, in_one_session
+from kernel.kernelspecs import STOCK, kernelspecs
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
+from repl_rl.kernel.sandbox import SandboxKind
+
+__all__ = ["kernelspecs"]
+IPYTHONS_OWN = {
+    "test_sessions_share_nothing",  # `_` is always there
+    "test_an_exception_is_a_result",
+    "test_a_cell_that_is_no_python_did_not_compile",  # it dedents
+    "test_several_statements_run_in_order",
+    "test_output_keeps_its_order",
+    "test_a_submission_without_a_value_is_a_type_error",
+    "test_a_submission_whose_repr_fails_shows_no_frame_of_ours",
+    "test_an_exit_loses_the_state",
+}
+"""Tests of what stock ipykernel does in another way: the form of tracebacks, which values are echoed, what exits."""
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 
 
-@pytest.fixture(params=["fake", "real"])
-def source(request: pytest.FixtureRequest, pool: KernelPool) -> KernelSource:
-    return pool if request.param == "real" else FakeKernelPool()
+REAL: dict[str, tuple[str, SandboxKind]] = {
+    "bwrap": ("fork", "bwrap"),
+    "sandlock": ("fork", "sandlock"),
+    "no sandbox": ("fork", "none"),
+    "own kernelspec": ("repl_rl", "bwrap"),
+    "stock ipykernel": (STOCK, "none"),
+}
+
+
+@pytest.fixture(params=["fake", *REAL])
+def source(request: pytest.FixtureRequest, pools: Callable[[str, SandboxKind], KernelPool]) -> KernelSource:
+    if request.param == "fake":
+        return FakeKernelPool()
+    if request.param == "stock ipykernel" and request.node.originalname in IPYTHONS_OWN:
+        pytest.skip("IPython's own ways: tracebacks, echoes, exits")
+    return pools(*REAL[request.param])
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from kernel.kernelspecs import ECHO, OWN, STOCK, kernelspecs, typed, with_kernel
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus
-from repl_rl.kernel.kernelspec_kernel import KernelspecKernel
-from repl_rl.kernel.kernelspec_output import ANSWER_MIME
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.messages import ANSWER_MIME
 
 __all__ = ["kernelspecs"]
 

@@ -25,19 +25,19 @@ from repl_rl.background import BackgroundLoop
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, Limits
 from repl_rl.kernel.backend import Backend
-from repl_rl.kernel.kernelspec import KernelspecBackend
-from repl_rl.kernel.kernelspec_kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.backend import KernelspecBackend
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
 __all__ = ["kernelspecs"]
 
 OWNER = """
 import asyncio, sys
 from repl_rl.kernel import Limits
-from repl_rl.kernel.kernelspec import KernelspecBackend
+from repl_rl.kernel.jupyter.backend import KernelspecBackend
 
 async def main():
     backend = KernelspecBackend(sys.argv[1], Limits(), sys.argv[2])
-    await backend.open()
+    await backend.open(4000)
     kernel = await backend.start()
     await kernel.execute(sys.argv[3])
     print(await kernel.open_jupyter(), flush=True)
@@ -53,7 +53,7 @@ SLEEPER = f"import subprocess; sleeper = subprocess.Popen({['setsid', *SLEEP.spl
 @pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
 def test_a_stock_client_attaches(name: str, loop: BackgroundLoop) -> None:
     backend = KernelspecBackend(name, LIMITS, SANDBOX[name])
-    loop.run(backend.open())
+    loop.run(backend.open(4000))
     kernel = loop.run(backend.start())
     loop.run(kernel.execute("x = 20"))
     connection_file = loop.run(kernel.open_jupyter())
@@ -87,7 +87,7 @@ def test_nothing_is_left_after_the_close(name: str) -> None:
 
     async def use() -> tuple[list[str], list[str], Path]:
         backend = KernelspecBackend(name, LIMITS, SANDBOX[name])
-        await backend.open()
+        await backend.open(4000)
         folder = backend._home.path
         before = sorted(os.listdir(folder))
         for number in (1, 2, 3):
@@ -181,7 +181,7 @@ def test_a_kernel_that_does_not_start_says_why(program: str | None, message: str
 
     async def start() -> list[str]:
         backend = KernelspecBackend("bad", Limits(start_s=1.0), "none")
-        await backend.open()
+        await backend.open(4000)
         try:
             with pytest.raises(KernelStartError, match=message):
                 await backend.start()
@@ -208,7 +208,7 @@ def test_ports_are_for_those_that_may_not_know_sockets(name: str, transport: str
 def test_many_kernels_come_up_at_once() -> None:
     async def use() -> list[str]:
         backend: Backend = KernelspecBackend(OWN, LIMITS)
-        await backend.open()
+        await backend.open(4000)
         kernels = await asyncio.gather(*(backend.start() for _ in range(4)))
         results = await asyncio.gather(*(kernel.execute(f"{n} + 1") for n, kernel in enumerate(kernels)))
         await asyncio.gather(*(kernel.close() for kernel in kernels))

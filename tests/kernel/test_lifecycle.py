@@ -21,8 +21,8 @@ from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool
+from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.paths import kernels_folder
-from repl_rl.kernel.provisioner import register
 
 OWNER = """
 import asyncio, sys

@@ -1,4 +1,4 @@
-"""Kernels forked from a warm server: the default backend, from a session's start to its death.
+"""One session forked from a warm server, from its start to its death.
 
 An execution is a race between its reply, the death of the session, and one deadline. The reply carries status and
 answer; the text comes through a pipe, so that it is whole even where the session dies in mid-line.
@@ -7,11 +7,8 @@ answer; the text comes through a pipe, so that it is whole even where the sessio
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import logging
 import os
-import shutil
 import signal
 import socket
 import time
@@ -19,82 +16,53 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
-from repl_rl.kernel.channel import PrivateChannel
-from repl_rl.kernel.fork_server import ForkServer
+from repl_rl.kernel.forked.channel import PrivateChannel
+from repl_rl.kernel.forked.files import SessionFiles
+from repl_rl.kernel.forked.pipe import OutputPipe
+from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.home import Home
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.listening import CHANNELS, listening, remove_sockets
-from repl_rl.kernel.pipe import OutputPipe
-from repl_rl.kernel.processes import ended, send_signal
-from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.listening import CHANNELS, listening
+from repl_rl.kernel.memory import folder_mb, tree_mb
+from repl_rl.kernel.processes import ended, pid_of, send_signal
 from repl_rl.kernel.results import ExecResult, ExecStatus
-from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
+from repl_rl.kernel.sandbox import Sandbox
 
 _MIB = 1024 * 1024
+_COPIED_MB = 6.0
+"""Pages shared with the server that a session has come to write to: 4 to 6 MB by measurement."""
+_FOLDERS = ("/tmp", "/dev/shm")
 _WATCH_AFTER_S = 0.005
 """A line that runs for longer has its output read meanwhile."""
-
-_log = logging.getLogger(__name__)
-
-
-class ForkBackend:
-    """A `Backend`: one fork server, replaced when it dies, and the folder in which its sessions' files lie."""
-
-    def __init__(self, profile: Profile, limits: Limits, kind: SandboxKind) -> None:
-        self._profile = profile
-        self._limits = limits
-        self._kind = kind
-        self._server: ForkServer | None = None
-        self._starting = asyncio.Lock()
-        self.restarts = 0
-
-    async def open(self) -> None:
-        """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
-        kind = await asyncio.to_thread(require_sandbox, self._kind)
-        self._home = await asyncio.to_thread(Home)
-        self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
-
-    async def start(self) -> ForkedKernel:
-        """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
-        server = await self._running_server()
-        return await ForkedKernel.start(server, self._sandbox, self._home)
-
-    async def close(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-        await asyncio.to_thread(self._home.close)
-
-    async def _running_server(self) -> ForkServer:
-        async with self._starting:
-            if self._server is not None and self._server.has_ended:
-                _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
-                self.restarts += 1
-                await self._server.close()
-                self._server = None
-            if self._server is None:
-                self._server = await ForkServer.start(self._sandbox, self._home)
-            return self._server
 
 
 class ForkedKernel:
     """A `Kernel`. Made by `start`; everything that it takes is given back by `close`."""
 
     def __init__(
-        self, channel: PrivateChannel, output: OutputPipe, pidfd: int, limits: Limits, files: _SessionFiles
+        self,
+        server: ForkServer,
+        channel: PrivateChannel,
+        output: OutputPipe,
+        pidfd: int,
+        limits: Limits,
+        files: SessionFiles,
     ) -> None:
+        self._server = server
         self._channel = channel
         self._output = output
         self._pidfd = pidfd
         self._limits = limits
         self._files = files
-        self._opened = time.monotonic()
+        self._pid = pid_of(pidfd)
+        self._inherited_mb = tree_mb(self._pid)
         self._is_closed = False
         self._has_run = False
 
     @classmethod
     async def start(cls, server: ForkServer, sandbox: Sandbox, home: Home) -> ForkedKernel:
         """A session that answers. Raises KernelStartError with what it printed if it does not come up in time."""
-        limits, files = sandbox.limits, _SessionFiles(home, sandbox.kind)
+        limits, files = sandbox.limits, SessionFiles(home, sandbox.kind)
         output = OutputPipe(limits.output_bytes, limits.read_mb * _MIB)
         ours, theirs = socket.socketpair()
         try:
@@ -107,7 +75,7 @@ class ForkedKernel:
             await files.remove()
             raise
         output.close_write_end()
-        kernel = cls(PrivateChannel(ours), output, pidfd, limits, files)
+        kernel = cls(server, PrivateChannel(ours), output, pidfd, limits, files)
         try:
             await kernel._come_up()
         except BaseException:
@@ -117,15 +85,12 @@ class ForkedKernel:
 
     @property
     def is_alive(self) -> bool:
-        return not self._is_closed and not self._channel.has_ended
+        return not self._is_closed and not self._channel.look()
 
     @property
     def pid(self) -> int:
         """The process id of the session on the host."""
-        for line in Path(f"/proc/self/fdinfo/{self._pidfd}").read_text().splitlines():
-            if line.startswith("Pid:"):
-                return int(line.removeprefix("Pid:"))
-        raise KernelDiedError("the kernel is gone, and its process id with it")
+        return self._pid
 
     async def execute(self, source: str) -> ExecResult:
         """Run one cell; one at a time.
@@ -133,13 +98,14 @@ class ForkedKernel:
         Raises KernelDiedError if the session is gone although it has run nothing yet, and after a result that said so.
         A death between two cells is the doing of the first one, and the second one's result.
         """
-        if self._is_closed or (self._channel.has_ended and not self._has_run):
+        is_first = not self._has_run
+        if self._is_closed or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
         started = time.monotonic()
         watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._output.watch)
         try:
-            status, reply = await self._race(source, started)
+            status, reply = await self._race(source)
         finally:
             watch.cancel()
         if status is ExecStatus.KILLED:
@@ -147,6 +113,8 @@ class ForkedKernel:
         result = self._result(status, reply, time.monotonic() - started)
         if result.state_lost:
             await self.close()
+        if is_first and result.by_machinery:
+            raise KernelDiedError("the kernel went down with the fork server before it had any state")
         return result
 
     async def open_jupyter(self) -> Path:
@@ -168,6 +136,16 @@ class ForkedKernel:
         path.touch(mode=0o600)
         path.write_text(json.dumps(connection))
         self._files.connection_file = path
+
+    def memory_mb(self) -> float:
+        """What it holds beyond what it was forked with; of that, the copied part is put at a fixed figure."""
+        own_mb = max(0.0, tree_mb(self._pid) - self._inherited_mb)
+        return _COPIED_MB + own_mb + (folder_mb(self._pid, _FOLDERS) if self._files.is_in_memory else 0.0)
+
+    def kill(self) -> None:
+        """End the session at once."""
+        if not self._is_closed:
+            send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill the session with everything that it started, and wait until all of it is gone."""
@@ -192,13 +170,10 @@ class ForkedKernel:
         printed = self._output.take()[0].strip()
         raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
 
-    async def _race(self, source: str, started: float) -> tuple[ExecStatus | None, dict[str, Any]]:
+    async def _race(self, source: str) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status where the host knows better than the reply."""
-        session_left_s = self._opened + self._limits.session_s - started
-        if session_left_s <= 0:
-            return ExecStatus.KILLED, {}
         request = {"run": source.encode("utf-8", "replace").decode()}
-        reply = await self._channel.ask(request, min(self._limits.line_s, session_left_s))
+        reply = await self._channel.ask(request, self._limits.line_s)
         if reply is not None:
             return None, reply
         if self._channel.has_ended:
@@ -222,47 +197,14 @@ class ForkedKernel:
                 duration_s=duration_s,
                 omitted_bytes=omitted_bytes,
                 fingerprint=_text(reply.get("fingerprint")),
+                by_machinery=self._by_machinery(status),
             )
         except (TypeError, ValueError):
             return ExecResult(ExecStatus.KILLED, output, duration_s=duration_s, omitted_bytes=omitted_bytes)
 
-
-class _SessionFiles:
-    """What one session has on the host's disk: its folder where it has no /tmp of its own, its Jupyter sockets."""
-
-    def __init__(self, home: Home, kind: SandboxKind) -> None:
-        self._home = home
-        self._kind = kind
-        self._folder: Path | None = None
-        self._connection: dict[str, Any] = {}
-        self.connection_file: Path | None = None
-
-    def folder(self) -> str | None:
-        if self._kind == "bwrap":
-            return None
-        self._folder = self._home.next_session_folder()
-        return str(self._folder)
-
-    def new_connection(self) -> tuple[Path, dict[str, Any]]:
-        path = self._home.next_connection_file()
-        ports = {f"{name}_port": number for number, name in enumerate(CHANNELS, 1)}
-        self._connection = {
-            "transport": "ipc",
-            "ip": str(path.with_suffix("")),
-            "key": os.urandom(16).hex(),
-            "signature_scheme": "hmac-sha256",
-            "kernel_name": "repl_rl",
-            **ports,
-        }
-        return path, self._connection
-
-    async def remove(self) -> None:
-        remove_sockets(self._connection)
-        if self.connection_file is not None:
-            with contextlib.suppress(OSError):
-                self.connection_file.unlink()
-        if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+    def _by_machinery(self, status: ExecStatus | None) -> bool:
+        """Whether it was killed together with its server; that one's end shows before a session's."""
+        return status is ExecStatus.KILLED and self._server.is_gone()
 
 
 def _text(value: object) -> str | None:

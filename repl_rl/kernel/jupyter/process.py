@@ -13,8 +13,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from repl_rl.kernel.processes import tree
 
 MARK = "REPL_RL_KERNEL"
 
@@ -94,24 +96,9 @@ class Printed:
             self._read_fd = -1
 
 
-async def death(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a child's end without polling, and leave it to its owner to collect the exit status."""
-    if process.poll() is not None:
-        return
-    loop = asyncio.get_running_loop()
-    dead = asyncio.Event()
-    pidfd = os.pidfd_open(process.pid)
-    loop.add_reader(pidfd, dead.set)
-    try:
-        await dead.wait()
-    finally:
-        loop.remove_reader(pidfd)
-        os.close(pidfd)
-
-
 def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
     """Kill a child of ours, its descendants and all that carry `mark`; wait until those are gone."""
-    family = list(_descendants(process.pid)) if process.poll() is None else []
+    family = list(tree(process.pid)) if process.poll() is None else []
     if process.poll() is None:
         process.kill()
     deadline = time.monotonic() + _LONGEST_DEATH_S
@@ -122,14 +109,6 @@ def kill_all(process: subprocess.Popen[bytes], mark: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.005)
         pending = _marked(mark)
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, task.read_text().split()):
-                yield child
-                yield from _descendants(child)
 
 
 def _marked(mark: str) -> set[int]:

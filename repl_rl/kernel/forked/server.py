@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelStartError
+from repl_rl.kernel.forked.cgroup import MemoryCgroup
 from repl_rl.kernel.home import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
@@ -40,17 +41,18 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, home: Home) -> ForkServer:
+    async def start(cls, sandbox: Sandbox, home: Home, cgroup: MemoryCgroup | None = None) -> ForkServer:
         """A server that has imported its profile's packages. Raises KernelStartError with what it printed if not."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         log = home.path / "fork_server.log"
         with theirs, open(log, "ab") as output:
             record = _boot_record(sandbox, theirs.fileno())
-            argv = [str(sandbox.installation.executable), "-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+            python = [str(sandbox.installation.executable), "-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+            command = sandbox.command([*python, str(record)])
             try:
                 process = subprocess.Popen(
-                    sandbox.command([*argv, str(record)]),
+                    command if cgroup is None else cgroup.command(command),
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -90,6 +92,12 @@ class ForkServer:
             raise KernelStartError(f"the fork server could not be asked for a kernel: {error}") from error
         finally:
             self._asked.pop(number, None)
+
+    def is_gone(self) -> bool:
+        """Whether it has ended, seen at once."""
+        if not self.has_ended:
+            self._on_readable()
+        return self.has_ended
 
     async def close(self) -> None:
         """End the server with all its sessions, and wait until they are gone."""
@@ -139,7 +147,8 @@ class ForkServer:
             return
         self.has_ended = True
         self._loop.remove_reader(self._control.fileno())
-        for future in (self._ready, *self._asked.values()):
+        futures: list[asyncio.Future[Any]] = [self._ready, *self._asked.values()]
+        for future in futures:
             if not future.done():
                 future.set_exception(KernelStartError(f"the fork server ended: {self._printed()}"))
         if self._ready.done() and not self._ready.cancelled():

@@ -73,6 +73,12 @@ class PrivateChannel:
                 self._waiter = None
         return self._reply
 
+    def look(self) -> bool:
+        """Whether the channel has ended, seen at once."""
+        if not self.has_ended:
+            self._on_readable()
+        return self.has_ended
+
     def close(self) -> None:
         self._end()
         self._socket.close()

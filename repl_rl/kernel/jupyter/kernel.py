@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from typing import Any
 from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import KernelDiedError, KernelStartError
-from repl_rl.kernel.kernelspec_output import SUBMIT, CellOutput, CellText, judge, traceback_text
-from repl_rl.kernel.kernelspec_process import Printed, death, kill_all
-from repl_rl.kernel.kernelspec_wire import Wire
+from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, CellText, judge, traceback_text
+from repl_rl.kernel.jupyter.process import Printed, kill_all
+from repl_rl.kernel.jupyter.wire import Wire
 from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.memory import tree_mb
+from repl_rl.kernel.processes import exited, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus
 
 _MIB = 1024 * 1024
@@ -107,6 +111,16 @@ class KernelspecKernel:
             raise KernelDiedError("the kernel is gone, and nothing is left to attach to; take a new session")
         return Path(self._manager.connection_file)
 
+    def memory_mb(self) -> float:
+        """0 for a kernel that is no process of this machine."""
+        return 0.0 if self._process is None else tree_mb(self._process.pid)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            for pid in list(tree(self._process.pid)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     async def close(self) -> None:
         """Kill the kernel with everything that it started, and wait until all of it is gone."""
         if self._closing is None:
@@ -136,7 +150,7 @@ class KernelspecKernel:
     async def _watch(self) -> None:
         """Until the kernel is dead; where it is no process of ours, its provisioner is asked again and again."""
         if self._is_ours or self._is_local:
-            await death(self._process)
+            await exited(self._process)
             return
         while await self._manager.is_alive():
             await asyncio.sleep(_POLL_S)

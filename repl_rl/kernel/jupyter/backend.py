@@ -33,10 +33,10 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import provisioner
 from repl_rl.kernel.home import Home
-from repl_rl.kernel.kernelspec_kernel import KernelspecKernel
-from repl_rl.kernel.kernelspec_process import MARK, Guard
+from repl_rl.kernel.jupyter import provisioner
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.process import MARK, Guard
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.profile import Profile
@@ -54,41 +54,36 @@ _unheard.setLevel(logging.CRITICAL + 1)
 class KernelspecBackend:
     """A `Backend` for the kernelspec called `name`. `transport` None lets the backend choose.
 
-    `profile` names the sandbox profile of our own kernel.
+    `profile` is the sandbox profile of our own kernel.
     """
 
     def __init__(
         self,
         name: str,
         limits: Limits,
-        sandbox_kind: SandboxKind = "bwrap",
+        sandbox_kind: SandboxKind = "auto",
         *,
-        profile: str = "default",
+        profile: Profile | None = None,
         transport: Literal["ipc", "tcp"] | None = None,
     ) -> None:
         self.name = name
+        self.restarts = 0
         self._limits = limits
         self._kind: SandboxKind = sandbox_kind
-        self._profile = Profile.load(profile)
+        self._profile = profile or Profile.load()
         self._transport = transport
         self._guard: Guard | None = None
 
-    async def open(self) -> None:
-        """Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises."""
-        self._spec = await asyncio.to_thread(find_spec, self.name)
+    async def open(self, memory_mb: float) -> None:
+        """Raises what `require_kernelspec` raises."""
+        self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
         self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL
-        if not self._is_ours and self._kind != "none":
-            raise ConfigError(
-                f"kernelspec {self.name!r} runs outside of our sandbox, with access to all that you can access; "
-                f"say `kernel.sandbox: none` if you want that, or take the kernelspec {OWN_NAME!r}"
-            )
-        await asyncio.to_thread(require_sandbox, self._kind)
         self._home = await asyncio.to_thread(Home)
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
         if self._is_ours:
-            self._sandbox = Sandbox(self._kind, self._profile, self._limits, self._home)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
         if self._is_local:
             self._guard = Guard(f"{MARK}={self._home.path}/")
 
@@ -149,6 +144,23 @@ class _OneSpec(KernelSpecManager):  # type: ignore[misc]
 
     def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
         return self._spec
+
+
+def require_kernelspec(name: str, sandbox: SandboxKind) -> tuple[KernelSpec, SandboxKind]:
+    """The kernelspec and the kind of its walls.
+
+    Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises.
+    """
+    spec = find_spec(name)
+    if _provisioner_name(spec) != provisioner.NAME and sandbox != "none":
+        raise ConfigError(
+            f"kernelspec {name!r} runs outside of our sandbox, with access to all that you can access; "
+            f"say `kernel.sandbox: none` if you want that, or take the kernelspec {OWN_NAME!r}"
+        )
+    kind = require_sandbox(sandbox)
+    if kind == "sandlock":
+        raise ConfigError(f"kernelspec {name!r} has no walls but bwrap's; take `kernel.backend: fork`")
+    return spec, kind
 
 
 def find_spec(name: str) -> KernelSpec:

@@ -1,0 +1,1 @@
+"""Kernels forked from a warm server, on private channels: the default backend."""

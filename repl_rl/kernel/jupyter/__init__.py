@@ -1,0 +1,1 @@
+"""Kernels of any Jupyter kernelspec, through plain jupyter_client, and the provisioner of our own."""

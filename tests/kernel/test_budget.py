@@ -1,0 +1,117 @@
+"""A pool keeps to its memory budget: sessions wait and say so, and the largest one goes where it is exceeded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from kernel.conftest import LIMITS, in_one_session
+
+from repl_rl.kernel import ExecStatus, KernelPool, Limits
+from repl_rl.kernel.forked import backend as forked_module
+from repl_rl.kernel.forked.cgroup import MemoryCgroup
+from repl_rl.kernel.memory import default_budget_mb, tree_mb
+
+BIG = "block = bytearray(150 << 20)"
+
+
+def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], memory_mb: float, **options: Any) -> KernelPool:
+    async def run() -> KernelPool:
+        async with KernelPool(4, options.pop("limits", LIMITS), warm=0, memory_mb=memory_mb, **options) as pool:
+            await use(pool)
+        return pool
+
+    return asyncio.run(run())
+
+
+async def soon(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+def test_a_session_waits_for_room_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            await kernel.execute(BIG)
+            await soon(lambda: pool.stats.used_mb > 150)
+            waiting = asyncio.create_task(in_one_session(pool, "'came'"))
+            await asyncio.sleep(0.6)
+            assert not waiting.done()
+            assert pool.stats.waiting == 1
+            assert (await kernel.execute("del block")).status is ExecStatus.OK
+            [came] = await asyncio.wait_for(waiting, 10)
+            assert came.output == "'came'\n"
+
+    with caplog.at_level(logging.WARNING):
+        with_pool(use, memory_mb=165)
+    assert "of the pool's budget of 165 MB: further sessions wait" in caplog.text
+
+
+def test_one_session_may_always_start() -> None:
+    async def use(pool: KernelPool) -> None:
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    with_pool(use, memory_mb=1)
+
+
+def test_the_largest_session_goes_where_the_budget_is_exceeded(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked_module.MemoryCgroup, "make", lambda limit_bytes: None)
+
+    async def use(pool: KernelPool) -> None:
+        async with AsyncExitStack() as stack:
+            small, large = [await stack.enter_async_context(pool.session()) for _ in range(2)]
+            await small.execute("x = 1")
+            hungry = f"{BIG}\nmore = bytearray(150 << 20)\nimport time; time.sleep(60)"
+            killed = await asyncio.wait_for(large.execute(hungry), 10)
+            assert (killed.status, killed.state_lost, killed.by_machinery) == (ExecStatus.KILLED, True, False)
+            assert (await small.execute("x")).output == "1\n"
+
+    with caplog.at_level(logging.WARNING):
+        pool = with_pool(use, memory_mb=250, limits=Limits(line_s=20, memory_mb=512))
+    assert pool.stats.killed_for_memory == 1
+    assert "beyond their budget of 250 MB: the largest one" in caplog.text
+
+
+def test_processes_and_files_of_a_session_count() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            own = kernel._kernel
+            before = own.memory_mb()
+            await kernel.execute("import os, time\nif os.fork() == 0:\n    x = b'x' * (40 << 20)\n    time.sleep(60)\n")
+            await soon(lambda: own.memory_mb() > before + 40)
+            await kernel.execute("_ = open('/tmp/f', 'wb').write(bytes(3 << 20))")
+            assert own.memory_mb() > before + 43
+
+    with_pool(use, memory_mb=1000)
+
+
+def test_the_whole_server_stands_in_a_group_with_the_budget_where_one_can_be_made() -> None:
+    group = MemoryCgroup.make(1 << 30)
+    if group is None:
+        pytest.skip("this process may make no control group with a memory controller")
+    group.close()
+    assert not group._folder.exists()
+
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            own = pool._backend._cgroup
+            members = {int(pid) for pid in (own._folder / "cgroup.procs").read_text().split()}
+            assert kernel._kernel.pid in members
+            hungry = f"{BIG}\nmore = [bytearray(b'x') * (150 << 20) for _ in range(3)]"
+            assert (await kernel.execute(hungry)).status is ExecStatus.KILLED
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    pool = with_pool(use, memory_mb=250, limits=Limits(memory_mb=1024))
+    assert pool.stats.restarts == 0
+
+
+def test_memory_is_measured() -> None:
+    assert 100 < default_budget_mb() < 10_000_000
+    assert tree_mb(2**22 + 1) == 0.0

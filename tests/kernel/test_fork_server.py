@@ -1,0 +1,182 @@
+"""The server that sessions are forked from: what it preloads, and what becomes of sessions when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernel.conftest import LIMITS, Typed, in_one_session
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.errors import KernelDiedError, KernelStartError
+from repl_rl.kernel import ExecStatus, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel.forked.backend import ForkBackend
+from repl_rl.kernel.processes import tree
+from repl_rl.session import Interpreter
+
+
+def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], **options: Any) -> KernelPool:
+    async def run() -> KernelPool:
+        async with KernelPool(options.pop("size", 3), options.pop("limits", LIMITS), **options) as pool:
+            await use(pool)
+        return pool
+
+    return asyncio.run(run())
+
+
+async def kill_the_server(pool: KernelPool) -> None:
+    """And wait for the end of its sandbox. The server is the first child of the sandbox's first process."""
+    family = list(tree(pool._backend._server.pid))
+    server = family[2]
+    assert b"launch.py" in Path(f"/proc/{server}/cmdline").read_bytes()
+    os.kill(server, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        while any(Path(f"/proc/{pid}/exe").exists() for pid in family[1:]):
+            await asyncio.sleep(0.005)
+
+
+def test_packages_of_the_profile_are_imported_already(typed: Typed) -> None:
+    assert typed("import sys; 'sympy' in sys.modules, 'numpy' in sys.modules")[0].output == "(True, True)\n"
+
+
+def test_sessions_do_not_share_what_chance_is_made_of(source_pool: KernelPool, loop: BackgroundLoop) -> None:
+    cell = "import random, numpy; random.random(), float(numpy.random.random()), hash('a')"
+    [first], [second] = (loop.run(in_one_session(source_pool, cell)) for _ in range(2))
+    one, other = eval(first.output), eval(second.output)
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+    assert one[2] == other[2]
+
+
+def test_a_session_starts_as_a_terminal_does(typed: Typed) -> None:
+    names, argv, hooks, last = typed(
+        "sorted(dir())", "import sys; sys.argv, sys.path[0]", "sys.stdout.name, sys.ps1", "hasattr(sys, 'last_value')"
+    )
+    assert names.output.startswith("['__annotations__', '__builtins__', '__doc__', '__loader__', '__name__',")
+    assert (argv.output, hooks.output) == ("([''], '')\n", "('<stdout>', '>>> ')\n")
+    assert last.output == "False\n"
+
+
+def test_equal_states_have_equal_fingerprints(source_pool: KernelPool, loop: BackgroundLoop) -> None:
+    first = loop.run(in_one_session(source_pool, "x = [1, 'two']", "# a thought", "x.append(3)"))
+    second = loop.run(in_one_session(source_pool, "x = [1] + ['two']", "x"))
+    assert first[0].fingerprint == first[1].fingerprint == second[0].fingerprint == second[1].fingerprint
+    assert first[2].fingerprint not in (None, first[0].fingerprint)
+
+
+def test_a_dead_server_is_replaced_and_its_sessions_say_that_they_are_gone(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as idle, pool.session() as busy:
+            await idle.execute("x = 1")
+            await busy.execute("x = 1")
+            running = asyncio.create_task(busy.execute("while True: pass"))
+            await asyncio.sleep(0.2)
+            await kill_the_server(pool)
+            for result in (await running, await idle.execute("x")):
+                assert (result.status, result.by_machinery) == (ExecStatus.KILLED, True)
+            assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
+
+    with caplog.at_level(logging.WARNING):
+        pool = with_pool(use, limits=Limits(line_s=30))
+    assert pool.stats.restarts == 1
+    assert "another one is started" in caplog.text
+
+
+def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session():
+            waiting = [asyncio.create_task(in_one_session(pool, "5")) for _ in range(4)]
+            await asyncio.sleep(0)
+            await kill_the_server(pool)
+            for results in await asyncio.gather(*waiting):
+                assert [result.output for result in results] == ["5\n"]
+
+    assert with_pool(use, warm=0).stats.restarts >= 1
+
+
+def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with AsyncExitStack() as stack:
+            fresh, old = Interpreter(pool, stack), Interpreter(pool, stack)
+            await fresh.start()
+            await old.execute("x = 1")
+            await kill_the_server(pool)
+            assert (await fresh.execute("1 + 1")).output == "2\n"
+            with pytest.raises(KernelDiedError, match="what it was forked from"):
+                await old.execute("x")
+
+    with_pool(use)
+
+
+def test_code_that_warms_up_and_fails_is_said_and_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
+    profile = _profile(preload=("json",), warm_up="import json\njson.loads('[')")
+
+    async def use() -> None:
+        backend = ForkBackend(profile, LIMITS, "auto")
+        await backend.open(1000)
+        kernel = await backend.start()
+        assert (await kernel.execute("1")).output == "1\n"
+        await kernel.close()
+        await backend.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(use())
+    assert "the kernel profile's warm_up code failed, and kernels go without: JSONDecodeError" in caplog.text
+
+
+def test_a_package_that_is_not_installed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    profile = _profile(preload=("not_a_package",), warm_up="import not_a_package")
+
+    async def use() -> None:
+        backend = ForkBackend(profile, LIMITS, "auto")
+        await backend.open(1000)
+        kernel = await backend.start()
+        assert (await kernel.execute("1")).output == "1\n"
+        await kernel.close()
+        await backend.close()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(use())
+    assert "not installed here, so not preloaded in kernels: not_a_package" in caplog.text
+
+
+def test_a_server_that_does_not_come_up_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = _profile(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)")
+
+    async def use() -> None:
+        backend = ForkBackend(profile, LIMITS, "auto")
+        await backend.open(1000)
+        try:
+            with pytest.raises(KernelStartError, match="the fork server ended: it printed: went wrong"):
+                await backend.start()
+        finally:
+            await backend.close()
+
+    asyncio.run(use())
+
+
+def test_a_session_ends_with_its_time() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            assert (await kernel.execute("x = 1")).status is ExecStatus.OK
+            await asyncio.sleep(0.5)
+            assert (await kernel.execute("x")).status is ExecStatus.KILLED
+
+    with_pool(use, limits=Limits(session_s=0.4))
+
+
+@pytest.fixture
+def source_pool(pool: KernelPool) -> KernelSource:
+    return pool
+
+
+def _profile(**values: Any) -> Profile:
+    return replace(Profile.load(), **{"preload": (), "warm_up": ""} | values)
