@@ -21,9 +21,8 @@ FLOODS = [
     Attack(
         "children",
         ("[os.fork() for _ in range(2)]\nwhile True: os.write(1, b'x' * 999)\n",),
-        ".*",
-        (TIMEOUT, KILLED),
-        BWRAP,
+        statuses=(TIMEOUT, KILLED),
+        kinds=BWRAP,
     ),
     Attack(
         "swallowing", ("while True:\n  try: print('x' * 1000)\n  except BaseException: pass\n",), statuses=(KILLED,)

@@ -57,7 +57,7 @@ ENDLESS = [
         statuses=(KILLED, TIMEOUT),
         kinds=BWRAP,
     ),
-    Attack("sleeping-child", ("subprocess.run(['sleep', '9'])",), statuses=(TIMEOUT,), kinds=BWRAP),
+    Attack("sleeping-child", ("subprocess.run(['sleep', '9'])",), statuses=(TIMEOUT, KILLED), kinds=BWRAP),
     Attack("stopping-itself", ("os.kill(os.getpid(), signal.SIGSTOP)",), statuses=(KILLED,), kinds=SANDLOCK),
 ]
 
