@@ -27,8 +27,8 @@ MARK = f"attack-{os.getpid()}"
 """Names that attacks give to what they try to leave behind."""
 SECRET = "s3cret-of-the-host"
 LIMITS = Limits(
-    line_s=0.6,
-    grace_s=0.25,
+    line_s=0.55,
+    grace_s=0.2,
     memory_mb=128,
     cpu_s=20,
     processes=24,
@@ -141,7 +141,7 @@ class Arena:
         """The results of `cells`, typed into one session up to the one that loses the state, all else being well."""
         before = self._calm_host()
         results, pids = self.loop.run(self._typed(cells))
-        assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
+        assert _still_there(pids) == []
         self._assert_well(before)
         return results
 
@@ -171,7 +171,7 @@ class Arena:
         deadline = time.monotonic() + 3
         while (after := self._host()) != before and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert after == before
+        assert after == before, f"before: {before}, after: {after}"
 
     def _calm_host(self) -> Host:
         """Once what the last attack left behind has gone its way."""
@@ -202,6 +202,14 @@ class Arena:
     def _current_server_pid(self) -> int:
         pid: int = self.pool._backend._server.pid  # type: ignore[attr-defined]
         return pid
+
+
+def _still_there(pids: list[int]) -> list[int]:
+    """Those of `pids` that don't vanish in a moment."""
+    deadline = time.monotonic() + 1
+    while (there := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return there
 
 
 def descendants(pid: int) -> list[int]:

@@ -179,7 +179,7 @@ PIPES = {
 def test_a_bent_pipe_still_carries_text(kind: str, name: str, arenas: Arenas) -> None:
     bent, shown, flood, after = arenas(kind).attack(PIPES[name], "'shown'", "tried(print, 'x' * 10 ** 6)", "'after'")
     assert (bent.output, shown.output) == ("", "'shown'\n")
-    assert after.output.endswith("'after'\n") or name == "unblocked"  # what finds no room then is lost
+    assert after.output.endswith("'after'\n") or name in ("unblocked", "direct")  # what finds no room is lost or late
     assert len(flood.output) < LIMITS.output_bytes + 100
 
 

@@ -101,7 +101,7 @@ def test_other_processes_are_out_of_reach(kind: str, attack: Attack, arenas: Are
 DAEMON = "if os.fork() == 0:\n  os.setsid()\n  if os.fork() == 0:\n    {}\n  os._exit(0)\n"
 OUTLIVING = {
     "double-fork": DAEMON.format("time.sleep(60)"),
-    "ignoring-signals": DAEMON.format("[tried(signal.signal, n, 1) for n in range(1, 65)]; time.sleep(60)"),
+    "ignoring-signals": DAEMON.format("_ = [tried(signal.signal, n, 1) for n in range(1, 65)]; time.sleep(60)"),
     "other-program": DAEMON.format("os.execvp('sleep', ['sleep', '60'])"),
     "closing-everything": DAEMON.format("os.closerange(0, 99); time.sleep(60)"),
     "stopped": DAEMON.format("os.kill(os.getpid(), signal.SIGSTOP)"),

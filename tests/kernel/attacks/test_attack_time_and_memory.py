@@ -16,7 +16,7 @@ while True:
 FILL_AND_COUNT = """def fill():
     hoard = []
     try:
-        while True: hoard.append(bytearray(10 ** 7))
+        while True: hoard.append(bytes(10 ** 7))
     except MemoryError:
         os._exit(len(hoard))
 """
