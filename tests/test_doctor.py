@@ -128,7 +128,11 @@ def test_a_torch_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatc
 def test_the_sandbox_check_is_the_kernels_own(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = SimpleNamespace(works=False, problem="no user namespaces", remedy="sudo sysctl ...")
     monkeypatch.setattr(repl_rl.kernel, "check_sandbox", lambda: broken)
+    monkeypatch.setattr(repl_rl.kernel.landlock, "problem", lambda: "no Landlock either")
     assert check("sandbox") == Check("sandbox", False, "no user namespaces", "sudo sysctl ...")
+    monkeypatch.setattr(repl_rl.kernel.landlock, "problem", lambda: None)
+    found = "Landlock, the weaker one, for no user namespaces"
+    assert check("sandbox") == Check("sandbox", True, found, "sudo sysctl ...")
     works = SimpleNamespace(works=True, version="bubblewrap 0.11.0", drops_to_own_uid=False)
     monkeypatch.setattr(repl_rl.kernel, "check_sandbox", lambda: works)
     assert check("sandbox") == Check("sandbox", True, "bubblewrap 0.11.0, user namespaces")

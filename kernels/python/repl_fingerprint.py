@@ -64,6 +64,7 @@ _LARGE_BYTES = 1 << 16
 _EDGE_BYTES = 1 << 12
 _ARRAY_BYTES = 1 << 22
 _SET_DEPTH = 16
+_known = {}  # id -> (expression of sympy, encoding), of the names of the last call: expressions are immutable, and slow
 _MARSHAL_VERSION = 2  # the last whose bytes depend on nothing but values
 
 _CUT, _UNREADABLE, _EMPTY_CELL = b"<.", b"<!", b"<0"  # marshal begins no flat value with "<"
@@ -101,9 +102,10 @@ class _Walk:
     only.
     """
 
-    __slots__ = ("_depth", "_parts", "_seen", "_stack", "_steps")
+    __slots__ = ("_depth", "_kept", "_parts", "_seen", "_stack", "_steps")
 
     def __init__(self):
+        self._kept = {}
         self._parts = []
         self._seen = {}  # id -> (number, the object: its id stays its own)
         self._stack = []
@@ -122,11 +124,27 @@ class _Walk:
         left, steps = len(shown), _STEPS
         for name, value in shown:
             self._parts.append(dumps(name, _MARSHAL_VERSION))
-            steps -= self._walk(value, steps // left)
+            steps -= self._walk_name(value, steps // left)
             left -= 1
         if odd:
             self._walk(_Parts(odd), steps)
+        _known.clear()
+        _known.update(self._kept)
         return self._parts
+
+    def _walk_name(self, value, steps):
+        """As `_walk`; an expression that was there at the last call is not encoded again."""
+        if not _is_expression(type(value)):
+            return self._walk(value, steps)
+        known, taken = _known.get(id(value)), 1
+        if known is not None and known[0] is value:
+            self._parts.append(known[1])
+        else:
+            mark = len(self._parts)
+            taken = self._walk(value, steps)
+            known = value, b"".join(self._parts[mark:])
+        self._kept[id(value)] = known
+        return taken
 
     def _walk(self, value, steps):
         """Encode `value` in at most `steps` steps, and return how many it took."""
@@ -359,6 +377,11 @@ def _is_importable(module, name, value):
         return False
     holder = _MODULES.get(module)
     return type(holder) is types.ModuleType and holder.__dict__.get(name) is value
+
+
+def _is_expression(kind):
+    core = _MODULES.get("sympy.core.basic")
+    return core is not None and _of_sympy(kind) and core.__dict__.get("Basic") in _mro(kind)
 
 
 def _of_sympy(kind):

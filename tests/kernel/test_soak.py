@@ -1,0 +1,123 @@
+"""Ten thousand sessions of twenty lines, a tenth of them hostile: nothing is lost, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel.processes import tree
+
+SESSIONS, AT_ONCE, LINES = 10_000, 32, 20
+HOSTILE = (
+    "while True: pass",
+    "import os; os._exit(1)",
+    "import ctypes; ctypes.string_at(0)",
+    "import os\nwhile True: os.fork()\n",
+    "x = []\nwhile True: x.append(bytearray(1 << 20))\n",
+    "import threading, time\nfor _ in range(10000): threading.Thread(target=time.sleep, args=(60,)).start()\n",
+    "while True: print('x' * 1000)",
+    "import os\nif os.fork() == 0:\n  os.setsid()\n  while True: pass\n",
+    "import os\nfor fd in range(256):\n  try: os.write(fd, b'\\xff' * 64)\n  except OSError: pass\n",
+    "import os; os.closerange(0, 256)",
+    "import os\nwhile True: open(f'/tmp/{os.urandom(8).hex()}', 'wb').write(bytes(1 << 20))\n",
+    "class R:\n  def __repr__(self):\n    while True: pass\nR()",
+    "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); os.kill(-1, 9)\nwhile True: pass\n",
+    "[open('/dev/null') for _ in range(10000)]",
+    "exit()",
+)
+SOAK_LIMITS = Limits(
+    line_s=0.5, grace_s=0.2, memory_mb=128, processes=16, open_files=64, tmp_mb=8, output_bytes=10_000, read_mb=2
+)
+
+
+async def honest(pool: KernelPool, number: int) -> None:
+    async with pool.session() as kernel:
+        for line in range(LINES):
+            source, shown = _line(number, line)
+            result = await kernel.execute(source)
+            if result.status is ExecStatus.TIMEOUT:  # the machine was busy with somebody else's attack
+                result = await kernel.execute(source)
+            assert result.output == shown, (number, line, result)
+
+
+def _line(number: int, line: int) -> tuple[str, str]:
+    if line == 0:
+        return f"total = {number}", ""
+    if line % 5 == 0:
+        return "1 / 0", 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n' + (
+            "ZeroDivisionError: division by zero\n"
+        )
+    if line % 2:
+        return f"seen = total + {line}", ""
+    return "seen, total", f"({number + line - 1 if (line - 1) % 5 else number + line - 3}, {number})\n"
+
+
+async def hostile(pool: KernelPool, number: int, statuses: Counter[str]) -> None:
+    chance = random.Random(number)
+    async with pool.session() as kernel:
+        result: ExecResult = await kernel.execute("x = 1")
+        for line in range(LINES - 1):
+            attack = chance.choice(HOSTILE) if line % 6 == 0 else "x + 1"
+            result = await kernel.execute(attack)
+            statuses[result.status] += 1
+            if result.state_lost:
+                return
+
+
+def footprint(pool: KernelPool) -> dict[str, float]:
+    server = list(tree(pool._backend._server.pid))[2]
+    return {
+        "own_mb": _resident_mb(os.getpid()),
+        "server_mb": _resident_mb(server),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "server_descriptors": len(os.listdir(f"/proc/{server}/fd")),
+        "processes": len(list(tree(os.getpid()))),
+        "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
+        "temporary_files": len(list(Path(tempfile.gettempdir()).glob("repl-rl-*/*"))),
+    }
+
+
+def _resident_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / (1 << 20)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_sessions_leave_nothing_behind() -> None:
+    statuses: Counter[str] = Counter()
+
+    async def work(pool: KernelPool, numbers: range) -> None:
+        waiting = iter(numbers)
+
+        async def worker() -> None:
+            for number in waiting:
+                await (hostile(pool, number, statuses) if number % 10 == 9 else honest(pool, number))
+
+        await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
+
+    async def soak() -> tuple[dict[str, float], dict[str, float], KernelPool]:
+        async with KernelPool(AT_ONCE, SOAK_LIMITS, sandbox="bwrap", warm=0, memory_mb=8000) as pool:
+            await work(pool, range(SESSIONS // 10))
+            before = footprint(pool)
+            await work(pool, range(SESSIONS // 10, SESSIONS))
+            return before, footprint(pool), pool
+
+    began = time.perf_counter()
+    before, after, pool = asyncio.run(soak())
+    seconds = round(time.perf_counter() - began)
+    print(json.dumps({"sessions": SESSIONS, "seconds": seconds, "before": before, "after": after, **statuses}))
+    assert pool.stats.sessions == SESSIONS
+    assert pool.stats.restarts == pool.stats.failed_starts == 0
+    assert after["own_mb"] < before["own_mb"] + 20
+    assert after["server_mb"] < before["server_mb"] + 5
+    for name in ("descriptors", "server_descriptors", "processes", "mounts", "temporary_files"):
+        assert after[name] == before[name], name
