@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
+    from repl_rl.kernel import KernelPool, KernelSource
     from repl_rl.run.training import Outcome
 
 
@@ -60,6 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     rollout.add_argument("--task", help="the problem; without it, held-out problems of the config")
     rollout.add_argument("-n", type=int, default=1, help="rollouts of the task, or number of problems (default: 1)")
     rollout.add_argument("--out", type=Path, required=True, metavar="FILE.jsonl")
+    rollout.add_argument(
+        "--attach", action="store_true", help="let Jupyter clients attach to the session of one rollout"
+    )
     rollout.set_defaults(command=_rollout)
 
     evaluation = commands.add_parser("eval", help="solve rate on held-out problems")
@@ -135,7 +140,7 @@ def _rollout(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
     config = _rollout_config(options)
     tasks = _rollout_tasks(options, config)
-    with open_service(config) as service:
+    with open_service(config, _attached(options, console)) as service:
         trajectories = service.generate(tasks, config.sampling)
     write_jsonl(options.out, trajectories)
     from repl_rl.view import print_trajectory
@@ -144,6 +149,25 @@ def _rollout(options: argparse.Namespace, console: Console) -> int:
         print_trajectory(console, trajectory)
     console.print(f"{len(trajectories)} trajectories in {options.out}", highlight=False)
     return 0
+
+
+def _attached(options: argparse.Namespace, console: Console) -> Callable[[KernelPool], KernelSource] | None:
+    """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
+    if not options.attach:
+        return None
+    if options.n != 1:
+        raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
+    from repl_rl.attach import AttachedKernels
+
+    def say(file: Path) -> None:
+        console.print(f"attach with: jupyter console --existing {file}", highlight=False, soft_wrap=True)
+
+    def wait() -> None:
+        console.print("the rollout is over and its session lives on; press Enter to end it")
+        with contextlib.suppress(EOFError):
+            input()
+
+    return lambda pool: AttachedKernels(pool, say, wait)
 
 
 def _rollout_config(options: argparse.Namespace) -> Config:

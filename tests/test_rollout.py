@@ -7,16 +7,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
+from jupyter_client import BlockingKernelClient
 from kernel_fakes import FakeKernelPool
 from scripted import LOGPROB, ScriptedEngine
 
+from repl_rl.attach import AttachedKernels
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, KernelSession
+from repl_rl.kernel import ExecResult, KernelPool, KernelSession
 from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -52,6 +56,47 @@ def roll(
         return (await rollout.many([TASK]))[0]
 
     return asyncio.run(go()), engine
+
+
+def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
+    files: list[Path] = []
+    seen: list[str] = []
+
+    def ask(code: str) -> str:
+        client = BlockingKernelClient(connection_file=str(files[0]))
+        client.load_connection_file()
+        client.start_channels()
+        shown: list[str] = []
+        try:
+            client.wait_for_ready(timeout=20)
+            hook = lambda message: shown.append(message["content"].get("text", ""))  # noqa: E731
+            client.execute_interactive(code, timeout=20, output_hook=hook)
+        finally:
+            client.stop_channels()
+            client.context.term()
+        return "".join(shown)
+
+    class Peeking(ScriptedEngine):
+        async def sample_line(self, *arguments: Any, **named: Any) -> SampledLine:
+            if len(self.given) == 1:
+                seen.append(await asyncio.to_thread(ask, "print('in the middle:', x); x = 20"))
+            return await super().sample_line(*arguments, **named)
+
+    async def go() -> Trajectory:
+        async with KernelPool(1, sandbox="bwrap") as pool:
+            kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
+            rollout = Rollout(
+                Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
+                kernels, PythonDialect(None), vocabulary,
+                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024,
+            )  # fmt: skip
+            return (await rollout.many([TASK]))[0]
+
+    trajectory = asyncio.run(go())
+    assert seen == ["in the middle: 1\n", "after: 21\n"]
+    assert trajectory.answer == ("21",)
+    assert [line.output for line in trajectory.lines][2].startswith("21\n")
+    assert not files[0].exists()
 
 
 def masked_text(vocabulary: Vocabulary, trajectory: Trajectory) -> str:

@@ -90,7 +90,7 @@ class Plan:
         """The number of stock kernels."""
         if self.stock_kernels is not None:
             return self.stock_kernels
-        return max(1, min(self.sessions, 4 * _cores(), int(_free_mb() / _STOCK_MB)))
+        return max(1, min(self.sessions, int(_free_mb() / _STOCK_MB)))
 
 
 QUICK = Plan(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)

@@ -48,6 +48,11 @@ class PooledKernel:
         self._pool = pool
         self._deadline = time.monotonic() + pool.limits.session_s
 
+    @property
+    def is_alive(self) -> bool:
+        """False once nothing can be run in it any more."""
+        return self._kernel.is_alive
+
     async def open_jupyter(self) -> Path:
         """A connection file with which any Jupyter client on this machine attaches to the live state.
 
