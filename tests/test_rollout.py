@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_client import BlockingKernelClient
 from kernel_fakes import FakeKernelPool
 from scripted import LOGPROB, ScriptedEngine
 
@@ -25,6 +26,17 @@ from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
+CLIENT = """
+import sys
+from jupyter_client import BlockingKernelClient
+
+client = BlockingKernelClient(connection_file=sys.argv[1])
+client.load_connection_file()
+client.start_channels()
+client.wait_for_ready(timeout=20)
+client.execute_interactive(sys.argv[2], timeout=20)
+client.stop_channels()
+"""
 TASK = Task("t1", "What is 6 * 7?", "42")
 
 
@@ -63,18 +75,8 @@ def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(v
     seen: list[str] = []
 
     def ask(code: str) -> str:
-        client = BlockingKernelClient(connection_file=str(files[0]))
-        client.load_connection_file()
-        client.start_channels()
-        shown: list[str] = []
-        try:
-            client.wait_for_ready(timeout=20)
-            hook = lambda message: shown.append(message["content"].get("text", ""))  # noqa: E731
-            client.execute_interactive(code, timeout=20, output_hook=hook)
-        finally:
-            client.stop_channels()
-            client.context.term()
-        return "".join(shown)
+        command = [sys.executable, "-c", CLIENT, str(files[0]), code]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
     class Peeking(ScriptedEngine):
         async def sample_line(self, *arguments: Any, **named: Any) -> SampledLine:
