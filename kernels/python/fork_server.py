@@ -78,11 +78,19 @@ class ForkServer:
         else:
             if pid == 0:
                 self._become_session(request, server_pid, *descriptors)
-            pidfd = os.pidfd_open(pid)
-            self._send({"fork": request["fork"]}, [pidfd])
-            os.close(pidfd)
+            self._introduce(pid, request)
         for descriptor in descriptors:
             os.close(descriptor)
+
+    def _introduce(self, pid, request):
+        """Answer with a pidfd of the session. One that is gone already has been reaped, and has none."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            self._send({"fork": request["fork"], "error": f"the session ended at once: {error}"})
+        else:
+            self._send({"fork": request["fork"]}, [pidfd])
+            os.close(pidfd)
 
     def _become_session(self, request, server_pid, channel, output):
         """Never returns. What goes wrong is written to the session's output, and ends it."""
@@ -91,6 +99,7 @@ class ForkServer:
             _keep_only(channel, output)
             memory_bytes = confinement.enter(self._boot, request, server_pid)
             gc.enable()
+            _draw_new_chances()
             self._session_class(_CHANNEL, memory_bytes).serve()
         except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
             sys.__excepthook__(*sys.exc_info())
@@ -108,6 +117,13 @@ def _imported(name):
     except ImportError:
         return False
     return True
+
+
+def _draw_new_chances():
+    """Python's own generator is seeded anew by each fork; those of packages are as they were in the server."""
+    for name in ("numpy.random", "sympy.core.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
 
 
 def _error_of(code):

@@ -32,6 +32,7 @@ _MIB = 1024 * 1024
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has come to write to: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
+_MOST_ANSWERS, _TEXT_CHARS = 1_000, 10_000
 _WATCH_AFTER_S = 0.005
 """A line that runs for longer has its output read meanwhile."""
 
@@ -193,7 +194,7 @@ class ForkedKernel:
                 output=output,
                 error_name=_text(reply.get("error_name")),
                 compiled=reply.get("compiled") is not False,
-                answer=None if answer is None else tuple(_text(text) or "" for text in answer),
+                answer=None if answer is None else tuple(_text(text) or "" for text in answer[:_MOST_ANSWERS]),
                 duration_s=duration_s,
                 omitted_bytes=omitted_bytes,
                 fingerprint=_text(reply.get("fingerprint")),
@@ -208,6 +209,8 @@ class ForkedKernel:
 
 
 def _text(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
     raise TypeError(f"{value!r} is no text")

@@ -118,9 +118,6 @@ def test_no_later_session_sees_what_was_changed(kind: str, name: str, arenas: Ar
     assert seen.output == "(True, True)\n"
 
 
-SAME_SYMPY = pytest.mark.xfail(reason="sympy's generator is seeded before the fork and not again", strict=True)
-
-
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize(
     "cell",
@@ -128,7 +125,7 @@ SAME_SYMPY = pytest.mark.xfail(reason="sympy's generator is seeded before the fo
         "import random; random.random()",
         "import numpy; numpy.random.rand()",
         "import numpy; numpy.random.default_rng().random()",
-        pytest.param("import sympy.core.random as r; r.rng.random()", marks=SAME_SYMPY),
+        "import sympy.core.random as r; r.rng.random()",
         "os.urandom(8)",
         "__import__('uuid').uuid4()",
         "__import__('tempfile').mktemp()",
