@@ -1,0 +1,122 @@
+"""Which walls are taken: as asked for, or the best that this machine has, and what is said where there are none."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import ConfigError, SandboxError
+from repl_rl.kernel import Profile, landlock
+from repl_rl.kernel import profile as profile_module
+from repl_rl.kernel import sandbox as sandbox_module
+from repl_rl.kernel.backends import require_backend
+from repl_rl.kernel.home import Home
+from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.paths import Installation
+from repl_rl.kernel.sandbox import Sandbox, SandboxReport, require_sandbox
+
+FORBIDDEN = SandboxReport(
+    Path("/usr/bin/bwrap"), "bubblewrap 0.11", False, "user namespaces are forbidden", "allow them"
+)
+
+
+def test_auto_is_bwrap_where_it_works() -> None:
+    assert require_sandbox("auto") == "bwrap"
+
+
+def test_auto_is_landlock_where_namespaces_are_forbidden(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sandbox_module, "check_sandbox", lambda: FORBIDDEN)
+    with caplog.at_level(logging.WARNING):
+        assert require_sandbox("auto") == "sandlock"
+    assert "user namespaces are forbidden; kernels are isolated by Landlock instead" in caplog.text
+    with pytest.raises(SandboxError, match=r"user namespaces are forbidden\. What helps: allow them"):
+        require_sandbox("bwrap")
+
+
+def test_without_either_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module, "check_sandbox", lambda: FORBIDDEN)
+    monkeypatch.setattr(landlock, "_LEAST_ABI", 1000)
+    with pytest.raises(SandboxError, match="user namespaces are forbidden"):
+        require_sandbox("auto")
+    with pytest.raises(
+        SandboxError, match=r"Landlock can't isolate a kernel here: this kernel's Landlock is of version \d+"
+    ):
+        require_sandbox("sandlock")
+
+
+def test_a_missing_sandlock_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sandlock", None)
+    assert "pip install sandlock" in (landlock.problem() or "")
+
+
+def test_none_is_said_loudly(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert require_sandbox("none") == "none"
+    assert "WITHOUT a sandbox" in caplog.text
+
+
+def test_a_backend_that_cannot_be_had_is_said_before_anything_starts() -> None:
+    require_backend("fork", "auto")
+    with pytest.raises(ConfigError, match="there is no kernelspec 'pyton3'"):
+        require_backend("pyton3", "none")
+
+
+def test_landlock_hides_repl_rl_and_nothing_else(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / "site-packages"
+    for name in ("repl_rl", "repl_rl-0.1.0.dist-info", "numpy", "six.py"):
+        (packages / name).mkdir(parents=True)
+    installation = replace(Installation.current(), packages=(packages,))
+    home = Home()
+    try:
+        readable = landlock.readable(["/usr", "/no/such/folder"], installation, home)
+        [links] = home.linked_packages(installation)
+        assert sorted(path.name for path in links.iterdir()) == ["numpy", "six.py"]
+        assert {str(packages / "numpy"), str(packages / "six.py"), "/usr", str(links)} <= set(readable)
+        assert not any("repl_rl" in Path(path).name for path in readable)
+        assert "/no/such/folder" not in readable
+    finally:
+        home.close()
+
+
+def test_landlock_refuses_where_repl_rl_lies_in_what_must_be_readable(tmp_path: Path) -> None:
+    packages = tmp_path / "lib" / f"python{__import__('sys').version_info.major}" / "site-packages"
+    (packages / "repl_rl").mkdir(parents=True)
+    installation = replace(Installation.current(), prefix=tmp_path, packages=(packages,))
+    home = Home()
+    try:
+        with pytest.raises(SandboxError, match="install repl_rl into a virtual environment, or use bwrap"):
+            landlock.readable([], installation, home)
+    finally:
+        home.close()
+
+
+def test_processes_are_only_counted_where_they_can_be() -> None:
+    counted = {
+        kind: "RLIMIT_NPROC" in Sandbox(kind, Profile.load(), Limits(), None).rlimits() for kind in ("bwrap", "none")
+    }
+    assert counted == {"bwrap": True, "none": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('preload = "sympy"', "preload = 'sympy' is no list of strings"),
+        ("preload = [1]", r"preload = \[1\] is no list of strings"),
+        ("prelaod = []", r"has \['prelaod'\], which no profile has"),
+        ("limits = {memory = 3}", "'memory' is no kernel limit; did you mean 'memory_mb'"),
+    ],
+)
+def test_a_profile_that_cannot_be_meant_is_refused(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "profiles").mkdir()
+    rest = 'hostname = "h"\nenvironment = {}\n' + ("" if "read_only" in text else "read_only = []\n")
+    (tmp_path / "profiles" / "own.toml").write_text(f"{text}\n{rest}")
+    monkeypatch.setattr(profile_module, "kernels_folder", lambda: tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        Profile.load("own")
