@@ -64,6 +64,14 @@ class RolloutService:
         """One trajectory per task, in their order."""
         return self._loop.run(self.rollout.many(tasks, sampling))
 
+    def kernel_numbers(self) -> dict[str, float]:
+        """The pool's counters and percentiles, flat."""
+
+        async def numbers() -> dict[str, float]:
+            return self._pool.stats.summary()
+
+        return self._loop.run(numbers())
+
     def close(self) -> None:
         """End all kernels and the loop. A second call does nothing."""
         if not self._loop.is_closed:

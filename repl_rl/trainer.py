@@ -235,7 +235,8 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
         mode = "train" if self.model.training else "eval"
         trajectories = [item.trajectory for item in scored]
-        for name, value in batch_metrics(trajectories, seconds).items():
+        kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
+        for name, value in (batch_metrics(trajectories, seconds) | kernels).items():
             self._metrics[mode][name].append(value)
 
 

@@ -86,6 +86,9 @@ def test_metrics_per_line_stand_in_the_trainers_own_logs(history: list[dict[str,
         assert 1.0 <= row["lines_per_trajectory"] <= 4.0
         assert 0.0 < row["kernel_ms_p50"] <= row["kernel_ms_p99"]
         assert row["tokens_per_s"] > 0.0
+        assert row["kernels/sessions"] > 0
+        assert row["kernels/restarts"] == row["kernels/failed_starts"] == 0
+        assert 0.0 < row["kernels/queue_s_p50"] <= row["kernels/queue_s_p99"]
 
 
 def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:

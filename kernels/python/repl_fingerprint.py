@@ -380,8 +380,13 @@ def _is_importable(module, name, value):
 
 
 def _is_expression(kind):
+    if not _of_sympy(kind):
+        return False
     core = _MODULES.get("sympy.core.basic")
-    return core is not None and _of_sympy(kind) and core.__dict__.get("Basic") in _mro(kind)
+    if type(core) is not types.ModuleType:
+        return False
+    basic = id(core.__dict__.get("Basic"))
+    return basic in map(id, _mro(kind))  # `in` alone would compare, by a metaclass's own `__eq__`
 
 
 def _of_sympy(kind):

@@ -153,7 +153,7 @@ class KernelPool:
             raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
         asked = time.monotonic()
         kernel = self._pop_ready() or await self._wait_for_one()
-        self.stats.wait_s.append(time.monotonic() - asked)
+        self.stats.queue_s.append(time.monotonic() - asked)
         self._top_up()
         return kernel
 
@@ -253,7 +253,7 @@ class KernelPool:
         return task
 
     def _count(self) -> None:
-        self.stats.alive, self.stats.waiting = len(self._alive), len(self._waiting)
+        self.stats.alive, self.stats.queued = len(self._alive), len(self._waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
         self.stats.restarts = self._backend.restarts
 

@@ -12,7 +12,7 @@ _WINDOW = 10_000
 
 @dataclass(slots=True)
 class PoolStats:
-    """`alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `waiting` callers.
+    """`alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `queued` callers.
 
     `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` how many it has cost; `restarts`
     counts fork servers that died and were replaced.
@@ -20,7 +20,7 @@ class PoolStats:
 
     alive: int = 0
     starting: int = 0
-    waiting: int = 0
+    queued: int = 0
     started: int = 0
     failed_starts: int = 0
     sessions: int = 0
@@ -30,16 +30,16 @@ class PoolStats:
     used_mb: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
     start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
-    wait_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
     """From asking for a session to having it."""
     execution_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
 
     def summary(self) -> dict[str, float]:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
-        counts: tuple[str, ...] = ("alive", "starting", "waiting", "started", "failed_starts", "sessions", "executions")
+        counts: tuple[str, ...] = ("alive", "starting", "queued", "started", "failed_starts", "sessions", "executions")
         counts += ("restarts", "killed_for_memory", "used_mb")
         numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
-        for name in ("start_s", "wait_s", "execution_s"):
+        for name in ("start_s", "queue_s", "execution_s"):
             for share in (50, 99):
                 numbers[f"{name}_p{share}"] = percentile(getattr(self, name), share)
         return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}

@@ -42,7 +42,7 @@ def test_a_session_waits_for_room_and_the_log_says_so(caplog: pytest.LogCaptureF
             waiting = asyncio.create_task(in_one_session(pool, "'came'"))
             await asyncio.sleep(0.6)
             assert not waiting.done()
-            assert pool.stats.waiting == 1
+            assert pool.stats.queued == 1
             assert (await kernel.execute("del block")).status is ExecStatus.OK
             [came] = await asyncio.wait_for(waiting, 10)
             assert came.output == "'came'\n"

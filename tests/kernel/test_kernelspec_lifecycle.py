@@ -149,19 +149,19 @@ def test_an_unknown_kernelspec_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(
         ConfigError, match=r"no kernelspec 'pyton3'; did you mean 'python3'\? Installed are echo, .*repl_"
     ):
-        asyncio.run(KernelspecBackend("pyton3", LIMITS, "none").open())
+        asyncio.run(KernelspecBackend("pyton3", LIMITS, "none").open(4000))
 
 
 def test_a_kernelspec_without_its_provisioner_is_refused(kernelspecs: Path) -> None:
     metadata = {"kernel_provisioner": {"provisioner_name": "far-away"}}
     add_spec(kernelspecs, "far", ["far"], metadata=metadata)
     with pytest.raises(ConfigError, match="'far' needs a kernel provisioner that is not installed"):
-        asyncio.run(KernelspecBackend("far", LIMITS, "none").open())
+        asyncio.run(KernelspecBackend("far", LIMITS, "none").open(4000))
 
 
 def test_a_foreign_kernelspec_needs_a_user_who_wants_no_sandbox(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ConfigError, match=r"'python3' runs outside of our sandbox.*say `kernel.sandbox: none`"):
-        asyncio.run(KernelspecBackend(STOCK, LIMITS).open())
+        asyncio.run(KernelspecBackend(STOCK, LIMITS).open(4000))
     with caplog.at_level(logging.WARNING):
         typed(ECHO, "x")
     assert "WITHOUT a sandbox" in caplog.text

@@ -41,7 +41,7 @@ def test_kernels_come_up_while_nobody_asks() -> None:
         await until(lambda: pool.stats.started == 2)
         async with pool.session() as kernel:
             assert (await kernel.execute("1 + 1")).output == "2\n"
-        assert max(pool.stats.wait_s) < 0.01
+        assert max(pool.stats.queue_s) < 0.01
         await until(lambda: pool.stats.started == 3)
 
     with_pool(use)
@@ -62,7 +62,7 @@ def test_there_are_never_more_kernels_than_the_size() -> None:
     pool = with_pool(use)
     assert most <= 2
     assert (pool.stats.sessions, pool.stats.executions) == (6, 6)
-    assert (pool.stats.alive, pool.stats.starting, pool.stats.waiting) == (0, 0, 0)
+    assert (pool.stats.alive, pool.stats.starting, pool.stats.queued) == (0, 0, 0)
 
 
 def test_asking_waits_for_a_place() -> None:
@@ -71,7 +71,7 @@ def test_asking_waits_for_a_place() -> None:
             waiting = asyncio.create_task(in_one_session(pool, "'mine'"))
             await asyncio.sleep(0.5)
             assert not waiting.done()
-            assert pool.stats.waiting == 1
+            assert pool.stats.queued == 1
         assert [result.output for result in await waiting] == ["'mine'\n"]
 
     with_pool(use, size=1)
