@@ -62,13 +62,13 @@ class KernelConfig(Section):
     """`auto`: bwrap where it works, else sandlock (Landlock)."""
     profile: str = Field("default", min_length=1)
     """Of `kernels/profiles`: what is preloaded, mounted and limited."""
-    line_s: float = Field(5.0, gt=0)
-    """Wall seconds that one cell may run."""
-    grace_s: float = Field(1.0, gt=0)
+    line_s: float | None = Field(None, gt=0)
+    """Wall seconds that one cell may run. For this and the next three, null is the profile's own: 5, 1, 3600, 512."""
+    grace_s: float | None = Field(None, gt=0)
     """Seconds between the interrupt and the kill."""
-    session_s: float = Field(3600.0, gt=0)
+    session_s: float | None = Field(None, gt=0)
     """Wall seconds that one session may live."""
-    memory_mb: int = Field(512, ge=64)
+    memory_mb: int | None = Field(None, ge=64)
     """Of each process of a session, beyond what the profile preloads."""
     budget_mb: int | None = Field(None, ge=64)
     """Of all sessions together; null is four fifths of what is available. Beyond it, sessions wait."""

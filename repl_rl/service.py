@@ -89,10 +89,10 @@ class RolloutService:
 
 def make_pool(config: KernelConfig) -> KernelPool:
     """The pool that a config describes."""
+    named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
     limits = replace(
-        Profile.load(config.profile).limits,
-        line_s=config.line_s, grace_s=config.grace_s, session_s=config.session_s, memory_mb=config.memory_mb,
-    )  # fmt: skip
+        Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
+    )
     return KernelPool(
         size=config.size,
         limits=limits,

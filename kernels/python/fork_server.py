@@ -100,6 +100,7 @@ class ForkServer:
             memory_bytes = confinement.enter(self._boot, request, server_pid)
             gc.enable()
             _draw_new_chances()
+            self._warm_up(rounds=1)
             self._session_class(_CHANNEL, memory_bytes).serve()
         except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
             sys.__excepthook__(*sys.exc_info())

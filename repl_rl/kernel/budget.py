@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
-    """`budget_mb` for all of `kernels()` together. `on_look` is called after each look: there may be room again."""
+    """`budget_mb` for all of `kernels()` together. `on_look` is told, after each look, whether a start is held back."""
 
     def __init__(
-        self, budget_mb: float, kernels: Callable[[], Collection[Kernel]], on_look: Callable[[], None]
+        self, budget_mb: float, kernels: Callable[[], Collection[Kernel]], on_look: Callable[[bool], None]
     ) -> None:
         self.budget_mb = budget_mb
         self.used_mb = 0.0
@@ -54,12 +54,19 @@ class MemoryBudget:
         """Look again and again; never returns."""
         while True:
             began = time.monotonic()
-            held = await asyncio.to_thread(_held_mb, list(self._kernels()))
-            self._counted, self.used_mb = len(held), sum(held.values())
-            if self.used_mb > self.budget_mb and held:
-                self._kill_the_largest(held)
-            self._on_look()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - the budget has to be kept
+                _log.exception("the kernels' memory could not be looked at")
             await asyncio.sleep(max(_LEAST_INTERVAL_S, _LEAST_SHARE * (time.monotonic() - began)))
+
+    async def _look(self) -> None:
+        alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop
+        held = await asyncio.to_thread(_held_mb, alive)
+        self._counted, self.used_mb = len(held), sum(held.values())
+        if self.used_mb > self.budget_mb and held:
+            self._kill_the_largest(held)
+        self._on_look(self._is_held_back)
 
     def _kill_the_largest(self, held: dict[Kernel, float]) -> None:
         largest = max(held, key=lambda kernel: held[kernel])
@@ -72,4 +79,4 @@ class MemoryBudget:
 
 
 def _held_mb(kernels: list[Kernel]) -> dict[Kernel, float]:
-    return {kernel: kernel.memory_mb() for kernel in kernels if kernel.is_alive}
+    return {kernel: kernel.memory_mb() for kernel in kernels}

@@ -7,6 +7,7 @@ was only being made at that time sees that the pipe has closed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import py_compile
 import shutil
@@ -24,7 +25,13 @@ _REAPER = """
 trap '' HUP INT TERM
 read -r _
 tries=0
-while [ -e "$1" ] && [ $tries -lt 200 ]; do rm -rf "$1" 2>/dev/null || sleep 0.05; tries=$((tries + 1)); done
+while { [ -e "$1" ] || [ -e "$2" ]; } && [ $tries -lt 200 ]; do
+  chmod -R u+rwx "$1" 2>/dev/null
+  rm -rf "$1" 2>/dev/null
+  rmdir "$2" 2>/dev/null
+  [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
+  tries=$((tries + 1))
+done
 """
 
 
@@ -36,15 +43,15 @@ class Home:
     kernels must not see.
     """
 
-    def __init__(self) -> None:
-        """Raises KernelStartError if no temporary folder can be made."""
+    def __init__(self, cgroup: Path | None = None) -> None:
+        """`cgroup` is a control group to be removed as well. Raises KernelStartError if no folder can be made."""
         try:
             self.path = Path(tempfile.mkdtemp(prefix="repl-rl-", dir=_short_temporary_folder()))
         except OSError as error:
             raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
         self.lifeline, self._held = os.pipe()
         self._reaper = subprocess.Popen(
-            ["/bin/sh", "-c", _REAPER, "repl-rl-reaper", str(self.path)],
+            ["/bin/sh", "-c", _REAPER, "repl-rl-reaper", str(self.path), str(cgroup or "")],
             stdin=self.lifeline,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -88,7 +95,7 @@ class Home:
 
     def close(self) -> None:
         """Remove the folder and end the reaper. A second call does nothing."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         self.let_go()
         self._reaper.wait()
 
@@ -98,6 +105,15 @@ class Home:
             os.close(self._held)
             os.close(self.lifeline)
             self._held = -1
+
+
+def remove_tree(folder: Path) -> None:
+    """Whatever modes a session has given to what lies in it."""
+    for inner, folders, _ in os.walk(folder):
+        for name in folders:
+            with contextlib.suppress(OSError):
+                os.chmod(os.path.join(inner, name), 0o700, follow_symlinks=False)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _short_temporary_folder() -> str:

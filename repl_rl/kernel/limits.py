@@ -30,7 +30,7 @@ class Limits:
     start_s: float = 30.0
     """Time for a kernel to come up; generous, because a pool starts many on few cores."""
     session_s: float = 3600.0
-    """Time for the whole session; the cell that runs then is interrupted, and later ones find the kernel killed."""
+    """Time for the whole session; it is killed then, with the cell that runs."""
     memory_mb: int = 512
     """Address space: in a forked session on top of what its profile's packages take, else in all."""
     cpu_s: int = 300

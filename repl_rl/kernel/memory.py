@@ -11,17 +11,34 @@ from repl_rl.kernel.processes import tree
 _MIB = 1024 * 1024
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / _MIB
 _SHARE = 0.8
-_CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUP_FILES = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 
 
 def default_budget_mb() -> float:
     """Four fifths of what this machine, or the container that this process runs in, has to give now."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_mb = int(fields["MemAvailable"].split()[0]) / 1024
-    for name in _CGROUP_FILES:
-        with contextlib.suppress(OSError, ValueError):
-            available_mb = min(available_mb, int(Path(name).read_text()) / _MIB)
+    for root, limit, usage, cached in _CGROUP_FILES:
+        for group in own_groups(Path(root)):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+                used = int((group / usage).read_text()) - int(numbers[cached])
+                available_mb = min(available_mb, (int((group / limit).read_text()) - used) / _MIB)
     return available_mb * _SHARE
+
+
+def own_groups(root: Path) -> list[Path]:
+    """The control groups that this process is in beneath a controller's folder, innermost first, where it is one."""
+    controller = "" if root.name == "cgroup" else root.name
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") and (root / "cgroup.procs").exists():
+            inner = root / path.lstrip("/")
+            return [inner, *(folder for folder in inner.parents if folder.is_relative_to(root))]
+    return []
 
 
 def tree_mb(pid: int) -> float:

@@ -46,7 +46,6 @@ class PooledKernel:
     def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
         self._kernel = kernel
         self._pool = pool
-        self._deadline = time.monotonic() + pool.limits.session_s
 
     @property
     def is_alive(self) -> bool:
@@ -62,8 +61,6 @@ class PooledKernel:
 
     async def execute(self, source: str) -> ExecResult:
         """Run one cell. Raises KernelDiedError if the kernel is gone through no fault of what it ran."""
-        if time.monotonic() > self._deadline:
-            self._kernel.kill()
         try:
             result = await self._kernel.execute(source)
         finally:
@@ -117,7 +114,7 @@ class KernelPool:
         _make_room_for_descriptors(self.size)
         budget_mb = default_budget_mb() if self._memory_mb is None else self._memory_mb
         await self._backend.open(budget_mb)
-        self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._top_up)
+        self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._on_look)
         self._spawn(self._budget.watch())
         self._is_open = True
         self._top_up()
@@ -135,6 +132,7 @@ class KernelPool:
         await asyncio.gather(*(kernel.close() for kernel in list(self._alive)))
         self._alive.clear()
         self._ready.clear()
+        self.stats.starting = 0  # also of starts that were cancelled before their first step
         self._count()
         await self._backend.close()
 
@@ -143,9 +141,11 @@ class KernelPool:
         """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
         kernel = await self._take()
         self.stats.sessions += 1
+        end = asyncio.get_running_loop().call_later(self.limits.session_s, kernel.kill)
         try:
             yield PooledKernel(kernel, self)
         finally:
+            end.cancel()
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
     async def _take(self) -> Kernel:
@@ -220,6 +220,11 @@ class KernelPool:
                 self.stats.start_s.append(time.monotonic() - began)
                 return kernel
         raise AssertionError("the last attempt returns or raises")
+
+    def _on_look(self, is_held_back: bool) -> None:
+        if is_held_back:
+            self._top_up()
+        self._count()
 
     def _report_failed_start(self, error: KernelError) -> None:
         """To whoever waits longest; if nobody does, the next one to ask tries again."""

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 
@@ -43,6 +43,15 @@ def send_signal(pidfd: int, signum: int) -> None:
     """To a process that may be gone already."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signum)
+
+
+def kill_family(pids: Sequence[int]) -> None:
+    """Kill processes that may be gone already, and the process group of the first."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pids[0], signal.SIGKILL)
 
 
 def tree(pid: int) -> Iterator[int]:

@@ -47,6 +47,7 @@ sys.exit(os.listdir("/proc") == [] or libc.unshare(0x20020000) and os.strerror(c
 """
 """Looks at its /proc, and divides off a process and a mount namespace."""
 
+_chance = random.SystemRandom()  # a seeded trainer must not draw the ids of another one
 _log = logging.getLogger(__name__)
 
 
@@ -173,7 +174,7 @@ class Sandbox:
 
     def uid(self) -> int | None:
         """A user id that no other process has, where the kernel program can take it on."""
-        return random.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
+        return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
 
     def command(self, argv: list[str], info_fd: int | None = None) -> list[str]:
         """`argv` behind the walls. bwrap reports the process id of the inner side on `info_fd`, as JSON."""

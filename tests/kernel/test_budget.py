@@ -97,12 +97,12 @@ def test_the_whole_server_stands_in_a_group_with_the_budget_where_one_can_be_mad
     if group is None:
         pytest.skip("this process may make no control group with a memory controller")
     group.close()
-    assert not group._folder.exists()
+    assert not group.folder.exists()
 
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
             own = pool._backend._cgroup
-            members = {int(pid) for pid in (own._folder / "cgroup.procs").read_text().split()}
+            members = {int(pid) for pid in (own.folder / "cgroup.procs").read_text().split()}
             assert kernel._kernel.pid in members
             hungry = f"{BIG}\nmore = [bytearray(b'x') * (150 << 20) for _ in range(3)]"
             assert (await kernel.execute(hungry)).status is ExecStatus.KILLED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -17,8 +18,11 @@ from kernel.conftest import LIMITS, Typed, in_one_session
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelDiedError, KernelStartError
-from repl_rl.kernel import ExecStatus, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel import budget as budget_module
 from repl_rl.kernel.forked.backend import ForkBackend
+from repl_rl.kernel.forked.channel import PrivateChannel
+from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.session import Interpreter
 
@@ -165,12 +169,121 @@ def test_a_server_that_does_not_come_up_says_what_it_printed(monkeypatch: pytest
 
 def test_a_session_ends_with_its_time() -> None:
     async def use(pool: KernelPool) -> None:
-        async with pool.session() as kernel:
-            assert (await kernel.execute("x = 1")).status is ExecStatus.OK
-            await asyncio.sleep(0.5)
-            assert (await kernel.execute("x")).status is ExecStatus.KILLED
+        async with pool.session() as idle, pool.session() as busy:
+            assert (await idle.execute("x = 1")).status is ExecStatus.OK
+            assert (await busy.execute("import time; time.sleep(30)")).status is ExecStatus.KILLED
+            assert (await idle.execute("x")).status is ExecStatus.KILLED
 
-    with_pool(use, limits=Limits(session_s=0.4))
+    with_pool(use, limits=Limits(session_s=0.4, line_s=20))
+
+
+def test_a_server_that_hangs_is_replaced() -> None:
+    async def use(pool: KernelPool) -> None:
+        await in_one_session(pool, "1")
+        os.kill(list(tree(pool._backend._server.pid))[2], signal.SIGSTOP)
+        assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
+
+    assert with_pool(use, warm=0, limits=Limits(start_s=1)).stats.restarts == 1
+
+
+def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[float] = []
+    real = ForkServer.start
+
+    async def start(*arguments: Any) -> ForkServer:
+        launched.append(1.0)
+        return await real(*arguments)
+
+    monkeypatch.setattr(ForkServer, "start", start)
+
+    async def use() -> None:
+        pool = KernelPool(2, LIMITS)
+        pool._backend._profile = _profile(warm_up="import os; os._exit(3)")
+        async with pool:
+            await asyncio.sleep(2)
+            before = len(launched)
+            await asyncio.sleep(1)
+            assert len(launched) == before <= 6
+            with pytest.raises(KernelStartError, match="the fork server ended"):
+                await in_one_session(pool, "1")
+        assert pool.stats.starting == 0
+
+    asyncio.run(use())
+
+
+def test_leaving_the_pool_ends_a_line_that_runs() -> None:
+    async def use() -> ExecResult:
+        async with KernelPool(1, LIMITS) as pool:
+            kernel = await pool.session().__aenter__()
+            running = asyncio.create_task(kernel.execute("import time; time.sleep(60)"))
+            await asyncio.sleep(0.2)
+        return await asyncio.wait_for(running, 10)
+
+    assert asyncio.run(use()).status is ExecStatus.KILLED
+
+
+def test_jupyter_waits_for_the_line_that_runs() -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            running = asyncio.create_task(kernel.execute("import time; time.sleep(0.5); 5"))
+            await asyncio.sleep(0.1)
+            first, second = await asyncio.gather(kernel.open_jupyter(), kernel.open_jupyter())
+            assert (await running).output == "5\n"
+            assert first == second
+            assert (await kernel.execute("6")).output == "6\n"
+
+    with_pool(use)
+
+
+def test_callers_that_go_away_leave_nothing_open() -> None:
+    async def give_up(pool: KernelPool) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with pool.session() as kernel, asyncio.timeout(0.1):
+                await kernel.execute("import time; time.sleep(60)")
+
+    async def use(pool: KernelPool) -> None:
+        await give_up(pool)
+        before = len(os.listdir("/proc/self/fd"))
+        await asyncio.gather(*(give_up(pool) for _ in range(6)))
+        assert len(os.listdir("/proc/self/fd")) == before
+        [result] = await in_one_session(pool, "1 + 1")
+        assert result.output == "2\n"
+
+    with_pool(use, warm=0)
+
+
+def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_home: set[bool] = set()
+    real = PrivateChannel.look
+
+    def look(channel: PrivateChannel) -> bool:
+        at_home.add(asyncio._get_running_loop() is channel._loop)
+        return real(channel)
+
+    monkeypatch.setattr(PrivateChannel, "look", look)
+    monkeypatch.setattr(budget_module, "_LEAST_INTERVAL_S", 0.01)
+
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            for _ in range(100):
+                assert (await kernel.execute("'x' * 5000")).status is ExecStatus.OK
+            await asyncio.sleep(0.2)
+
+    with_pool(use)
+    assert at_home == {True}
+
+
+def test_without_a_sandbox_children_end_with_their_session() -> None:
+    cell = "import os, subprocess as s; [s.Popen(['setsid', 'sleep', '3608']).pid, s.Popen(['sleep', '3607']).pid]"
+
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            children = eval((await kernel.execute(cell)).output)
+        async with asyncio.timeout(5):
+            while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
+                await asyncio.sleep(0.01)
+
+    with_pool(use, sandbox="none")
 
 
 @pytest.fixture

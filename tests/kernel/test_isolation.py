@@ -12,6 +12,7 @@ from kernel.conftest import Typed
 import repl_rl
 from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool
+from repl_rl.kernel.home import remove_tree
 from repl_rl.kernel.paths import Installation
 
 CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
@@ -140,6 +141,16 @@ def test_connection_files_and_sockets_of_kernels_are_out_of_reach(pool: KernelPo
             return await kernel.execute(f"os.path.exists({str(folder)!r}), os.listdir('/tmp')")
 
     assert value(loop.run(look())) == "(False, [])"
+
+
+def test_folders_that_a_session_has_locked_are_removed(tmp_path: Path) -> None:
+    locked = tmp_path / "folder" / "a" / "b"
+    locked.mkdir(parents=True)
+    (locked / "file").touch()
+    for folder in (locked, locked.parent):
+        folder.chmod(0o300)
+    remove_tree(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
 
 
 def test_kernels_do_not_share_memory_or_processes(pool: KernelPool, loop: BackgroundLoop) -> None:

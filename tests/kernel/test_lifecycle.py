@@ -24,6 +24,7 @@ from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.paths import kernels_folder
 
+CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 OWNER = """
 import asyncio, sys
 from repl_rl.kernel import KernelPool
@@ -74,6 +75,7 @@ def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
         owner.send_signal(signum)
         owner.wait(timeout=30)
     assert wait_until_gone(pids, folder) == ([], False)
+    assert [str(group) for root in CGROUPS for group in root.rglob(f"repl-rl-{owner.pid}-*")] == []
 
 
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9, 1.2])

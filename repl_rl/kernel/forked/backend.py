@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from repl_rl.errors import KernelStartError
 from repl_rl.kernel.forked.cgroup import MemoryCgroup
 from repl_rl.kernel.forked.kernel import ForkedKernel
 from repl_rl.kernel.forked.server import ForkServer
@@ -34,14 +35,21 @@ class ForkBackend:
     async def open(self, memory_mb: float) -> None:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
-        self._home = await asyncio.to_thread(Home)
-        self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
         self._cgroup = MemoryCgroup.make(int((memory_mb + _SERVER_MB) * _MIB))
+        self._home = await asyncio.to_thread(Home, None if self._cgroup is None else self._cgroup.folder)
+        self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
+        try:
+            await asyncio.to_thread(self._sandbox.readable)
+        except BaseException:
+            await self.close()
+            raise
 
     async def start(self) -> ForkedKernel:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
-        server = await self._running_server()
-        return await ForkedKernel.start(server, self._sandbox, self._home)
+        try:
+            return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home)
+        except OSError as error:
+            raise KernelStartError(f"a kernel could not be started: {error}") from error
 
     async def close(self) -> None:
         if self._server is not None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-from repl_rl.kernel.home import Home
+from repl_rl.kernel.home import Home, remove_tree
 from repl_rl.kernel.listening import CHANNELS, remove_sockets
 from repl_rl.kernel.sandbox import SandboxKind
 
@@ -19,6 +18,7 @@ class SessionFiles:
 
     def __init__(self, home: Home, kind: SandboxKind) -> None:
         self._home = home
+        self.kind = kind
         self._folder: Path | None = None
         self._connection: dict[str, Any] = {}
         self.connection_file: Path | None = None
@@ -49,4 +49,4 @@ class SessionFiles:
             with contextlib.suppress(OSError):
                 self.connection_file.unlink()
         if self._folder is not None:
-            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, self._folder)

@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from repl_rl.kernel.home import Home
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.listening import CHANNELS, listening
 from repl_rl.kernel.memory import folder_mb, tree_mb
-from repl_rl.kernel.processes import ended, pid_of, send_signal
+from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus
 from repl_rl.kernel.sandbox import Sandbox
 
@@ -57,24 +58,25 @@ class ForkedKernel:
         self._files = files
         self._pid = pid_of(pidfd)
         self._inherited_mb = tree_mb(self._pid)
-        self._is_closed = False
+        self._asking = asyncio.Lock()
+        self._death: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._has_run = False
 
     @classmethod
     async def start(cls, server: ForkServer, sandbox: Sandbox, home: Home) -> ForkedKernel:
         """A session that answers. Raises KernelStartError with what it printed if it does not come up in time."""
         limits, files = sandbox.limits, SessionFiles(home, sandbox.kind)
-        output = OutputPipe(limits.output_bytes, limits.read_mb * _MIB)
-        ours, theirs = socket.socketpair()
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(files.remove)
+            output = OutputPipe(limits.output_bytes, limits.read_mb * _MIB)
+            undo.callback(output.close)
+            ours, theirs = socket.socketpair()
+            undo.callback(ours.close)
             with theirs:
                 request = {"uid": sandbox.uid(), "tmp": files.folder()}
                 pidfd = await server.fork(request, [theirs.fileno(), output.write_fd])
-        except BaseException:
-            ours.close()
-            output.close()
-            await files.remove()
-            raise
+            undo.pop_all()
         output.close_write_end()
         kernel = cls(server, PrivateChannel(ours), output, pidfd, limits, files)
         try:
@@ -86,7 +88,7 @@ class ForkedKernel:
 
     @property
     def is_alive(self) -> bool:
-        return not self._is_closed and not self._channel.look()
+        return self._closing is None and not self._channel.look()
 
     @property
     def pid(self) -> int:
@@ -94,19 +96,23 @@ class ForkedKernel:
         return self._pid
 
     async def execute(self, source: str) -> ExecResult:
-        """Run one cell; one at a time.
+        """Run one cell; one at a time. A caller that is cancelled meanwhile takes the session with it.
 
         Raises KernelDiedError if the session is gone although it has run nothing yet, and after a result that said so.
         A death between two cells is the doing of the first one, and the second one's result.
         """
         is_first = not self._has_run
-        if self._is_closed or (is_first and self._channel.has_ended):
+        if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
         started = time.monotonic()
         watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._output.watch)
         try:
-            status, reply = await self._race(source)
+            async with self._asking:
+                status, reply = await self._race(source)
+        except BaseException:
+            self.kill()
+            raise
         finally:
             watch.cancel()
         if status is ExecStatus.KILLED:
@@ -119,15 +125,16 @@ class ForkedKernel:
         return result
 
     async def open_jupyter(self) -> Path:
-        """A connection file for the live session: Jupyter's channels are opened beside the private one."""
+        """A connection file for the live session: Jupyter's channels are opened beside the private one.
+
+        Waits for the line that runs. Raises KernelDiedError if the session is gone.
+        """
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
-        if self._files.connection_file is None:
-            await self._open_jupyter()
-        assert self._files.connection_file is not None
-        return self._files.connection_file
+        async with self._asking:
+            return self._files.connection_file or await self._open_jupyter()
 
-    async def _open_jupyter(self) -> None:
+    async def _open_jupyter(self) -> Path:
         path, connection = self._files.new_connection()
         with listening(connection) as sockets:
             request = {"jupyter": connection}
@@ -137,6 +144,7 @@ class ForkedKernel:
         path.touch(mode=0o600)
         path.write_text(json.dumps(connection))
         self._files.connection_file = path
+        return path
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with; of that, the copied part is put at a fixed figure."""
@@ -145,14 +153,16 @@ class ForkedKernel:
 
     def kill(self) -> None:
         """End the session at once."""
-        if not self._is_closed:
+        if self._closing is None and (self._death is None or not self._death.done()):
             send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill the session with everything that it started, and wait until all of it is gone."""
-        if self._is_closed:
-            return
-        self._is_closed = True
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         await self._kill()
         self._channel.close()
         os.close(self._pidfd)
@@ -160,9 +170,18 @@ class ForkedKernel:
         await self._files.remove()
 
     async def _kill(self) -> None:
-        """The death of a PID namespace's first process is the death of all others, and over when it is over."""
-        send_signal(self._pidfd, signal.SIGKILL)
-        await ended(self._pidfd)
+        """The death of a PID namespace's first process is the death of all others, and over when it is over.
+
+        In sandlock there are no others. In "none" they are looked for: those that still hang beneath the session, or
+        are of its process group.
+        """
+        if self._death is None:
+            family = [] if self._files.kind != "none" else list(tree(self._pid))
+            send_signal(self._pidfd, signal.SIGKILL)
+            if family:
+                kill_family(family)
+            self._death = asyncio.create_task(ended(self._pidfd))
+        await asyncio.shield(self._death)
 
     async def _come_up(self) -> None:
         if await self._channel.ready(self._limits.start_s):
@@ -189,6 +208,8 @@ class ForkedKernel:
         try:
             reported = ExecStatus(reply.get("status", ExecStatus.KILLED))
             answer = reply.get("answer")
+            if not isinstance(answer, list | None):
+                raise TypeError(f"{answer!r} is no list of answers")
             return ExecResult(
                 status=reported if status is None or reported is ExecStatus.KILLED else status,
                 output=output,

@@ -22,6 +22,7 @@ from repl_rl.kernel.sandbox import Sandbox
 _MOST_BYTES = 1 << 16
 _END_S = 2.0
 _LOG_CHARS = 2000
+_LOST = "its descriptor was lost; this process has too many open files (`ulimit -n`)"
 
 _log = logging.getLogger(__name__)
 
@@ -29,11 +30,12 @@ _log = logging.getLogger(__name__)
 class ForkServer:
     """One running server. Belongs to one event loop, and ends with the thread that made it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path, patience_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._control = control
         self._log_file = log
+        self._patience_s = patience_s
         self._forks = 0
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
@@ -66,9 +68,9 @@ class ForkServer:
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
             finally:
                 os.close(record)
-        server = cls(process, ours, log)
+        server = cls(process, ours, log, sandbox.limits.start_s)
         try:
-            await server._come_up(sandbox.limits.start_s)
+            await server._come_up()
         except BaseException:
             await server.close()
             raise
@@ -87,9 +89,18 @@ class ForkServer:
         self._asked[number] = reply
         try:
             socket.send_fds(self._control, [json.dumps({"fork": number, **request}).encode()], descriptors)
-            return await reply
+            async with asyncio.timeout(self._patience_s):
+                return await reply
+        except TimeoutError as error:
+            self._process.kill()
+            self._end()
+            raise KernelStartError(f"the fork server did not answer within {self._patience_s:g} s") from error
         except OSError as error:
             raise KernelStartError(f"the fork server could not be asked for a kernel: {error}") from error
+        except asyncio.CancelledError:
+            if reply.done() and not reply.cancelled() and reply.exception() is None:
+                os.close(reply.result())
+            raise
         finally:
             self._asked.pop(number, None)
 
@@ -109,11 +120,13 @@ class ForkServer:
             self._process.kill()
             await exited(self._process)
 
-    async def _come_up(self, start_s: float) -> None:
+    async def _come_up(self) -> None:
         try:
-            said = await asyncio.wait_for(asyncio.shield(self._ready), start_s)
+            said = await asyncio.wait_for(asyncio.shield(self._ready), self._patience_s)
         except TimeoutError:
-            raise KernelStartError(f"the fork server was not ready within {start_s:g} s: {self._printed()}") from None
+            raise KernelStartError(
+                f"the fork server was not ready within {self._patience_s:g} s: {self._printed()}"
+            ) from None
         if said["missing"]:
             _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(said["missing"]))
         if said["warm_up_error"] and not said["missing"]:
@@ -140,7 +153,7 @@ class ForkServer:
         elif descriptors:
             reply.set_result(descriptors[0])
         else:
-            reply.set_exception(KernelStartError(f"the fork server could not make a kernel: {said['error']}"))
+            reply.set_exception(KernelStartError(f"the fork server made no kernel: {said.get('error', _LOST)}"))
 
     def _end(self) -> None:
         if self.has_ended:

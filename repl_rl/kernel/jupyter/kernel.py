@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from repl_rl.kernel.jupyter.process import Printed, kill_all
 from repl_rl.kernel.jupyter.wire import Wire
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import tree_mb
-from repl_rl.kernel.processes import exited, tree
+from repl_rl.kernel.processes import exited, kill_family, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus
 
 _MIB = 1024 * 1024
@@ -116,10 +114,8 @@ class KernelspecKernel:
         return 0.0 if self._process is None else tree_mb(self._process.pid)
 
     def kill(self) -> None:
-        if self._process is not None:
-            for pid in list(tree(self._process.pid)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        if self._process is not None and self.is_alive:
+            kill_family(list(tree(self._process.pid)))
 
     async def close(self) -> None:
         """Kill the kernel with everything that it started, and wait until all of it is gone."""
