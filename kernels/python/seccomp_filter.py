@@ -55,7 +55,8 @@ DENIED = {
         "pidfd_getfd": (438, 438),
         "kcmp": (312, 272),
     },
-    # Large or old, seldom used, and where kernel bugs were found before. Keyrings belong to no namespace.
+    # Large or old, seldom used, and where kernel bugs were found before. Keyrings belong to no namespace,
+    # and the contexts of the old asynchronous I/O are numbered for the machine as a whole.
     "kernel attack surface": {
         "bpf": (321, 280),
         "perf_event_open": (298, 241),
@@ -63,6 +64,7 @@ DENIED = {
         "io_uring_setup": (425, 425),
         "io_uring_enter": (426, 426),
         "io_uring_register": (427, 427),
+        "io_setup": (206, 0),
         "add_key": (248, 217),
         "request_key": (249, 218),
         "keyctl": (250, 219),
@@ -80,17 +82,25 @@ DENIED = {
         "set_mempolicy": (238, 237),
         "set_mempolicy_home_node": (450, 450),
     },
-    # Memory that no limit counts, and in the IPC namespace of the host what others can open.
-    "memory beyond the limits": {
-        "memfd_create": (319, 279),
+    "memory beyond the limits": {"memfd_create": (319, 279)},
+    # More of the same, and in the IPC namespace of the host what others have made: its number is all that is asked for.
+    "System V and POSIX objects": {
         "shmget": (29, 194),
         "shmctl": (31, 195),
         "shmat": (30, 196),
+        "shmdt": (67, 197),
         "semget": (64, 190),
+        "semctl": (66, 191),
+        "semop": (65, 193),
+        "semtimedop": (220, 192),
         "msgget": (68, 186),
+        "msgctl": (71, 187),
+        "msgsnd": (69, 189),
+        "msgrcv": (70, 188),
         "mq_open": (240, 180),
+        "mq_unlink": (241, 181),
     },
-    # The system's files are the same ones for all: watching them tells what others import and run.
+    # The system's files are the same ones for all: watching them tells what others import and run (F_NOTIFY as well).
     "what others do": {"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
     # The machine as a whole: root's, whatever capabilities a kernel is started with.
     "administration": {
@@ -162,6 +172,7 @@ PROCESSES = {
 EXAMINED = {
     "clone": (56, 220),
     "clone3": (435, 435),
+    "fcntl": (72, 25),
     "ioctl": (16, 29),
     "socket": (41, 198),
     "socketpair": (53, 199),
@@ -178,6 +189,7 @@ _CLONE_THREAD = 0x00010000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal that others read
 _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x40086602, 0x401C5820, 0x40806685
 _REFUSED_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
+_F_NOTIFY = 1026
 _PR_SET_PDEATHSIG = 1
 _WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
@@ -280,6 +292,8 @@ def _examinations(may_fork):
         ("clone", _LOAD, _argument_offset(0)),
         (None, _JUMP_ANY_BIT, _CLONE_NEW, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
+        ("fcntl", _LOAD, _argument_offset(1)),
+        (None, _JUMP_EQUAL, _F_NOTIFY, "EPERM", "allow"),
         ("ioctl", _LOAD, _argument_offset(1)),
         *ioctls,
         ("ioctl 0x0", _RETURN, _RESULTS["allow"]),

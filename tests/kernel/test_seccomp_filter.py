@@ -115,6 +115,10 @@ ARGUMENTS = [
     *(("clone", (flag | 17,), "EPERM", "EPERM") for flag in NEW_NAMESPACES),
     *(("clone", (flag | THREAD_FLAGS,), "EPERM", "EPERM") for flag in NEW_NAMESPACES),
     ("clone", (1 << 63 | 0x10000000,), "EPERM", "EPERM"),
+    *(("fcntl", (3, command), "allow", "allow") for command in (0, 1, 2, 3, 4, 8, 1025, 1027, 1030, 1031)),
+    ("fcntl", (3, 1026), "EPERM", "EPERM"),
+    ("fcntl", (3, 1 << 32 | 1026, 0), "EPERM", "EPERM"),
+    ("fcntl", (1026, 1, 1026), "allow", "allow"),
     ("ioctl", (0, 0x5401), "allow", "allow"),
     ("ioctl", (0, 0x5412), "EPERM", "EPERM"),
     ("ioctl", (0, 0x541C), "EPERM", "EPERM"),
@@ -167,10 +171,10 @@ def test_numbers_are_those_of_the_kernel_headers() -> None:
 
 @pytest.mark.skipif(not Path("/usr/include/asm-generic/unistd.h").exists(), reason="no kernel headers here")
 def test_numbers_are_those_of_the_generic_headers() -> None:
-    """aarch64 takes its numbers from there, all those that it has."""
+    """aarch64 takes its numbers from there, all those that it has; some stand under a name for 32 and 64 bit."""
     text = Path("/usr/include/asm-generic/unistd.h").read_text()
     ours = numbers("aarch64")
-    assert ours == {name: int(re.findall(rf"__NR_{name}\s+(\d+)", text)[0]) for name in ours}
+    assert ours == {name: int(re.findall(rf"__NR(?:3264)?_{name}\s+(\d+)", text)[0]) for name in ours}
 
 
 def child(source: str, may_fork: bool = True) -> subprocess.CompletedProcess[str]:
@@ -221,9 +225,10 @@ def test_examined_calls_in_force() -> None:
             call(n["clone3"], 0, 0), call(451), call(n["clone"], 0x10000011), call(n["ioctl"], 0, 0x5412, 0),
             call(n["ioctl"], 0, (1 << 32) | 0x541C, 0), call(n["socket"], 2, 1, 0), call(n["socket"], 16, 3, 0),
             call(n["socketpair"], 2, 1, 0, 0), call(n["socket"], 1, 1, 0),
+            call(n["fcntl"], os.open("/", os.O_RDONLY), 1026, 1), call(n["fcntl"], 0, 1),
         ]))
     """
-    assert printed(source) == [*["ENOSYS"] * 2, *["EPERM"] * 3, *["EAFNOSUPPORT"] * 3, "done"]
+    assert printed(source) == [*["ENOSYS"] * 2, *["EPERM"] * 3, *["EAFNOSUPPORT"] * 3, "done", "EPERM", "done"]
 
 
 @here

@@ -88,7 +88,7 @@ BAD_FIELDS: dict[str, object] = {
     "answer-number": {"answer": 5},
     "answer-of-numbers": {"answer": [1, 2]},
     "answer-nested": {"answer": [["x"]]},
-    "answer-object": {"answer": {"1": 2}, "status": 0},
+    "answer-object": {"answer": {"1": 2}},
     "fingerprint-listed": {"fingerprint": []},
 }
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import os
 import re
 import selectors
 import socket
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, GONE, MARK, OK, TOOLS
+from kernel.attacks.arena import BOTH, GONE, MARK, OK, SECRET, TOOLS
 from kernel.attacks.conftest import Arenas
 
 SIBLINGS = {
@@ -106,3 +110,83 @@ OTHER_SOCKETS = {
 def test_no_other_family_of_sockets_is_there(kind: str, family: str, arenas: Arenas) -> None:
     [made] = arenas(kind).attack(f"tried(socket.socket, {OTHER_SOCKETS[family]})")
     assert made.output == "'EAFNOSUPPORT'\n"
+
+
+IPC_CREATE, IPC_NO_WAIT, IPC_REMOVE, GET_VALUE, SET_VALUE = 0o1000, 0o4000, 0, 12, 16
+FREE_SEATS = 3
+
+
+class HostObjects:
+    """What lies in the host's IPC namespace, open to everybody: a message, a semaphore, a POSIX message queue."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self.queue = self._called("msgget", 0, IPC_CREATE | 0o666)
+        self.semaphore = self._called("semget", 0, 1, IPC_CREATE | 0o666)
+        self.name = f"/{MARK}"
+        os.close(self._called("mq_open", self.name.encode(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, None))
+        self._called("msgsnd", self.queue, struct.pack("l", 1) + SECRET.encode(), len(SECRET), IPC_NO_WAIT)
+        self._called("semctl", self.semaphore, 0, SET_VALUE, FREE_SEATS)
+
+    def assert_untouched(self) -> None:
+        assert self._called("semctl", self.semaphore, 0, GET_VALUE) == FREE_SEATS
+        os.close(self._called("mq_open", self.name.encode(), os.O_RDWR))
+        text = ctypes.create_string_buffer(100)
+        assert self._called("msgrcv", self.queue, text, 64, 0, IPC_NO_WAIT) == len(SECRET)
+        assert text.raw[8:].rstrip(b"\0").decode() == SECRET
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMSG)):
+            self._called("msgrcv", self.queue, text, 64, 0, IPC_NO_WAIT)
+
+    def remove(self) -> None:
+        for name, *arguments in (
+            ("msgctl", self.queue, IPC_REMOVE, None),
+            ("semctl", self.semaphore, 0, IPC_REMOVE),
+            ("mq_unlink", self.name.encode()),
+        ):
+            with contextlib.suppress(OSError):
+                self._called(name, *arguments)
+
+    def _called(self, name: str, *arguments: object) -> int:
+        result: int = getattr(self._libc, name)(*arguments)
+        if result == -1:
+            raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+        return result
+
+
+@pytest.fixture
+def host_objects() -> Iterator[HostObjects]:
+    objects = HostObjects()
+    try:
+        yield objects
+    finally:
+        objects.remove()
+
+
+TAKE_ONE = struct.pack("Hhh", 0, -1, IPC_NO_WAIT)
+ON_HOST_OBJECTS = {
+    "message-read": "c('msgrcv', {0.queue}, text, 64, 0, 0o4000)",
+    "message-copied": "c('msgrcv', {0.queue}, text, 64, 0, 0o44000)",
+    "message-added": "c('msgsnd', {0.queue}, struct.pack('ll', 1, 1), 8, 0o4000)",
+    "queue-seen": "c('msgctl', {0.queue}, 2, text)",
+    "queue-removed": "c('msgctl', {0.queue}, 0, None)",
+    "semaphore-read": "c('semctl', {0.semaphore}, 0, 12)",
+    "semaphore-set": "c('semctl', {0.semaphore}, 0, 16, 0)",
+    "semaphore-removed": "c('semctl', {0.semaphore}, 0, 0)",
+    "semaphore-taken": f"c('semop', {{0.semaphore}}, {TAKE_ONE!r}, 1)",
+    "semaphore-waited-for": f"c('semtimedop', {{0.semaphore}}, {TAKE_ONE!r}, 1, None)",
+    "posix-queue-opened": "c('mq_open', {0.name!r}.encode(), 2)",
+    "posix-queue-removed": "c('mq_unlink', {0.name!r}.encode())",
+}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("name", ON_HOST_OBJECTS)
+def test_what_lies_in_the_hosts_ipc_namespace_stays_there(
+    kind: str, name: str, arenas: Arenas, host_objects: HostObjects
+) -> None:
+    call = ON_HOST_OBJECTS[name].format(host_objects)
+    _, called, text = arenas(kind).attack("text = ctypes.create_string_buffer(999)", call, "text.raw.strip(bytes(1))")
+    host_objects.assert_untouched()
+    refused = "'EACCES'" if name == "posix-queue-removed" else "'EPERM'"  # the C library renames this one
+    assert called.output.strip() == refused
+    assert text.output == "b''\n"
