@@ -100,7 +100,8 @@ DENIED = {
         "mq_open": (240, 180),
         "mq_unlink": (241, 181),
     },
-    # The system's files are the same ones for all: watching them tells what others import and run (F_NOTIFY as well).
+    # The system's files are the same ones for all: watching them tells what others import and run. Two of
+    # fcntl's commands tell it as well, and a lease holds up for 45 seconds whoever opens the file.
     "what others do": {"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
     # The machine as a whole: root's, whatever capabilities a kernel is started with.
     "administration": {
@@ -189,7 +190,7 @@ _CLONE_THREAD = 0x00010000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal that others read
 _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x40086602, 0x401C5820, 0x40806685
 _REFUSED_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
-_F_NOTIFY = 1026
+_F_SETLEASE, _F_NOTIFY = 1024, 1026
 _PR_SET_PDEATHSIG = 1
 _WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
@@ -293,7 +294,8 @@ def _examinations(may_fork):
         (None, _JUMP_ANY_BIT, _CLONE_NEW, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
         ("fcntl", _LOAD, _argument_offset(1)),
-        (None, _JUMP_EQUAL, _F_NOTIFY, "EPERM", "allow"),
+        (None, _JUMP_EQUAL, _F_SETLEASE, "EPERM", "fcntl again"),
+        ("fcntl again", _JUMP_EQUAL, _F_NOTIFY, "EPERM", "allow"),
         ("ioctl", _LOAD, _argument_offset(1)),
         *ioctls,
         ("ioctl 0x0", _RETURN, _RESULTS["allow"]),

@@ -116,7 +116,7 @@ ARGUMENTS = [
     *(("clone", (flag | THREAD_FLAGS,), "EPERM", "EPERM") for flag in NEW_NAMESPACES),
     ("clone", (1 << 63 | 0x10000000,), "EPERM", "EPERM"),
     *(("fcntl", (3, command), "allow", "allow") for command in (0, 1, 2, 3, 4, 8, 1025, 1027, 1030, 1031)),
-    ("fcntl", (3, 1026), "EPERM", "EPERM"),
+    *(("fcntl", (3, command), "EPERM", "EPERM") for command in (1024, 1026)),
     ("fcntl", (3, 1 << 32 | 1026, 0), "EPERM", "EPERM"),
     ("fcntl", (1026, 1, 1026), "allow", "allow"),
     ("ioctl", (0, 0x5401), "allow", "allow"),
