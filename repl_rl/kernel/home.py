@@ -110,9 +110,10 @@ class Home:
 def remove_tree(folder: Path) -> None:
     """Whatever modes a session has given to what lies in it."""
     for inner, folders, _ in os.walk(folder):
-        for name in folders:
-            with contextlib.suppress(OSError):
-                os.chmod(os.path.join(inner, name), 0o700, follow_symlinks=False)
+        for path in (os.path.join(inner, name) for name in folders):
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -147,6 +147,7 @@ def test_folders_that_a_session_has_locked_are_removed(tmp_path: Path) -> None:
     locked = tmp_path / "folder" / "a" / "b"
     locked.mkdir(parents=True)
     (locked / "file").touch()
+    (locked / "elsewhere").symlink_to("/usr")
     for folder in (locked, locked.parent):
         folder.chmod(0o300)
     remove_tree(tmp_path / "folder")
