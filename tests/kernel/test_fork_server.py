@@ -120,11 +120,18 @@ def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_abor
     with_pool(use)
 
 
-def test_code_that_warms_up_and_fails_is_said_and_does_not_stop(caplog: pytest.LogCaptureFixture) -> None:
-    profile = _profile(preload=("json",), warm_up="import json\njson.loads('[')")
-
+@pytest.mark.parametrize(
+    ("preload", "warm_up", "said"),
+    [
+        ("json", "import json\njson.loads('[')", "warm_up code failed, and kernels go without: JSONDecodeError"),
+        ("not_a_package", "import not_a_package", "not installed here, so not preloaded in kernels: not_a_package"),
+    ],
+)
+def test_what_cannot_be_preloaded_is_said_and_left_out(
+    preload: str, warm_up: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use() -> None:
-        backend = ForkBackend(profile, LIMITS, "auto")
+        backend = ForkBackend(_profile(preload=(preload,), warm_up=warm_up), LIMITS, "auto")
         await backend.open(1000)
         kernel = await backend.start()
         assert (await kernel.execute("1")).output == "1\n"
@@ -133,26 +140,10 @@ def test_code_that_warms_up_and_fails_is_said_and_does_not_stop(caplog: pytest.L
 
     with caplog.at_level(logging.INFO):
         asyncio.run(use())
-    assert "the kernel profile's warm_up code failed, and kernels go without: JSONDecodeError" in caplog.text
+    assert said in caplog.text
 
 
-def test_a_package_that_is_not_installed_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
-    profile = _profile(preload=("not_a_package",), warm_up="import not_a_package")
-
-    async def use() -> None:
-        backend = ForkBackend(profile, LIMITS, "auto")
-        await backend.open(1000)
-        kernel = await backend.start()
-        assert (await kernel.execute("1")).output == "1\n"
-        await kernel.close()
-        await backend.close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(use())
-    assert "not installed here, so not preloaded in kernels: not_a_package" in caplog.text
-
-
-def test_a_server_that_does_not_come_up_says_what_it_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_come_up_says_what_it_printed() -> None:
     profile = _profile(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)")
 
     async def use() -> None:
@@ -279,6 +270,7 @@ def test_without_a_sandbox_children_end_with_their_session() -> None:
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
             children = eval((await kernel.execute(cell)).output)
+            assert [Path(f"/proc/{pid}/exe").exists() for pid in children] == [True, True]
         async with asyncio.timeout(5):
             while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
                 await asyncio.sleep(0.01)
