@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from repl_rl.background import BackgroundLoop
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
 
 Typed = Callable[..., list[ExecResult]]
@@ -46,6 +46,8 @@ def pools(loop: BackgroundLoop, pool: KernelPool) -> Iterator[Callable[[str, San
     def open_pool(backend: str, sandbox: SandboxKind) -> KernelPool:
         if (backend, sandbox) == ("fork", "bwrap"):
             return pool
+        if sandbox == "sandlock" and (problem := landlock.problem()):
+            pytest.skip(problem)
         if (backend, sandbox) not in opened:
             another = KernelPool(size=3, limits=LIMITS, backend=backend, sandbox=sandbox)
             loop.run(another.__aenter__())
