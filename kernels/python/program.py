@@ -21,13 +21,11 @@ import gc
 import json
 import os
 import resource
-import signal
 import site
 import sys
 
 import slim_imports
 
-_PR_SET_PDEATHSIG = 1
 _OWN_MODULES = (
     "program",
     "slim_imports",
@@ -62,7 +60,9 @@ def _fork_sessions(boot):
 
 def _be_a_kernel(boot):
     if boot["watches_parent"]:
-        _die_with_parent()
+        from confinement import die_with_parent
+
+        die_with_parent(os.getppid())
     _confine(boot["rlimits"], boot["uid"])
     sys.path.extend(boot["site_packages"])
     with slim_imports.stand_ins():
@@ -79,12 +79,6 @@ def _be_a_kernel(boot):
     gc.freeze()
     gc.enable()
     kernel.serve(boot["lifeline"], os._exit, 1)
-
-
-def _die_with_parent():
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _confine(rlimits, uid):

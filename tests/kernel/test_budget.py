@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from kernel.conftest import LIMITS, in_one_session
 
+from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits
 from repl_rl.kernel.forked import backend as forked_module
 from repl_rl.kernel.forked.cgroup import MemoryCgroup
@@ -110,6 +111,25 @@ def test_the_whole_server_stands_in_a_group_with_the_budget_where_one_can_be_mad
 
     pool = with_pool(use, memory_mb=250, limits=Limits(memory_mb=1024))
     assert pool.stats.restarts == 0
+
+
+def test_a_pool_that_finds_no_folder_leaves_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MemoryCgroup | None] = []
+    real = MemoryCgroup.make
+
+    def make(limit_bytes: int) -> MemoryCgroup | None:
+        made.append(real(limit_bytes))
+        return made[-1]
+
+    def refuse(**named: object) -> str:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(forked_module.MemoryCgroup, "make", make)
+    monkeypatch.setattr("repl_rl.kernel.home.tempfile.mkdtemp", refuse)
+    with pytest.raises(KernelStartError, match="set TMPDIR to a writable one"):
+        asyncio.run(KernelPool(1, LIMITS).__aenter__())
+    assert len(made) == 1
+    assert made[0] is None or not made[0].folder.exists()
 
 
 def test_memory_is_measured() -> None:

@@ -29,6 +29,8 @@ class ForkBackend:
         self._limits = limits
         self._kind = kind
         self._server: ForkServer | None = None
+        self._home: Home | None = None
+        self._cgroup: MemoryCgroup | None = None
         self._starting = asyncio.Lock()
         self.restarts = 0
 
@@ -36,9 +38,9 @@ class ForkBackend:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
         self._cgroup = MemoryCgroup.make(int((memory_mb + _SERVER_MB) * _MIB))
-        self._home = await asyncio.to_thread(Home, None if self._cgroup is None else self._cgroup.folder)
-        self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
         try:
+            self._home = await asyncio.to_thread(Home, None if self._cgroup is None else self._cgroup.folder)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
             await self.close()
@@ -46,6 +48,7 @@ class ForkBackend:
 
     async def start(self) -> ForkedKernel:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
+        assert self._home is not None
         try:
             return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home)
         except OSError as error:
@@ -56,7 +59,8 @@ class ForkBackend:
             await self._server.close()
         if self._cgroup is not None:
             await asyncio.to_thread(self._cgroup.close)
-        await asyncio.to_thread(self._home.close)
+        if self._home is not None:
+            await asyncio.to_thread(self._home.close)
 
     async def _running_server(self) -> ForkServer:
         async with self._starting:
@@ -66,5 +70,6 @@ class ForkBackend:
                 await self._server.close()
                 self._server = None
             if self._server is None:
+                assert self._home is not None
                 self._server = await ForkServer.start(self._sandbox, self._home, self._cgroup)
             return self._server
