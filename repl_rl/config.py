@@ -75,6 +75,12 @@ class KernelConfig(Section):
 
 
 class EngineConfig(Section):
+    """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
+
+    backend: Literal["auto", "vllm", "server", "transformers"] = "auto"
+    """`auto`: servers if any are named, else vLLM in this process where it is installed, else transformers."""
+    servers: tuple[str, ...] = ()
+    """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     context_tokens: int = Field(1024, ge=32)
     """Prompt and completion together."""
     places: int = Field(64, ge=1)
@@ -83,6 +89,19 @@ class EngineConfig(Section):
     """CPU only: memory of the KV cache, in whole GiB."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """GPU only: share of the device that the engine takes beside the trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, values: Any) -> Any:
+        return {"backend": values} if isinstance(values, str) else values
+
+    @model_validator(mode="after")
+    def _servers_fit_the_backend(self) -> EngineConfig:
+        if self.backend == "server" and not self.servers:
+            raise ValueError("backend server needs the URLs of its servers; set servers: [http://host:8000]")
+        if self.servers and self.backend not in ("auto", "server"):
+            raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
+        return self
 
 
 class SamplingConfig(Section):

@@ -94,7 +94,7 @@ class Rollout:
             if allowance.tokens < 1:
                 session.stop = allowance.reason
                 break
-            sampled = await self.engine.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
+            sampled = await session.seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
             text = self.vocabulary.decode(sampled.ids, before=session.transcript.ids[: -len(sampled.ids)])
             session.typing = text
@@ -127,11 +127,15 @@ class Rollout:
         session.transcript.append_output(ids)
         return None
 
+    def _most_tokens(self, prompt: Prompt) -> int:
+        return min(len(prompt.ids) + self.budget.tokens, self.context_tokens)
+
     async def _one_or_aborted(self, task: Task, prompt: Prompt, sampling: SamplingConfig) -> Trajectory:
         version = self.engine.version
         async with AsyncExitStack() as stack:
+            seat = await stack.enter_async_context(self.engine.seat(self._most_tokens(prompt)))
             interpreter = Interpreter(self.kernels, stack)
-            session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, sampling)
+            session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, seat, sampling)
             error: str | None = None
             try:
                 await interpreter.start()

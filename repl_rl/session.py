@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, Reader, Turn
-from repl_rl.engine import Finish
+from repl_rl.engine import Finish, Seat
 from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
@@ -89,6 +89,7 @@ class Session:
     transcript: Transcript
     reader: Reader
     interpreter: Interpreter
+    seat: Seat
     sampling: SamplingConfig
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Vocabulary
+from repl_rl.engine import Engine, SampledLine, Seat, Vocabulary
 from repl_rl.trajectory import Trajectory
 
 
@@ -24,14 +25,25 @@ class RecordingEngine:
     def version(self) -> int:
         return self._engine.version
 
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        given = tuple(ids)
-        line = await self._engine.sample_line(ids, max_tokens, sampling)
-        self.calls.append((given, line))
-        return line
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[RecordingSeat]:
+        async with self._engine.seat(tokens) as seat:
+            yield RecordingSeat(seat, self.calls)
 
     def close(self) -> None:
         self._engine.close()
+
+
+class RecordingSeat:
+    def __init__(self, seat: Seat, calls: list[tuple[tuple[int, ...], SampledLine]]) -> None:
+        self._seat = seat
+        self._calls = calls
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        given = tuple(ids)
+        line = await self._seat.sample_line(ids, max_tokens, sampling)
+        self._calls.append((given, line))
+        return line
 
 
 def assert_the_engine_was_given_the_sequence_so_far(

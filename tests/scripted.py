@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
@@ -22,6 +23,10 @@ class ScriptedEngine:
         self._vocabulary = vocabulary
         self._script = script
         self._sessions: dict[tuple[int, ...], tuple[str, int]] = {}
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
+        yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         self.given.append(list(ids))

@@ -1,11 +1,11 @@
 """Ids in, one sampled line out.
 
-An engine knows tokens and weights, and no kernels. `Engine` is the seam: the line loop works with anything that has
-`sample_line`, and the tests run it with a scripted one. `make_engine` picks by config.
+An engine knows tokens and weights, and no kernels. `Engine` is the seam: a trajectory takes a `Seat` at it and asks for
+line after line; the tests run the line loop with a scripted one. `make_engine` picks by config.
 """
 
-from repl_rl.engine.base import Engine, Finish, SampledLine
+from repl_rl.engine.base import Engine, Finish, SampledLine, Seat
 from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 
-__all__ = ["Engine", "Finish", "SampledLine", "Vocabulary", "load_vocabulary", "make_engine"]
+__all__ = ["Engine", "Finish", "SampledLine", "Seat", "Vocabulary", "load_vocabulary", "make_engine"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -34,18 +35,25 @@ class SampledLine:
             raise ValueError(f"a sampled line of {len(self.ids)} ids and {len(self.logprobs)} logprobs")
 
 
+class Seat(Protocol):
+    """One trajectory's place at an engine. What the engine keeps of it (cached keys and values, which server) ends with it."""
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
+
+        Raises EngineError if the engine can't go on. Cancelling the call frees its sequence. One call at a time.
+        """
+
+
 class Engine(Protocol):
-    """A policy that samples lines. Calls may overlap freely; each is one sequence in the engine's batch."""
+    """A policy that samples lines. Seats work side by side; a line that is being sampled is one sequence of the batch."""
 
     @property
     def version(self) -> int:
         """How many weight updates the policy has seen."""
 
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
-
-        Raises EngineError if the engine can't go on. Cancelling the call frees its sequence.
-        """
+    def seat(self, tokens: int) -> AbstractAsyncContextManager[Seat]:
+        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits, in order, until there is room."""
 
     def close(self) -> None:
         """Release the model; a second call does nothing."""

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import Literal
+
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.base import Engine
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.engine.vocabulary import Vocabulary
+
+
+def engine_backend(config: EngineConfig) -> Literal["vllm", "server", "transformers"]:
+    """What `auto` comes to on this machine."""
+    if config.backend != "auto":
+        return config.backend
+    if config.servers:
+        return "server"
+    return "transformers" if importlib.util.find_spec("vllm") is None else "vllm"
 
 
 def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0) -> Engine:

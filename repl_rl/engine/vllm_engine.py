@@ -13,7 +13,8 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,7 +24,7 @@ from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
 from repl_rl.config import EngineConfig, SamplingConfig
-from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.base import Finish, SampledLine, Seat
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError, ModelError
 
@@ -60,6 +61,10 @@ class VLLMEngine:
         self._params = lru_cache(maxsize=1024)(self._make_params)
         self._thread = threading.Thread(target=self._step_forever, name="vllm-engine", daemon=True)
         self._thread.start()
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
+        yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         loop = asyncio.get_running_loop()
