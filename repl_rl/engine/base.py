@@ -36,7 +36,7 @@ class SampledLine:
 
 
 class Seat(Protocol):
-    """One trajectory's place at an engine. What the engine keeps of it (cached keys and values, which server) ends with it."""
+    """One trajectory's place at an engine. What the engine keeps for it (cached keys and values, a server) ends with it."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
@@ -46,14 +46,14 @@ class Seat(Protocol):
 
 
 class Engine(Protocol):
-    """A policy that samples lines. Seats work side by side; a line that is being sampled is one sequence of the batch."""
+    """A policy that samples lines. Seats work side by side; a line being sampled is one sequence of the batch."""
 
     @property
     def version(self) -> int:
         """How many weight updates the policy has seen."""
 
     def seat(self, tokens: int) -> AbstractAsyncContextManager[Seat]:
-        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits, in order, until there is room."""
+        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room."""
 
     def close(self) -> None:
         """Release the model; a second call does nothing."""
