@@ -36,7 +36,7 @@ class SampledLine:
 
 
 class Seat(Protocol):
-    """One trajectory's place at an engine. What the engine keeps for it (cached keys and values, a server) ends with it."""
+    """One trajectory's place at an engine. What the engine keeps for it (keys and values, a server) ends with it."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
