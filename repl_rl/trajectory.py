@@ -50,6 +50,8 @@ class StopReason(StrEnum):
     """The interpreter was killed by what the model typed (time, memory, exit): its state is gone."""
     ABORTED = "aborted"
     """The machinery failed. Takes part in no loss."""
+    UNFINISHED = "unfinished"
+    """Cut because enough of its batch had finished (`budget.finish_share`). Takes part in no loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,13 @@ class Trajectory:
     error: str | None = None
     """What failed, where `stop_reason` is aborted."""
     duration_s: float = 0.0
+    """Wall time from the call that asked for it to the end of its last line."""
+    engine_s: float = 0.0
+    """Of `duration_s`: waiting for lines to be sampled."""
+    kernel_s: float = 0.0
+    """Of `duration_s`: waiting for cells to run."""
+    queue_s: float = 0.0
+    """Of `duration_s`: waiting for its turn, a seat at the engine, and a kernel."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -118,15 +127,18 @@ class Trajectory:
                 f"trajectory of task {self.task_id!r}: {length} completion ids, {len(self.sampled_mask)} mask values "
                 f"and {len(self.logprobs)} logprobs; the three have to be of one length"
             )
-        covered = [index for line in self.lines for index in range(line.start, line.end)]
-        sampled = [index for index, was_sampled in enumerate(self.sampled_mask) if was_sampled]
-        if covered != sampled:
+        if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
 
     @property
     def is_void(self) -> bool:
-        """True where the machinery failed, or nothing was sampled: no part of any loss."""
-        return self.stop_reason is StopReason.ABORTED or not self.lines
+        """True where the machinery failed, it was cut, or nothing was sampled: no part of any loss."""
+        return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED) or not self.lines
+
+    @property
+    def own_s(self) -> float:
+        """What is left of `duration_s`: our own work. All of it in records that tell no other times."""
+        return max(0.0, self.duration_s - self.engine_s - self.kernel_s - self.queue_s)
 
     @property
     def sampled_tokens(self) -> int:
@@ -135,7 +147,7 @@ class Trajectory:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types only. Raises ValueError on a logprob, reward, advantage or time that is not finite."""
         record = dataclasses.asdict(self)
-        numbers = [*self.logprobs, self.outcome_reward, self.duration_s]
+        numbers = [*self.logprobs, self.outcome_reward, self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
         if not all(math.isfinite(number) for number in numbers if number is not None):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
@@ -152,6 +164,16 @@ class Trajectory:
         values["stop_reason"] = StopReason(values["stop_reason"])
         values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
         return cls(**values)
+
+
+def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
+    """The mask that lines in order amount to; None where they overlap, run backwards or go beyond the end."""
+    mask: list[bool] = []
+    for line in lines:
+        if line.start < len(mask) or line.end > length:
+            return None
+        mask += [False] * (line.start - len(mask)) + [True] * (line.end - line.start)
+    return mask + [False] * (length - len(mask))
 
 
 def _line_from_dict(record: Mapping[str, Any]) -> Line:

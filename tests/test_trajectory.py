@@ -77,6 +77,9 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         version=draw(st.integers(0, 1000)),
         error=draw(st.none() | ANY_TEXT),
         duration_s=draw(FINITE),
+        engine_s=draw(FINITE),
+        kernel_s=draw(FINITE),
+        queue_s=draw(FINITE),
     )
 
 
@@ -129,7 +132,7 @@ def test_unknown_keys_are_ignored() -> None:
 
 def test_keys_with_a_default_may_be_missing() -> None:
     record = trajectory().to_dict()
-    for key in ("answer", "outcome_reward", "version", "error", "duration_s"):
+    for key in ("answer", "outcome_reward", "version", "error", "duration_s", "engine_s", "kernel_s", "queue_s"):
         del record[key]
     del record["lines"][0]["error_name"]
     assert Trajectory.from_dict(record) == trajectory(answer=None)
@@ -148,8 +151,9 @@ def test_keys_with_a_default_may_be_missing() -> None:
             {"lines": (Line(0, 2, "", LineKind.OPEN), Line(1, 2, "", LineKind.OPEN), Line(3, 5, "", LineKind.OPEN))},
             "don't",
         ),
+        ({"lines": (Line(0, 2, "", LineKind.OPEN), Line(3, 6, "", LineKind.OPEN))}, "don't cover exactly"),
     ],
-    ids=["mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap"],
+    ids=["mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap", "beyond the end"],
 )
 def test_misaligned_trajectories_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -162,13 +166,16 @@ def test_a_line_has_tokens(start: int, end: int) -> None:
         Line(start, end, "x\n", LineKind.STATEMENT)
 
 
+TIMES = ("duration_s", "engine_s", "kernel_s", "queue_s")
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["logprobs", "outcome_reward", "duration_s", "reward", "advantage", "line duration_s"])
+@pytest.mark.parametrize("name", ["logprobs", "outcome_reward", *TIMES, "reward", "advantage", "line duration_s"])
 def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path, name: str, number: float) -> None:
     first, last = trajectory().lines
     if name == "logprobs":
         faulty = trajectory(logprobs=(0.0, number, 0.0, 0.0, 0.0))
-    elif name in ("outcome_reward", "duration_s"):
+    elif name in ("outcome_reward", *TIMES):
         faulty = trajectory(**{name: number})
     else:
         changes: dict[str, Any] = {name.removeprefix("line "): number}
@@ -212,9 +219,16 @@ def test_void_trajectories() -> None:
     empty: dict[str, Any] = {"completion_ids": (), "sampled_mask": (), "logprobs": (), "lines": ()}
     assert not trajectory().is_void
     assert trajectory(stop_reason=StopReason.ABORTED).is_void
+    assert trajectory(stop_reason=StopReason.UNFINISHED).is_void
     assert trajectory(**empty, stop_reason=StopReason.CONTEXT).is_void
     assert trajectory(stop_reason=StopReason.KILLED).is_void is False
 
 
 def test_sampled_tokens_counts_the_mask() -> None:
     assert trajectory().sampled_tokens == 4
+
+
+def test_own_time_is_what_the_waits_leave() -> None:
+    assert trajectory(duration_s=10.0, engine_s=4.0, kernel_s=2.5, queue_s=1.5).own_s == 2.0
+    assert trajectory(duration_s=10.0).own_s == 10.0
+    assert trajectory(duration_s=1.0, engine_s=0.5, kernel_s=0.75).own_s == 0.0
