@@ -1,32 +1,42 @@
 """Where engine, kernel and dialect meet: a task becomes a trajectory, line by line.
 
 `Rollout.one` is the whole idea, read top to bottom: sample a line, run it, put the output in, until something ends it.
-Trajectories run side by side and never wait for one another. A failure of the machinery makes a trajectory `aborted`;
-whatever the typed code does is part of the data.
+Trajectories run side by side and never wait for one another; `stream` hands each on as it ends. A failure of the
+machinery makes a trajectory `aborted`; whatever the typed code does is part of the data.
 
 Not covered: a failing engine, which ends the run (its weights are everybody's).
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import time
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AsyncExitStack, aclosing
+from functools import lru_cache
+from typing import Any
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Dialect
-from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary
+from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
-from repl_rl.session import Interpreter, Prompt, Session
+from repl_rl.scheduler import Cut, Scheduler, Ticket
+from repl_rl.session import Clock, Interpreter, Prompt, Session, Wait
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
+
+_REMEMBERED_PROMPTS = 256
+_REMEMBERED_OUTPUTS = 1024
+_SHORT_OUTPUT_CHARS = 32
+_LINE_FRAME_TOKENS = 8
+"""At most as many stand around each line of a question."""
 
 
 class Rollout:
     """The policy in `engine` at the keyboard of interpreters from `kernels`.
 
-    `context_tokens` bounds prompt and completion together. One instance serves many tasks at once.
+    `context_tokens` bounds prompt and completion together. At most `at_once` trajectories of a batch run at a time;
+    None leaves that to engine and kernels. One instance serves many tasks at once.
     """
 
     def __init__(
@@ -40,6 +50,7 @@ class Rollout:
         sampling: SamplingConfig,
         context_tokens: int,
         chat: bool = False,
+        at_once: int | None = None,
     ) -> None:
         self.engine = engine
         self.kernels = kernels
@@ -49,52 +60,75 @@ class Rollout:
         self.sampling = sampling
         self.context_tokens = context_tokens
         self.chat = chat
+        self.at_once = at_once
+        self._prompt_of = lru_cache(_REMEMBERED_PROMPTS)(self._encode_prompt)
+        self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(vocabulary.encode_output)
 
     def prompt(self, task: Task) -> Prompt:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        if self.chat:
-            chat = self.dialect.chat_prompt(task.question)
-            ids = self.vocabulary.encode_chat(chat.messages, chat.prefill)
-            text = self.vocabulary.decode(ids)
-        else:
-            text = self.dialect.completion_prompt(task.question)
-            ids = self.vocabulary.encode_prompt(text)
-        if len(ids) >= self.context_tokens:
+        prompt = self._prompt_of(task.question)
+        if len(prompt.ids) >= self.context_tokens:
             raise ConfigError(
-                f"the prompt of task {task.id!r} has {len(ids)} tokens and engine.context_tokens is "
+                f"the prompt of task {task.id!r} has {len(prompt.ids)} tokens and engine.context_tokens is "
                 f"{self.context_tokens}; raise it, or shorten the prompt"
             )
-        return Prompt(text, ids)
+        return prompt
 
-    async def many(self, tasks: Sequence[Task], sampling: SamplingConfig | None = None) -> list[Trajectory]:
+    async def stream(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
+        """The index of a task and its trajectory, as they end; with `cut`, unfinished ones too.
+
+        Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. What
+        still runs when the iterator is closed (`contextlib.aclosing`) is cancelled.
+        """
+        self._refuse_long_prompts(tasks)
+        asked = time.monotonic()
+
+        def run(index: int, ticket: Ticket) -> Coroutine[Any, Any, Trajectory]:
+            return self._roll(tasks[index], sampling or self.sampling, ticket, asked)
+
+        async with aclosing(Scheduler(run, len(tasks), self.at_once, cut).stream()) as ended:
+            async for index, trajectory in ended:
+                yield index, trajectory
+
+    async def groups(
+        self, tasks: Sequence[Task], group_size: int, sampling: SamplingConfig | None = None, cut: Cut | None = None
+    ) -> AsyncGenerator[tuple[int, list[Trajectory]], None]:
+        """As `stream`, for `group_size` tasks in a row at a time: a group's number and its trajectories in order."""
+        open_groups: dict[int, dict[int, Trajectory]] = {}
+        async with aclosing(self.stream(tasks, sampling, cut)) as ended:
+            async for index, trajectory in ended:
+                number = index // group_size
+                members = open_groups.setdefault(number, {})
+                members[index] = trajectory
+                if len(members) == min(group_size, len(tasks) - number * group_size):
+                    yield number, [member for _, member in sorted(open_groups.pop(number).items())]
+
+    async def many(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+    ) -> list[Trajectory]:
         """One trajectory per task, in the order of the tasks.
 
-        Raises EngineError if the engine fails, and KernelError if not a single trajectory could run.
+        Raises what `stream` raises, and KernelError if not a single trajectory could run.
         """
-        prompts = [self.prompt(task) for task in tasks]
-        try:
-            async with asyncio.TaskGroup() as group:
-                running = [
-                    group.create_task(self._one_or_aborted(task, prompt, sampling or self.sampling))
-                    for task, prompt in zip(tasks, prompts, strict=True)
-                ]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-        trajectories = [done.result() for done in running]
+        ended = {index: trajectory async for index, trajectory in self.stream(tasks, sampling, cut)}
+        trajectories = [ended[index] for index in range(len(tasks))]
         if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
             raise KernelError(
                 f"no kernel worked for any of {len(tasks)} trajectories; the first: {trajectories[0].error}"
             )
         return trajectories
 
-    async def one(self, session: Session) -> None:
+    async def one(self, session: Session, seat: Seat) -> None:
         """The line loop. What it does is in `session`, also if it is left by an exception."""
         while session.stop is None:
             allowance = session.allowance(self.budget, self.context_tokens)
             if allowance.tokens < 1:
                 session.stop = allowance.reason
                 break
-            sampled = await session.seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
+            with session.clock.waiting(Wait.ENGINE):
+                sampled = await seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
             text = self.vocabulary.decode(sampled.ids, before=session.transcript.ids[: -len(sampled.ids)])
             session.typing = text
@@ -119,7 +153,8 @@ class Rollout:
 
     def _put_in(self, shown: str, session: Session) -> StopReason | None:
         """Append interpreter text to the sequence, unless it leaves no room to go on."""
-        ids = self.vocabulary.encode_output(shown)
+        is_short = len(shown) <= _SHORT_OUTPUT_CHARS
+        ids = self._encode_short(shown) if is_short else self.vocabulary.encode_output(shown)
         if len(session.transcript) + len(ids) >= self.context_tokens:
             return StopReason.CONTEXT
         if len(session.transcript.completion_ids) + len(ids) >= self.budget.tokens:
@@ -127,19 +162,46 @@ class Rollout:
         session.transcript.append_output(ids)
         return None
 
-    def _most_tokens(self, prompt: Prompt) -> int:
-        return min(len(prompt.ids) + self.budget.tokens, self.context_tokens)
-
-    async def _one_or_aborted(self, task: Task, prompt: Prompt, sampling: SamplingConfig) -> Trajectory:
-        version = self.engine.version
+    async def _roll(self, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float) -> Trajectory:
+        """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
+        prompt, version, clock = self.prompt(task), self.engine.version, Clock(asked)
+        error: str | None = None
         async with AsyncExitStack() as stack:
-            seat = await stack.enter_async_context(self.engine.seat(self._most_tokens(prompt)))
-            interpreter = Interpreter(self.kernels, stack)
-            session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, seat, sampling)
-            error: str | None = None
+            interpreter = Interpreter(self.kernels, stack, clock)
+            session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, sampling, clock)
             try:
-                await interpreter.start()
-                await self.one(session)
+                if not ticket.is_cut:
+                    with ticket.open_to_cut():
+                        await self._take_place_and_type(session, stack)
             except KernelError as failure:
                 session.stop, error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
+            if session.stop is None:
+                session.stop = StopReason.UNFINISHED
+            clock.end()
         return session.trajectory(task, prompt, version, error)
+
+    async def _take_place_and_type(self, session: Session, stack: AsyncExitStack) -> None:
+        transcript = session.transcript
+        most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
+        with session.clock.waiting(Wait.QUEUE):
+            seat = await stack.enter_async_context(self.engine.seat(most_tokens))
+        await session.interpreter.start()
+        session.clock.begin()
+        await self.one(session, seat)
+
+    def _encode_prompt(self, question: str) -> Prompt:
+        if self.chat:
+            chat = self.dialect.chat_prompt(question)
+            ids = self.vocabulary.encode_chat(chat.messages, chat.prefill)
+            return Prompt(self.vocabulary.decode(ids), ids)
+        text = self.dialect.completion_prompt(question)
+        return Prompt(text, self.vocabulary.encode_prompt(text))
+
+    def _refuse_long_prompts(self, tasks: Sequence[Task]) -> None:
+        """Encodes only what may be too long: as a rule, a token stands for one byte of the question or more."""
+        frame_tokens = len(self._prompt_of("").ids)
+        for task in {task.question: task for task in tasks}.values():
+            question_bytes = len(task.question.encode("utf-8", "replace"))
+            most_tokens = frame_tokens + question_bytes + _LINE_FRAME_TOKENS * len(task.question.splitlines())
+            if most_tokens >= self.context_tokens:
+                self.prompt(task)

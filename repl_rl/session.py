@@ -7,13 +7,14 @@ run in it. `Ran` says what a turn did: the most telling of its results gives the
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, Reader, Turn
-from repl_rl.engine import Finish, Seat
+from repl_rl.engine import Finish
 from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
@@ -31,18 +32,69 @@ class Prompt:
     ids: tuple[int, ...]
 
 
+class Wait(Enum):
+    """What a trajectory waits for; what is left of its time is our own work."""
+
+    ENGINE = "engine"
+    KERNEL = "kernel"
+    QUEUE = "queue"
+
+
+class Clock:
+    """Where the wall time of one trajectory goes.
+
+    A wait lasts from asking until the trajectory goes on. While the event loop is busy with others, a result that is
+    there waits too, and that is in the wait: `time/loop_share` among the metrics says how busy the loop was.
+    Everything is in seconds; `asked` is `time.monotonic()` when the batch was asked for.
+    """
+
+    def __init__(self, asked: float | None = None) -> None:
+        now = time.monotonic()
+        self.asked = now if asked is None else asked
+        self.waited_s = {Wait.ENGINE: 0.0, Wait.KERNEL: 0.0, Wait.QUEUE: now - self.asked}
+        self._began = now
+        self._ended: float | None = None
+
+    @contextmanager
+    def waiting(self, wait: Wait) -> Iterator[None]:
+        """Count the time of the block, however it is left."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s[wait] += time.monotonic() - began
+
+    def begin(self) -> None:
+        """Seat and kernel are there: from now on `budget.seconds` runs."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """The last line is over; what is cleaned up afterwards counts for nobody."""
+        self._ended = time.monotonic()
+
+    @property
+    def running_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def duration_s(self) -> float:
+        return (time.monotonic() if self._ended is None else self._ended) - self.asked
+
+
 class Interpreter:
     """The kernel of one trajectory. While no cell has run there is no state to lose, so a failed one is replaced."""
 
-    def __init__(self, kernels: KernelSource, stack: AsyncExitStack) -> None:
+    def __init__(self, kernels: KernelSource, stack: AsyncExitStack, clock: Clock | None = None) -> None:
         self._kernels = kernels
         self._stack = stack
+        self._clock = clock or Clock()
         self._kernel: KernelSession | None = None
         self._has_state = False
 
     async def start(self) -> None:
         """Take a kernel. Raises KernelError if none comes up."""
-        self._kernel = await self._stack.enter_async_context(self._kernels.session())
+        with self._clock.waiting(Wait.QUEUE):
+            self._kernel = await self._stack.enter_async_context(self._kernels.session())
 
     async def execute(self, source: str) -> ExecResult:
         for attempt in range(_KERNEL_ATTEMPTS):
@@ -50,7 +102,8 @@ class Interpreter:
                 if self._kernel is None:
                     await self.start()
                 assert self._kernel is not None
-                result = await self._kernel.execute(source)
+                with self._clock.waiting(Wait.KERNEL):
+                    result = await self._kernel.execute(source)
                 if result.by_machinery:
                     raise KernelDiedError("the kernel went down together with what it was forked from")
             except KernelError:
@@ -89,14 +142,13 @@ class Session:
     transcript: Transcript
     reader: Reader
     interpreter: Interpreter
-    seat: Seat
     sampling: SamplingConfig
+    clock: Clock = field(default_factory=Clock)
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
     typing: str = ""
     """The line that was sampled last."""
-    started: float = field(default_factory=time.monotonic)
 
     def allowance(self, budget: BudgetConfig, context_tokens: int) -> Allowance:
         """The tightest of the three token budgets."""
@@ -113,7 +165,7 @@ class Session:
             return StopReason.EOS
         if len(self.lines) + 1 >= budget.lines:
             return StopReason.MAX_LINES
-        return StopReason.SECONDS if time.monotonic() - self.started >= budget.seconds else None
+        return StopReason.SECONDS if self.clock.running_s >= budget.seconds else None
 
     async def run(self, typed: tuple[str, bool]) -> Ran:
         """Run the cells that a turn completes, in order, until one of them ends the trajectory."""
@@ -129,7 +181,10 @@ class Session:
         return _summarize(turn, results)
 
     def trajectory(self, task: Task, prompt: Prompt, version: int, error: str | None) -> Trajectory:
+        """What it has come to. Output behind the last line is left out: nothing was sampled after it."""
         assert self.stop is not None
+        lines = tuple(self._all_lines())
+        self.transcript.cut_behind(lines[-1].end if lines else 0)
         return Trajectory(
             task_id=task.id,
             prompt=prompt.text,
@@ -138,17 +193,20 @@ class Session:
             sampled_mask=tuple(self.transcript.sampled_mask),
             logprobs=tuple(self.transcript.logprobs),
             stop_reason=self.stop,
-            lines=tuple(self._all_lines()),
+            lines=lines,
             answer=self.answer,
             version=version,
             error=error,
-            duration_s=time.monotonic() - self.started,
+            duration_s=self.clock.duration_s,
+            engine_s=self.clock.waited_s[Wait.ENGINE],
+            kernel_s=self.clock.waited_s[Wait.KERNEL],
+            queue_s=self.clock.waited_s[Wait.QUEUE],
         )
 
     def _all_lines(self) -> list[Line]:
-        """The lines, and where the machinery failed under one, that line too: its tokens were sampled."""
+        """The lines, and one that was running when the machinery failed or the cut came: its tokens were sampled."""
         covered = self.lines[-1].end if self.lines else 0
-        lost = [index for index, was in enumerate(self.transcript.sampled_mask) if was and index >= covered]
+        lost = [index for index, was in enumerate(self.transcript.sampled_mask[covered:], covered) if was]
         return [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
 
 

@@ -32,6 +32,11 @@ class Transcript:
         """Put in interpreter text, masked; its start and end in the completion."""
         return self._append(ids, [0.0] * len(ids), sampled=False)
 
+    def cut_behind(self, end: int) -> None:
+        """Keep `end` tokens of the completion."""
+        for values in (self.completion_ids, self.sampled_mask, self.logprobs):
+            del values[end:]
+
     def _append(self, ids: Sequence[int], logprobs: Sequence[float], sampled: bool) -> tuple[int, int]:
         start = len(self.completion_ids)
         self.completion_ids.extend(ids)

@@ -23,7 +23,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "transcript background resources",
         "config",
         "engine kernel dialect rewards credit tasks metrics",
-        "session scoring nano attach",
+        "session scheduler scoring nano attach",
         "rollout",
         "models",
         "service",

@@ -1,0 +1,163 @@
+"""Which trajectories of a batch run, which wait their turn, and which are cut. Knows neither tokens nor kernels.
+
+Trajectories finish in any order and are handed on as they do. With a `Cut` the longest ones are not waited for: they
+are cancelled where they stand and come out as they are. Short trajectories are then seen more often than long ones,
+which is a bias; it buys the time that a few long ones would hold everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.trajectory import Trajectory
+
+_LEAST_FINISHED = 2
+"""Trajectories that a group needs for a baseline."""
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Once `share` of a batch has finished, the rest is cut; groups are `group_size` trajectories in a row.
+
+    No group loses its signal to the cut: one of which fewer than two trajectories have finished (void ones do not
+    count) has no baseline yet and runs on until it has; the rest of it is cut then.
+    """
+
+    share: float
+    group_size: int
+
+
+class CutRule:
+    """Pure: which groups of `count` trajectories are cut, told as they finish."""
+
+    def __init__(self, count: int, cut: Cut) -> None:
+        self._count = count
+        self._group_size = cut.group_size
+        self._needed = math.ceil(cut.share * count - _ROUNDING)
+        self._finished = 0
+        self._valid: Counter[int] = Counter()
+        self._cut: set[int] = set()
+
+    def is_cut(self, index: int) -> bool:
+        """Whether the group of trajectory `index` has been cut."""
+        return index // self._group_size in self._cut
+
+    def finished(self, index: int, is_void: bool) -> list[int]:
+        """Trajectory `index` has ended by itself; the indices, finished ones among them, of what is cut by that."""
+        group = index // self._group_size
+        self._finished += 1
+        self._valid[group] += not is_void
+        if self._finished < self._needed:
+            return []
+        candidates = range(math.ceil(self._count / self._group_size)) if self._finished == self._needed else [group]
+        newly_cut = [group for group in candidates if group not in self._cut and self._has_baseline(group)]
+        self._cut.update(newly_cut)
+        return [index for group in newly_cut for index in self._members(group)]
+
+    def _has_baseline(self, group: int) -> bool:
+        return self._valid[group] >= min(_LEAST_FINISHED, len(self._members(group)))
+
+    def _members(self, group: int) -> range:
+        return range(group * self._group_size, min((group + 1) * self._group_size, self._count))
+
+
+class Ticket:
+    """What a running trajectory and its scheduler know of each other."""
+
+    __slots__ = ("_is_open", "is_cut", "task")
+
+    def __init__(self, is_cut: bool) -> None:
+        self.is_cut = is_cut
+        """It is to end where it stands. One that has not begun looks at this before it begins."""
+        self.task: asyncio.Task[Trajectory] | None = None
+        self._is_open = False
+
+    def cut(self) -> None:
+        """End it now if it is in its open part, before it begins, or not at all if it is past that."""
+        self.is_cut = True
+        if self._is_open and self.task is not None:
+            self.task.cancel()
+
+    @contextmanager
+    def open_to_cut(self) -> Iterator[None]:
+        """A cut leaves the block wherever it stands, without an exception; what it waits for is cancelled."""
+        self._is_open = True
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not self.is_cut:
+                raise
+            if self.task is not None:
+                self.task.uncancel()
+        finally:
+            self._is_open = False
+
+
+class Scheduler:
+    """Runs `count` trajectories, at most `at_once` of them at a time (None: all), in the order of their indices.
+
+    `run(index, ticket)` makes one; cut or not, it returns a trajectory.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int, Ticket], Coroutine[Any, Any, Trajectory]],
+        count: int,
+        at_once: int | None = None,
+        cut: Cut | None = None,
+    ) -> None:
+        self._run = run
+        self._at_once = count if at_once is None else at_once
+        self._rule = None if cut is None else CutRule(count, cut)
+        self._left = iter(range(count))
+        self._count = count
+        self._running: dict[int, Ticket] = {}
+        self._ended: asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]] = asyncio.Queue()
+
+    async def stream(self) -> AsyncGenerator[tuple[int, Trajectory], None]:
+        """Index and trajectory, as they end. What is still running when this is left is cancelled and waited for.
+
+        Raises the first failure of `run`.
+        """
+        try:
+            while len(self._running) < self._at_once and self._start_next():
+                pass
+            for _ in range(self._count):
+                index, task = await self._ended.get()
+                yield index, task.result()
+        finally:
+            self._left = iter(())
+            tasks = [ticket.task for ticket in self._running.values() if ticket.task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start_next(self) -> bool:
+        index = next(self._left, None)
+        if index is None:
+            return False
+        ticket = Ticket(is_cut=self._rule is not None and self._rule.is_cut(index))
+        ticket.task = asyncio.create_task(self._run(index, ticket))
+        ticket.task.add_done_callback(lambda task: self._on_end(index, ticket, task))
+        self._running[index] = ticket
+        return True
+
+    def _on_end(self, index: int, ticket: Ticket, task: asyncio.Task[Trajectory]) -> None:
+        del self._running[index]
+        self._ended.put_nowait((index, task))
+        if not task.cancelled() and task.exception() is None and not ticket.is_cut:
+            self._cut_what_is_late(index, task.result())
+        self._start_next()
+
+    def _cut_what_is_late(self, index: int, trajectory: Trajectory) -> None:
+        late = [] if self._rule is None else self._rule.finished(index, trajectory.is_void)
+        for other in late:
+            if other in self._running:
+                self._running[other].cut()
