@@ -120,6 +120,10 @@ class BudgetConfig(Section):
     tokens: int = Field(400, ge=1)
     """Completion tokens, outputs included."""
     seconds: float = Field(120.0, gt=0)
+    """Wall time from the moment that engine and kernel are there."""
+    finish_share: float = Field(1.0, gt=0, le=1)
+    """Training only: once this share of a batch has finished, the rest is cut, kept as data and in no loss. A group of
+    which fewer than two have finished runs on until two have. Below 1, short trajectories are favoured."""
 
 
 class RewardsConfig(Section):

@@ -24,6 +24,7 @@ from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelErro
 from repl_rl.kernel import ExecResult, KernelPool, KernelSession
 from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
+from repl_rl.scheduler import Cut
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 CLIENT = """
@@ -345,6 +346,196 @@ def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabula
     )
     with pytest.raises(EngineError, match="the weights are broken"):
         asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
+
+
+class Stalling:
+    """Engine and kernels in one: trajectory n waits for ever for what `stalls[n]` names, or for nothing."""
+
+    def __init__(self, vocabulary: Vocabulary, stalls: Sequence[str]) -> None:
+        self._scripted = ScriptedEngine(
+            vocabulary, lambda prompt: [" x = 42\n", " y = x\n", " y\n", " submit_final_answer(y)\n"]
+        )
+        self._pool = FakeKernelPool()
+        self._stalls = stalls
+        self.version = 0
+        self.seats = self.kernels = 0
+        self.held = 0
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[Any]:
+        number, self.seats = self.seats, self.seats + 1
+        if self._stalls[number] == "seat":
+            await asyncio.Event().wait()
+        self.held += 1
+        try:
+            yield _StallingSeat(self._scripted, self._stalls[number])
+        finally:
+            self.held -= 1
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        number, self.kernels = self.kernels, self.kernels + 1
+        if self._stalls[number] == "kernel":
+            await asyncio.Event().wait()
+        self.held += 1
+        try:
+            async with self._pool.session() as kernel:
+                yield _StallingKernel(kernel, self._stalls[number])
+        finally:
+            self.held -= 1
+
+
+class _StallingSeat:
+    def __init__(self, scripted: ScriptedEngine, stall: str) -> None:
+        self._scripted = scripted
+        self._stall = stall
+        self._lines = 0
+
+    async def sample_line(self, *arguments: Any) -> SampledLine:
+        self._lines += 1
+        if self._stall == "sampling" and self._lines == 2:
+            await asyncio.Event().wait()
+        return await self._scripted.sample_line(*arguments)
+
+
+class _StallingKernel:
+    def __init__(self, kernel: KernelSession, stall: str) -> None:
+        self._kernel = kernel
+        self._stall = stall
+        self._cells = 0
+
+    async def execute(self, source: str) -> ExecResult:
+        self._cells += 1
+        if self._stall == "running" and self._cells == 2:
+            await asyncio.Event().wait()
+        return await self._kernel.execute(source)
+
+
+def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
+    stalls = ["", "", "sampling", "running", "kernel", "seat"]
+    both = Stalling(vocabulary, stalls)
+
+    async def go() -> list[Trajectory]:
+        rollout = Rollout(
+            both, both, PythonDialect(), vocabulary,
+            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
+        )  # fmt: skip
+        tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
+        return await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
+
+    trajectories = asyncio.run(go())
+    assert both.held == 0
+    assert [t.stop_reason for t in trajectories] == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 4
+    assert [t.is_void for t in trajectories] == [False] * 2 + [True] * 4
+    sampling, running, *waiting = ([(line.text, line.kind) for line in t.lines] for t in trajectories[2:])
+    assert sampling == [(" x = 42\n", LineKind.STATEMENT)]
+    assert running == [(" x = 42\n", LineKind.STATEMENT), (" y = x\n", LineKind.KILLED)]
+    assert waiting == [[], []]
+    assert [t.lines[-1].end == len(t.completion_ids) for t in trajectories[:4]] == [True] * 4
+
+
+def test_a_stream_hands_on_what_has_ended_and_groups_what_belongs_together(vocabulary: Vocabulary) -> None:
+    both = Stalling(vocabulary, [""] * 5)
+    tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(5)]
+
+    async def go() -> tuple[dict[int, str], dict[int, list[str]]]:
+        rollout = Rollout(
+            both, both, PythonDialect(), vocabulary,
+            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512, at_once=2,
+        )  # fmt: skip
+        single = {index: trajectory.task_id async for index, trajectory in rollout.stream(tasks)}
+        both.seats = both.kernels = 0
+        return single, {number: [t.task_id for t in group] async for number, group in rollout.groups(tasks, 2)}
+
+    single, groups = asyncio.run(go())
+    assert single == {0: "t0", 1: "t1", 2: "t2", 3: "t3", 4: "t4"}
+    assert groups == {0: ["t0", "t1"], 1: ["t2", "t3"], 2: ["t4"]}
+
+
+class FakeTime:
+    """A clock that only moves when somebody works."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+class SlowSource:
+    """Seats, lines, kernels, cells and the end of a session take their time on a made-up clock, in seconds."""
+
+    def __init__(self, vocabulary: Vocabulary, lines: list[str], **times_s: float) -> None:
+        self.clock = FakeTime()
+        self._scripted = ScriptedEngine(vocabulary, lambda prompt: lines)
+        self._pool = FakeKernelPool()
+        self._times_s = times_s
+        self.version = 0
+
+    def work(self, on: str) -> None:
+        self.clock.now_s += self._times_s[on]
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[Any]:
+        self.work("seat")
+        yield self
+
+    async def sample_line(self, *arguments: Any) -> SampledLine:
+        self.work("line")
+        return await self._scripted.sample_line(*arguments)
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        self.work("kernel")
+        async with self._pool.session() as self._kernel:
+            yield self
+        self.work("end")
+
+    async def execute(self, source: str) -> ExecResult:
+        self.work("cell")
+        return await self._kernel.execute(source)
+
+
+def roll_slowly(
+    vocabulary: Vocabulary, slow: SlowSource, monkeypatch: pytest.MonkeyPatch, budget: BudgetConfig
+) -> list[Trajectory]:
+    """Two trajectories, one after the other."""
+    monkeypatch.setattr("repl_rl.session.time", slow.clock)
+    monkeypatch.setattr("repl_rl.rollout.time", slow.clock)
+
+    async def go() -> list[Trajectory]:
+        rollout = Rollout(
+            slow, slow, PythonDialect(), vocabulary,
+            budget=budget, sampling=SamplingConfig(), context_tokens=512, at_once=1,
+        )  # fmt: skip
+        return await rollout.many([TASK, replace(TASK, id="t2", question="What is 7 * 6?")])
+
+    return asyncio.run(go())
+
+
+def test_the_time_of_a_trajectory_is_split(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [" # Think.\n", " x = 42\n", " submit_final_answer(x)\n"]
+    slow = SlowSource(vocabulary, lines, seat=1.0, line=4.0, kernel=2.0, cell=0.5, end=16.0)
+    put_in = Rollout._put_in
+
+    def work_and_put_in(*arguments: Any) -> Any:
+        slow.clock.now_s += 0.25
+        return put_in(*arguments)
+
+    monkeypatch.setattr(Rollout, "_put_in", work_and_put_in)
+    first, second = roll_slowly(vocabulary, slow, monkeypatch, BudgetConfig())
+    assert (first.engine_s, first.kernel_s, first.queue_s, first.own_s) == (12.0, 1.0, 3.0, 0.5)
+    assert first.duration_s == 16.5
+    assert (second.engine_s, second.kernel_s, second.queue_s, second.own_s) == (12.0, 1.0, 16.5 + 16.0 + 3.0, 0.5)
+
+
+def test_the_budget_of_seconds_begins_where_seat_and_kernel_are_there(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowSource(vocabulary, [f" {n}\n" for n in range(9)], seat=60.0, line=4.0, kernel=60.0, cell=1.0, end=60.0)
+    trajectories = roll_slowly(vocabulary, slow, monkeypatch, BudgetConfig(seconds=14.0))
+    assert [len(t.lines) for t in trajectories] == [3, 3]
+    assert {t.stop_reason for t in trajectories} == {StopReason.SECONDS}
 
 
 def test_no_kernel_at_all_raises_instead_of_training_on_nothing(vocabulary: Vocabulary) -> None:
