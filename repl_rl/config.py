@@ -81,6 +81,9 @@ class EngineConfig(Section):
     """`auto`: servers if any are named, else vLLM in this process where it is installed, else transformers."""
     servers: tuple[str, ...] = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
+    weights_folder: str | None = None
+    """Servers only: a folder that trainer and servers share, for new weights. null is a temporary one, which serves if all
+    run on this machine."""
     context_tokens: int = Field(1024, ge=32)
     """Prompt and completion together."""
     places: int = Field(64, ge=1)

@@ -20,9 +20,22 @@ def engine_backend(config: EngineConfig) -> Literal["vllm", "server", "transform
     return "transformers" if importlib.util.find_spec("vllm") is None else "vllm"
 
 
+def require_engine(config: EngineConfig) -> None:
+    """Raises DependencyError with the command that brings what the config's engine needs, before anything is loaded."""
+    if engine_backend(config) == "vllm":
+        require_vllm()
+
+
 def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0) -> Engine:
-    """Load the checkpoint at `path` into an engine. Raises DependencyError or ModelError before it loads anything."""
-    require_vllm()
+    """Load the checkpoint at `path` into an engine, or find the servers that have it.
+
+    Raises DependencyError, ModelError, EngineError or ConfigError before it loads anything.
+    """
+    require_engine(config)
+    if engine_backend(config) == "server":
+        from repl_rl.engine.server import VLLMServerEngine
+
+        return VLLMServerEngine([path, model.path], vocabulary, dtype=model.dtype, config=config)
     prepare_environment(config.kv_cache_gib)
     from repl_rl.engine.vllm_engine import VLLMEngine
 

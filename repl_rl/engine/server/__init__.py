@@ -1,0 +1,5 @@
+"""An `Engine` over HTTP: one or many `vllm serve` processes that hold the same weights."""
+
+from repl_rl.engine.server.engine import VLLMServerEngine
+
+__all__ = ["VLLMServerEngine"]
