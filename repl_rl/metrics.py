@@ -24,7 +24,8 @@ _COUNTED_AS_RUN = frozenset(
 def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
     """Means over a batch that took `seconds` to roll out. Shares are of all lines, or of all trajectories for stops.
 
-    Aborted trajectories count in `stops/aborted` alone.
+    Aborted and unfinished trajectories count in `stops/aborted` and `stops/unfinished` alone. `time/*_s` is what a
+    trajectory spent on average, queue included, so the four add up to its mean duration.
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -37,6 +38,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         **values,
         **_line_shares(lines),
         **_kernel_times(lines),
+        **_time_split(valid),
         "solve_rate": _mean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
         "lines_per_trajectory": len(lines) / len(valid),
         "tokens_per_trajectory": sampled / len(valid),
@@ -73,6 +75,11 @@ def _kernel_times(lines: Sequence[Line]) -> dict[str, float]:
     if not times_ms:
         return {}
     return {"kernel_ms_p50": percentile(times_ms, 0.5), "kernel_ms_p99": percentile(times_ms, 0.99)}
+
+
+def _time_split(valid: Sequence[Trajectory]) -> dict[str, float]:
+    names = ("engine_s", "kernel_s", "queue_s", "own_s")
+    return {f"time/{name}": _mean(getattr(trajectory, name) for trajectory in valid) for name in names}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from repl_rl.kernel import KernelPool, KernelSource, Profile
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
+from repl_rl.scheduler import Cut
 from repl_rl.trajectory import Task, Trajectory
 
 
@@ -53,16 +55,29 @@ class RolloutService:
             sampling=sampling,
             context_tokens=context_tokens,
             chat=chat,
+            at_once=kernel.size,
         )
+        self.loop_share = 0.0
+        """CPU time of the loop's thread in the last batch, as a share of its wall time. Near 1, all wait for the loop."""
         try:
             self._loop.run(self._pool.__aenter__())
         except BaseException:
             self._loop.close()
             raise
 
-    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None = None) -> list[Trajectory]:
-        """One trajectory per task, in their order."""
-        return self._loop.run(self.rollout.many(tasks, sampling))
+    def generate(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+    ) -> list[Trajectory]:
+        """One trajectory per task, in their order; with `cut`, unfinished ones among them."""
+        return self._loop.run(self._generate(tasks, sampling, cut))
+
+    async def _generate(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None
+    ) -> list[Trajectory]:
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        trajectories = await self.rollout.many(tasks, sampling, cut)
+        self.loop_share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        return trajectories
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles, flat."""

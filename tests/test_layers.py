@@ -20,9 +20,9 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "transcript background resources",
+        "transcript typed background resources",
         "config",
-        "engine kernel dialect rewards credit tasks metrics",
+        "engine kernel dialect rewards credit tasks metrics drift",
         "session scheduler scoring nano attach",
         "rollout",
         "models",
