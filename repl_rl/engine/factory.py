@@ -32,11 +32,16 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     Raises DependencyError, ModelError, EngineError or ConfigError before it loads anything.
     """
     require_engine(config)
-    if engine_backend(config) == "server":
+    backend = engine_backend(config)
+    if backend == "server":
         from repl_rl.engine.server import VLLMServerEngine
 
         return VLLMServerEngine([path, model.path], vocabulary, dtype=model.dtype, config=config)
     prepare_environment(config.kv_cache_gib)
+    if backend == "transformers":
+        from repl_rl.engine.transformers_engine import TransformersEngine
+
+        return TransformersEngine(path, vocabulary, dtype=model.dtype, config=config, seed=seed)
     from repl_rl.engine.vllm_engine import VLLMEngine
 
     return VLLMEngine(path, vocabulary, dtype=model.dtype, config=config, seed=seed)
