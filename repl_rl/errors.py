@@ -7,6 +7,7 @@
     ├── RewardError          a reward function or grader broke its contract
     ├── RunError             a run folder that can't be read or resumed
     ├── EngineError          the inference engine failed or lost a request
+    ├── TrainingError        training went wrong beyond what going on could mend
     └── KernelError          the machinery around an interpreter failed
         ├── KernelStartError   it did not come up
         ├── KernelDiedError    it went away between two lines, through no fault of the code it ran
@@ -43,6 +44,10 @@ class RunError(ReplRLError):
 
 class EngineError(ReplRLError):
     """The inference engine failed in a way that no retry of ours mends."""
+
+
+class TrainingError(ReplRLError):
+    """Training went wrong in a way that going on would only make worse, such as weights that are no numbers."""
 
 
 class KernelError(ReplRLError):

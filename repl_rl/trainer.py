@@ -5,16 +5,18 @@ TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync
 - rollouts come from the line loop, with a live interpreter behind every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
-- the vLLM engine is ours, in the trainer's own dtype, behind the attribute where TRL's sync finds it.
+- the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
 
 B batch, T completion tokens. TRL's private methods that this overrides are held in `tests/test_trl_contract.py`.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,12 +37,13 @@ from repl_rl.config import (
     Section,
     parse_config,
 )
-from repl_rl.engine import make_engine
-from repl_rl.engine.vllm_engine import VLLMEngine
+from repl_rl.drift import logprob_drift, reencoded
+from repl_rl.engine import Engine, TrainableEngine, make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.scheduler import Cut
 from repl_rl.scoring import CreditedTrajectory, Grader, credit, score
 from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
@@ -96,19 +99,28 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
 
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
-    """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there."""
+    """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there.
 
-    def __init__(self, engine: VLLMEngine, **arguments: Any) -> None:
-        self._engine = engine
+    vLLM in this process is filled by TRL itself, every other engine by its `load_weights`. Raises ConfigError for an
+    engine that takes no weights.
+    """
+
+    def __init__(self, engine: Engine, **arguments: Any) -> None:
+        self._engine: Any = engine
         super().__init__(**arguments)
 
     def _init_vllm(self) -> None:
-        self.llm = self._engine.llm
+        self.llm = getattr(self._engine, "llm", None)
         self._llm_weights_sleeping = False
+        if self.llm is None and not isinstance(self._engine, TrainableEngine):
+            raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
 
     def sync_weights(self) -> None:
-        super().sync_weights()
-        self._engine.version += 1
+        if self.llm is None:
+            self._engine.load_weights(self._iter_named_params())
+        else:
+            super().sync_weights()
+            self._engine.version += 1
 
 
 class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -156,13 +168,11 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._open_engine(path, vocabulary)
 
     def _open_engine(self, path: str, vocabulary: Vocabulary) -> None:
-        """Bring up vLLM and the kernels, and show TRL the engine where its weight sync looks for one."""
+        """Bring up the engine and the kernels, and show TRL the engine where its weight sync looks for one."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        self.engine = cast(
-            VLLMEngine,
-            make_engine(path, vocabulary, ModelConfig(path=path, dtype=dtype), args.engine, seed=args.seed),
-        )
+        model = ModelConfig(path=path, dtype=dtype)
+        self.engine = make_engine(path, vocabulary, model, args.engine, seed=args.seed)
         self.service = RolloutService(
             self.engine,
             vocabulary,
@@ -196,6 +206,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         credited = self._credit()
         completion_ids = output["completion_ids"]  # (B, T)
         output["advantages"] = token_advantages(credited, completion_ids)
+        self._log_logprob_drift(output)
         if self.model.training:
             self._keep(credited)
         return output
@@ -203,7 +214,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
         started = time.perf_counter()
-        trajectories = self.service.generate(self._batch_tasks)
+        trajectories = self.service.generate(self._batch_tasks, cut=self._cut())
         seconds = time.perf_counter() - started
         self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
         self._log_batch(self._last_scored, seconds)
@@ -232,11 +243,57 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             name = f"step_{self.state.global_step + 1:05d}.jsonl"
             write_jsonl(Path(self.args.rollout_dir) / name, [item.trajectory for item in credited])
 
+    def _cut(self) -> Cut | None:
+        """How a training batch is cut; evaluation waits for everything."""
+        share = self.args.budget.finish_share
+        return Cut(share, self.num_generations) if self.model.training and share < 1 else None
+
     def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
-        mode = "train" if self.model.training else "eval"
         trajectories = [item.trajectory for item in scored]
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
-        for name, value in (batch_metrics(trajectories, seconds) | kernels).items():
+        self._log_values(batch_metrics(trajectories, seconds) | kernels)
+        self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
+
+    def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+        """The share of typed tokens that a transcript put through text would have changed."""
+        vocabulary = self.service.rollout.vocabulary
+        encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
+        found = reencoded([t for t in trajectories if not t.is_void], vocabulary.token_bytes, encode)
+        return {"drift/reencoded_share": found.share} if found.sampled else {}
+
+    def _log_logprob_drift(self, output: dict[str, Any]) -> None:
+        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is no number."""
+        typed = output["completion_mask"] * output["tool_mask"]  # (B, T)
+        local = logprob_drift(self._trainer_logprobs(output), output["sampling_per_token_logps"], typed)
+        gathered = self.accelerator.gather(torch.tensor([local], dtype=torch.float64, device=typed.device))  # (P, 3)
+        total, count, most = gathered[:, 0].sum().item(), gathered[:, 1].sum().item(), gathered[:, 2].max().item()
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"the log-probabilities of trainer and sampler differ by {total} at step {self.state.global_step}: the "
+                "weights are no numbers any more; go on from an earlier checkpoint with a smaller train.learning_rate "
+                "or train.max_grad_norm"
+            )
+        if count:
+            self._log_values({"drift/logprob_mean": total / count, "drift/logprob_max": most})
+
+    def _trainer_logprobs(self, output: dict[str, Any]) -> torch.Tensor:
+        """Shape (B, T). TRL has them for its importance ratios; where these are switched off, one forward pass."""
+        if "old_per_token_logps" in output:
+            return cast(torch.Tensor, output["old_per_token_logps"])
+        completion_ids = output["completion_ids"]
+        with torch.no_grad():
+            logprobs, *_ = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([output["prompt_ids"], completion_ids], dim=1),
+                torch.cat([output["prompt_mask"], output["completion_mask"]], dim=1),
+                completion_ids.size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )
+        return cast(torch.Tensor, logprobs)
+
+    def _log_values(self, values: Mapping[str, float]) -> None:
+        mode = "train" if self.model.training else "eval"
+        for name, value in values.items():
             self._metrics[mode][name].append(value)
 
 

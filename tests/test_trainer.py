@@ -11,8 +11,10 @@ import torch
 from datasets import Dataset
 
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Trajectory, read_jsonl
-from repl_rl.errors import ConfigError
+from repl_rl.config import BudgetConfig
+from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.nano import NANO_PATH
+from repl_rl.scheduler import Cut
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer import training_row
 from repl_rl.trajectory import StopReason
@@ -89,6 +91,45 @@ def test_metrics_per_line_stand_in_the_trainers_own_logs(history: list[dict[str,
         assert row["kernels/sessions"] > 0
         assert row["kernels/restarts"] == row["kernels/failed_starts"] == 0
         assert 0.0 < row["kernels/queue_s_p50"] <= row["kernels/queue_s_p99"]
+        assert min(row[f"time/{name}"] for name in ("engine_s", "kernel_s", "queue_s", "own_s", "loop_share")) > 0.0
+
+
+def test_drift_is_logged_in_every_step_as_trl_measures_it(history: list[dict[str, float]]) -> None:
+    for row in history:
+        assert 0.0 <= row["drift/reencoded_share"] < 0.5
+        assert 0.0 < row["drift/logprob_mean"] <= row["drift/logprob_max"] < 1e-3
+        assert row["drift/logprob_mean"] == pytest.approx(row["sampling/sampling_logp_difference/mean"], rel=1e-4)
+        assert row["drift/logprob_max"] == pytest.approx(row["sampling/sampling_logp_difference/max"], rel=1e-4)
+
+
+def test_without_trls_importance_ratios_the_trainers_logprobs_are_the_same(
+    trainer: ReplGRPOTrainer, history: list[dict[str, float]]
+) -> None:
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(trainer.train_dataset.to_list()[:8])
+    typed = (output["completion_mask"] * output["tool_mask"]).bool()
+    expected = output.pop("old_per_token_logps")[typed]
+    torch.testing.assert_close(trainer._trainer_logprobs(output)[typed], expected, rtol=0, atol=1e-5)
+
+
+def test_logprobs_that_are_no_numbers_stop_the_run(trainer: ReplGRPOTrainer, history: list[dict[str, float]]) -> None:
+    ones = torch.ones(1, 2)
+    output = {"completion_mask": ones, "tool_mask": ones, "sampling_per_token_logps": -ones}
+    with pytest.raises(TrainingError, match=r"differ by nan at step 2: the weights are no numbers any more"):
+        trainer._log_logprob_drift({**output, "old_per_token_logps": torch.tensor([[-1.0, torch.nan]])})
+
+
+def test_only_training_batches_are_cut(
+    trainer: ReplGRPOTrainer, history: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.args, "budget", BudgetConfig(finish_share=0.75))
+    trainer.model.train()
+    assert trainer._cut() == Cut(share=0.75, group_size=4)
+    trainer.model.eval()
+    assert trainer._cut() is None
+    trainer.model.train()
+    monkeypatch.setattr(trainer.args, "budget", BudgetConfig())
+    assert trainer._cut() is None
 
 
 def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:

@@ -32,6 +32,17 @@ RELIED_ON = [
     ),
     (GRPOTrainer._generate_and_score_completions, '"advantages": advantages', "the output's advantages are replaced"),
     (GRPOTrainer._generate_and_score_completions, "inp[key] = values[i]", "further columns reach the reward functions"),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        'output["old_per_token_logps"] = old_per_token_logps',
+        "the trainer's log-probabilities are in the output where TRL has them",
+    ),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        'output["sampling_per_token_logps"] = sampling_per_token_logps',
+        "so are the sampler's",
+    ),
+    (GRPOTrainer._generate_and_score_completions, 'output["tool_mask"] = tool_mask', "and the mask of typed tokens"),
     (GRPOTrainer._compute_loss, "if advantages.dim() == 1:", "advantages of shape (B, T) are taken as they are"),
     (GRPOTrainer._compute_loss, 'completion_mask * inputs["tool_mask"]', "the loss is masked by tool_mask"),
     (VLLMGeneration.sync_weights, "self.llm.llm_engine.model_executor", "weights go into the LLM at self.llm"),
