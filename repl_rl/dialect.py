@@ -1,9 +1,11 @@
 """Transcripts: how a problem is put to the model, how what it typed becomes code, how the answer is shown.
 
 The `python` dialect is CPython's interactive mode. Text in, text out: nothing here knows tokens or kernels.
-One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
+One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet; `repl_rl.typed` says where
+its lines end.
 
-Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model.
+Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. CPython refuses whatever stands
+behind a statement and a carriage return in the same line; here that is not seen behind a comment or a blank line.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.errors import ConfigError
 from repl_rl.resources import resource_folder
 from repl_rl.trajectory import LineKind
+from repl_rl.typed import TypedText
 
 PRIMARY_PROMPT = ">>>"
 CONTINUATION_PROMPT = "..."
@@ -43,8 +46,9 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one sampled line amounts to: the cells it completed, in order, and its kind if it completed none."""
+    """What one sampled line amounts to: its text, the cells it completed in order, and its kind if it completed none."""
 
+    text: str
     cells: tuple[Cell, ...]
     idle_kind: LineKind
 
@@ -60,11 +64,14 @@ class ChatPrompt:
 class Reader(Protocol):
     """The state of one transcript between two lines."""
 
-    def read(self, text: str, end_of_input: bool = False) -> Turn:
-        """Take in what the model typed in one turn."""
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in what the model typed in one turn; a string counts as its UTF-8."""
 
     def next_prompt(self) -> str:
         """What the interpreter shows before it waits for the next line; "" after text that is typed ahead."""
+
+    def flush(self) -> str:
+        """What the last turn left without text: half a character. Nothing is read behind it."""
 
 
 class Dialect(Protocol):
@@ -115,32 +122,27 @@ class PythonDialect:
 
 @dataclass(slots=True)
 class PythonReader:
-    """Typed text to cells, by the rules of a terminal.
-
-    One space is dropped from a line that stands right behind a prompt; text typed ahead is taken as it is.
-    """
+    """Typed bytes to cells, by the rules of a terminal."""
 
     _pending: list[str] = field(default_factory=list)
     """Physical lines of the cell that is not complete yet."""
-    _typed_ahead: str = ""
-    """Text behind the last newline of a turn: the beginning of the next line."""
-    _after_prompt: bool = True
+    _typed: TypedText = field(default_factory=TypedText)
 
-    def read(self, text: str, end_of_input: bool = False) -> Turn:
-        """Take in one turn. With `end_of_input` the text is complete even without a newline, as at a terminal's EOF."""
-        if self._after_prompt:
-            text = text.removeprefix(" ")
-        *lines, rest = (self._typed_ahead + text).split("\n")
-        if end_of_input:
-            lines, rest = [*lines, rest, *([""] if self._pending or rest else [])], ""
-        self._typed_ahead, self._after_prompt = rest, not rest
-        cells = [cell for line in lines if (cell := self._feed(line.removesuffix("\r")))]
-        return Turn(tuple(cells), self._idle_kind(lines))
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one turn. The end of input ends the line and the block that stand open, as at a terminal's EOF."""
+        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        cells = [cell for line in turn.lines if (cell := self._feed(line))]
+        if end_of_input and self._pending and (cell := self._feed("")):
+            cells.append(cell)
+        return Turn(turn.text, tuple(cells), self._idle_kind(turn.lines))
 
     def next_prompt(self) -> str:
-        if self._typed_ahead:
+        if self._typed.is_ahead:
             return ""
         return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
+
+    def flush(self) -> str:
+        return self._typed.flush()
 
     def _feed(self, line: str) -> Cell | None:
         if not self._pending and not _holds_code(line):
@@ -155,7 +157,7 @@ class PythonReader:
     def _idle_kind(self, lines: Sequence[str]) -> LineKind:
         if any(_holds_code(line) for line in lines):
             return LineKind.OPEN
-        return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
+        return LineKind.COMMENT if any(not _is_blank(line) for line in lines) else LineKind.BLANK
 
 
 def make_dialect(config: DialectConfig) -> Dialect:
@@ -185,22 +187,30 @@ def _as_comment(question: str) -> str:
     return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in question.strip().splitlines())
 
 
+def _is_blank(line: str) -> bool:
+    """Whether CPython sees nothing in `line`; other white space than this is an invalid character to it."""
+    return not line.strip(" \t\f\r")
+
+
 def _holds_code(line: str) -> bool:
-    stripped = line.strip()
-    return bool(stripped) and not stripped.startswith("#")
+    parts = [part.lstrip(" \t\f") for part in line.split("\r")]
+    return any(part and not part.startswith("#") for part in parts)
 
 
 def _is_complete(source: str) -> bool:
     """Whether CPython would run `source` (or report its syntax error) now rather than read another line.
 
     codeop's method, with what a terminal does besides: an empty line ends whatever is open, a block without a body
-    too, unless it stands in brackets, in a string or behind a backslash; a line made of spaces ends nothing; and only
-    the parser is asked, because the compiler (`return` outside a function) gets its turn after the last line.
+    too, unless it stands in brackets, in a string or behind a backslash; a line made of spaces ends nothing, unless a
+    form feed takes the last of them back to the margin; and only the parser is asked, because the compiler (`return`
+    outside a function) gets its turn after the last line.
     """
+    source = source.replace("\r", "\n")
     before, _, last_line = source.rpartition("\n")
-    if last_line.isspace() and not _continues(before):
+    at_margin = not last_line or last_line.endswith("\f")
+    if _is_blank(last_line) and not at_margin and not _continues(before):
         return False
-    if not last_line and not _continues(source):
+    if _is_blank(last_line) and at_margin and not _continues(source):
         return True
     if _parse_error(source) is None:
         return True

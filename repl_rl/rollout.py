@@ -130,26 +130,26 @@ class Rollout:
             with session.clock.waiting(Wait.ENGINE):
                 sampled = await seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
-            text = self.vocabulary.decode(sampled.ids, before=session.transcript.ids[: -len(sampled.ids)])
-            session.typing = text
+            turn = session.reader.read(*self._typed(sampled))
+            session.typing = turn.text
             if sampled.finish is Finish.LENGTH:
                 session.stop = allowance.reason
-                session.lines.append(Line(start, end, text, LineKind.OVERLONG))
+                session.lines.append(Line(start, end, turn.text, LineKind.OVERLONG))
                 break
-            ran = await session.run(self._typed(text, sampled))
+            ran = await session.run(turn)
             session.stop = ran.stop or session.stop_after(sampled.finish, self.budget)
             shown = self.dialect.truncate(ran.output)
             if session.stop is None:
                 shown += session.reader.next_prompt()
                 session.stop = self._put_in(shown, session)
-            session.lines.append(Line(start, end, text, ran.kind, ran.error_name, shown, duration_s=ran.duration_s))
+            session.lines.append(
+                Line(start, end, turn.text, ran.kind, ran.error_name, shown, duration_s=ran.duration_s)
+            )
 
-    def _typed(self, text: str, sampled: SampledLine) -> tuple[str, bool]:
-        """What reaches the interpreter, and whether the input ends there: the end-of-text token is no code."""
-        if sampled.finish is not Finish.EOS:
-            return text, False
-        last = self.vocabulary.decode(sampled.ids[-1:])
-        return text.removesuffix(last), True
+    def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
+        """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""
+        ends = sampled.finish is Finish.EOS
+        return self.vocabulary.bytes_of(sampled.ids[:-1] if ends else sampled.ids), ends
 
     def _put_in(self, shown: str, session: Session) -> StopReason | None:
         """Append interpreter text to the sequence, unless it leaves no room to go on."""

