@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Finish(StrEnum):
@@ -57,3 +60,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the model; a second call does nothing."""
+
+
+@runtime_checkable
+class TrainableEngine(Engine, Protocol):
+    """An engine that takes the trainer's weights by itself; vLLM in this process gets them from TRL."""
+
+    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Sample with these weights from now on, under the checkpoint's names; `version` goes up by one.
+
+        Nothing that was computed with the old ones is used again. Read to the end in any case: gathering a sharded
+        weight takes all processes. Raises EngineError if the weights are not those of the engine's model.
+        """
