@@ -1,0 +1,163 @@
+"""Two ways to drive the `vllm.LLM` of this process: lines in, one step at a time, finished lines out.
+
+`LineStepper` speaks to the engine core and its `LineScheduler`. `RequestStepper` uses vLLM's public `add_request` and
+`step` with `stop_token_ids`, where a scheduler of our own is refused. Neither is safe to use from two threads at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vllm import LLM, SamplingParams
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+from repl_rl.engine.line_scheduler import Ends, LineRequest, LineScheduler
+from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedLine:
+    """What vLLM made of a line. `reason` is vLLM's: stop, length, abort or error."""
+
+    seat: str
+    ids: list[int]
+    logprobs: list[float]
+    reason: str
+
+
+class Stepper(Protocol):
+    """At most one line of a seat is under way at any time."""
+
+    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
+        """Ask for the line that follows `ids`, under the weights of `version`."""
+
+    def step(self) -> Iterator[FinishedLine]:
+        """Sample one token for every running line."""
+
+    def abort(self, seat: str) -> None:
+        """Drop the line under way, if there is one."""
+
+    def leave(self, seat: str) -> None:
+        """Forget a seat: it has no line under way and will ask for none."""
+
+
+class LineStepper:
+    """A `Stepper` on the engine core. What a line costs does not grow with its transcript, but for copying the ids."""
+
+    def __init__(self, llm: LLM, vocabulary: Vocabulary) -> None:
+        self._client: Any = llm.llm_engine.engine_core
+        self._core: Any = self._client.engine_core
+        self._scheduler: LineScheduler = self._core.scheduler
+        self._scheduler.stop_table = stop_table(vocabulary, llm.llm_engine.model_config.get_vocab_size())
+        self._running: dict[str, _Running] = {}
+        self._past: dict[str, LineRequest] = {}
+        """By seat: its last line, whose block hashes the next one goes on from."""
+
+    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
+        request = LineRequest(seat, ids, params, None, cache_salt=f"w{version}")
+        past = self._past.pop(seat, None)
+        if past is not None and _goes_on_from(request, past):
+            request.block_hashes = past.block_hashes
+        else:
+            self._scheduler.release(seat)
+        request._block_hasher = self._core.request_block_hasher
+        request.update_block_hashes()
+        self._running[seat] = _Running(request)
+        self._scheduler.add_line(request)
+
+    def step(self) -> Iterator[FinishedLine]:
+        for output in self._client.get_output().outputs:
+            running = self._running[output.request_id]
+            if output.new_logprobs is not None:
+                running.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
+            if output.finish_reason is not None:
+                del self._running[output.request_id]
+                self._past[output.request_id] = running.request
+                ids = list(running.request.output_token_ids)
+                yield FinishedLine(output.request_id, ids, running.logprobs, str(output.finish_reason))
+
+    def abort(self, seat: str) -> None:
+        if self._running.pop(seat, None) is not None:
+            self._core.abort_requests([seat])
+
+    def leave(self, seat: str) -> None:
+        self._past.pop(seat, None)
+        self._scheduler.release(seat)
+
+
+class RequestStepper:
+    """A `Stepper` on vLLM's public interface."""
+
+    def __init__(self, llm: LLM, vocabulary: Vocabulary) -> None:
+        self._engine: Any = llm.llm_engine
+        self._stop_ids = sorted(vocabulary.newline_ids | vocabulary.eos_ids)
+        self._ids: dict[str, list[int]] = {}
+
+    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
+        stopping = params.clone()
+        stopping.stop_token_ids = self._stop_ids
+        self._ids[seat] = ids
+        self._engine.add_request(seat, {"prompt_token_ids": ids, "cache_salt": f"w{version}"}, stopping)
+
+    def step(self) -> Iterator[FinishedLine]:
+        for output in self._engine.step():
+            if output.finished:
+                yield self._finished(output)
+
+    def _finished(self, output: Any) -> FinishedLine:
+        if list(output.prompt_token_ids) != self._ids.pop(output.request_id):
+            raise EngineError(f"vLLM continued other ids than {output.request_id} was given")
+        completion = output.outputs[0]
+        ids = list(completion.token_ids)
+        logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
+        return FinishedLine(output.request_id, ids, logprobs, completion.finish_reason)
+
+    def abort(self, seat: str) -> None:
+        if self._ids.pop(seat, None) is not None:
+            self._engine.abort_request([seat])
+
+    def leave(self, seat: str) -> None:
+        """Nothing is kept between two lines."""
+
+
+def make_stepper(llm: LLM, vocabulary: Vocabulary) -> Stepper:
+    """The faster of the two that `llm` was built for."""
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if isinstance(getattr(core, "scheduler", None), LineScheduler):
+        return LineStepper(llm, vocabulary)
+    return RequestStepper(llm, vocabulary)
+
+
+def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
+    """One `Ends` per id. `size` is the model's number of rows, which may be more than the tokenizer has."""
+    table = bytearray(max(size, 1 + max(vocabulary.newline_ids | vocabulary.eos_ids)))
+    for ids, ends in ((vocabulary.newline_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
+        for index in ids:
+            table[index] = ends
+    return bytes(table)
+
+
+def kv_capacity_tokens(llm: LLM) -> int:
+    """Tokens whose keys and values the engine can hold at once."""
+    config = llm.llm_engine.vllm_config
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if core is None:
+        return int((config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size)
+    sequences = get_max_concurrency_for_kv_cache_config(config, core.scheduler.kv_cache_config)
+    return int(sequences * config.model_config.max_model_len)
+
+
+@dataclass(slots=True)
+class _Running:
+    request: LineRequest
+    logprobs: list[float] = field(default_factory=list)
+
+
+def _goes_on_from(request: LineRequest, past: LineRequest) -> bool:
+    """Whether all that was computed for `past` holds for `request`: same weights, and its ids open the new ones."""
+    known: list[int] = past._all_token_ids
+    ids: list[int] = request.prompt_token_ids
+    return bool(request.cache_salt == past.cache_salt) and ids[: len(known)] == known
