@@ -4,8 +4,9 @@ The `python` dialect is CPython's interactive mode. Text in, text out: nothing h
 One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet; `repl_rl.typed` says where
 its lines end.
 
-Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. CPython refuses whatever stands
-behind a statement and a carriage return in the same line; here that is not seen behind a comment or a blank line.
+Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. Nor all that a carriage return does
+inside a line: CPython refuses a statement behind it also where nothing or a comment stands in front of it, ends a block
+where two of them make an empty line, and counts no line for it in tracebacks.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one sampled line amounts to: its text, the cells it completed in order, and its kind if it completed none."""
+    """What one sampled line amounts to: its text, the cells it completed in order, and its kind if there were none."""
 
     text: str
     cells: tuple[Cell, ...]

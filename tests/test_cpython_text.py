@@ -558,6 +558,70 @@ z = {'a': (1 2
 x = (1, 2
 def f(): pass
 )
+[carriage returns before newlines]
+x = 1\r
+if x:\r
+    print('in')\r
+\r
+s = '''a\r
+b'''\r
+s\r
+y = x + \\\r
+    1\r
+y\r
+1/0\r
+[carriage returns alone]
+x = 1\rx
+x = 1\rx = 2\rx
+'a\rb'
+s = '''a\rb'''
+s
+if True:\r    print('in')
+
+(1,\r 2)
+x = 5\r# behind
+x
+x = 6\r
+x
+[form feeds]
+x = 1\f
+\fx
+  \fx
+\f  x
+if True:
+    print('in')
+\f
+if True:
+    print('in')
+  \f
+x
+if True:
+    print('in')
+\f\x20
+    x
+
+\f
+\f# a thought
+[other white space]
+\v
+\xa0
+\x1c
+\u2028x
+\v# a thought
+if True:
+    x = 1
+\xa0
+
+'a\vb\x1c'
+\ufeff1
+\x1a
+[control characters]
+\x01
+x = '\x01\x1b[31m'
+x
+print(x)
+# \x01
+x = 1\x7f
 [tabs]
 if True:
 	x = 1

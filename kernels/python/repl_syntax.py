@@ -19,12 +19,15 @@ _MOST_BRACKETS = 200
 
 
 def compile_cell(source, future_flags):
-    """The code of a cell. Raises the error that a terminal would show; several statements become one code object."""
+    """The code of a cell. Raises the error that a terminal would show; several statements become one code object.
+
+    But not where a carriage return parts them: a terminal reads that as one line, and refuses all behind the first.
+    """
     flags = codeop.PyCF_ALLOW_INCOMPLETE_INPUT | future_flags
     try:
         return _compile_single(source, flags)
     except SyntaxError as error:
-        if error.msg != _SEVERAL:
+        if error.msg != _SEVERAL or "\r" in source.replace("\r\n", "\n"):
             raise _on_its_own_line(source, _terminal_error(source, future_flags, error)) from None
     body = compile(source, "<stdin>", "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
     return _compile_single(ast.Interactive(body), flags)
