@@ -13,7 +13,8 @@ from repl_rl.background import BackgroundLoop
 from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
-from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.factory import require_engine
 from repl_rl.kernel import KernelPool, KernelSource, Profile
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
@@ -126,7 +127,7 @@ def open_service(
 
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
     """
-    require_vllm()
+    require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     path = resolve_model(config.model.path)
     prepare_environment(config.engine.kv_cache_gib)
