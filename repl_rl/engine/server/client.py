@@ -48,7 +48,9 @@ class Patience:
     connect_s: float = 5.0
     """For a connection."""
     health_s: float = 5.0
-    """For the answer to a small question: health, version."""
+    """For the answer to a small question."""
+    handshake_s: float = 60.0
+    """For an answer about what the server is; the first one may be slow."""
     request_s: float = 300.0
     """For one line, the time in the server's queue included."""
     weights_s: float = 1800.0
@@ -78,8 +80,8 @@ class ServerClient:
         self._session = session
         self.patience = patience
 
-    async def get(self, path: str) -> Any:
-        return await self._call("GET", path, None, self.patience.health_s)
+    async def get(self, path: str, wait_s: float | None = None) -> Any:
+        return await self._call("GET", path, None, self.patience.health_s if wait_s is None else wait_s)
 
     async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
         return await self._call("POST", path, body, self.patience.health_s if wait_s is None else wait_s)

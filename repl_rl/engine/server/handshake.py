@@ -69,9 +69,10 @@ def serve_command(wanted: Wanted) -> str:
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
     """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError where an answer settles it."""
     await client.get("/health")
+    wait_s = client.patience.handshake_s
     version = await _version(client)
-    card = (await client.get("/v1/models"))["data"][0]
-    probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}))["tokens"]
+    card = (await client.get("/v1/models", wait_s))["data"][0]
+    probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
     config = await _dev_answer(client, "/server_info?config_format=json")
     weights = await _dev_answer(client, "/weight_info")
     model_config = config.get("vllm_config", {}).get("model_config", {})
@@ -170,7 +171,7 @@ async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
 async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
     """The answer of a route that vLLM has in its development mode only; empty without."""
     try:
-        answer = await client.get(path)
+        answer = await client.get(path, client.patience.handshake_s)
     except ServerRefused as error:
         if error.status in (404, 405):
             return {}

@@ -1,0 +1,161 @@
+"""The routes of `vllm serve` that the server engine uses, for faults that a real one can't be brought to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from serving import free_port
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.engine import Vocabulary
+from repl_rl.nano import NANO_PATH
+
+LOGPROB = -0.25
+LINE = " x = 1\n"
+
+Respond = Callable[["FakeVLLM", dict[str, Any]], Awaitable[web.Response]]
+
+
+class FakeVLLM:
+    """One server. Its attributes are what it says of itself; `respond` is how it answers a request for tokens.
+
+    `requests` keeps the bodies of these requests, `events` what happened, in order.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.port = free_port()
+        self.version = "0.32.0"
+        self.model = str(NANO_PATH)
+        self.max_model_len = 512
+        self.dtype = "torch.float32"
+        self.extension = "repl_rl.engine.server.worker.WeightsFromFiles"
+        self.label = "default"
+        self.health = 200
+        """0: no answer."""
+        self.probe_logprob = 0.0
+        self.tokenize: Callable[[str], list[int]] = lambda text: list(vocabulary.encode_output(text))
+        self.respond: Respond = say_line
+        self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
+        self.missing: set[str] = set()
+        self.requests: list[dict[str, Any]] = []
+        self.events: list[str] = []
+        self._loop = BackgroundLoop()
+        self._runner: web.AppRunner | None = None
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Listen, on the same port each time."""
+        self._loop.run(self._start())
+
+    def stop(self) -> None:
+        """Drop every connection and listen no more."""
+        if self._runner is not None:
+            self._loop.run(self._runner.cleanup())
+            self._runner = None
+
+    def close(self) -> None:
+        self.stop()
+        self._loop.close()
+
+    async def _start(self) -> None:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._route)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+
+    async def _route(self, request: web.Request) -> web.Response:
+        if request.path in self.missing:
+            return web.json_response({"detail": "Not Found"}, status=404)
+        body = json.loads(await request.text() or "null")
+        if request.path == "/inference/v1/generate":
+            return await self._generate(body)
+        if request.path == "/health":
+            if not self.health:
+                await asyncio.sleep(60)
+            return web.Response(status=self.health)
+        if request.path in ("/pause", "/resume", "/reset_prefix_cache"):
+            self.events.append(request.path)
+            return web.json_response({})
+        return web.json_response(self._answer(request.path, body))
+
+    def _answer(self, path: str, body: Any) -> Any:
+        if path == "/collective_rpc":
+            self.events.append(body["method"])
+            return {"results": [self.load(body)]}
+        if path == "/update_weight_version":
+            self.label = body["new_version"]
+        model = {"id": self.model, "root": self.model, "max_model_len": self.max_model_len}
+        config = {
+            "model_config": {"dtype": self.dtype},
+            "parallel_config": {"worker_extension_cls": self.extension},
+        }
+        return {
+            "/version": {"version": self.version},
+            "/v1/models": {"data": [model]},
+            "/tokenize": {"tokens": self.tokenize((body or {}).get("prompt", ""))},
+            "/server_info": {"vllm_config": config},
+            "/weight_info": {"weight_version": self.label},
+            "/update_weight_version": {},
+        }[path]
+
+    async def _generate(self, body: dict[str, Any]) -> web.Response:
+        if body["sampling_params"]["top_k"] == 1:
+            return web.json_response(tokens_answer([5], [self.probe_logprob], self.label, "length"))
+        self.requests.append(body)
+        return await self.respond(self, body)
+
+
+def tokens_answer(ids: list[int], logprobs: list[Any], label: str, reason: str = "stop") -> dict[str, Any]:
+    content = [{"token_id": index, "logprob": value} for index, value in zip(ids, logprobs, strict=True)]
+    span = {"version": label, "start": 0, "end": len(ids)}
+    choice = {"finish_reason": reason, "token_ids": ids, "logprobs": {"content": content}, "weight_versions": [span]}
+    return {"choices": [choice]}
+
+
+async def say_line(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
+    ids = list(server.vocabulary.encode_output(LINE))
+    return web.json_response(tokens_answer(ids, [LOGPROB] * len(ids), server.label))
+
+
+def saying(logprob: Any) -> Respond:
+    """A line whose last token has this log-probability."""
+
+    async def respond(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
+        ids = list(server.vocabulary.encode_output(LINE))
+        return web.json_response(tokens_answer(ids, [LOGPROB] * (len(ids) - 1) + [logprob], server.label))
+
+    return respond
+
+
+def failing(status: int, times: int = 1_000_000) -> Respond:
+    """An error, `times` times; then lines."""
+    left = [times]
+
+    async def respond(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
+        if left[0] == 0:
+            return await say_line(server, body)
+        left[0] -= 1
+        return web.json_response({"error": {"message": "so it is"}}, status=status)
+
+    return respond
+
+
+async def hang(server: FakeVLLM, body: dict[str, Any]) -> web.Response:
+    """No answer, until the client goes away."""
+    server.events.append("asked")
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        server.events.append("client went away")
+        raise
+    raise AssertionError("nobody came")

@@ -1,0 +1,98 @@
+"""Real `vllm serve` processes on the CPU, for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.nano import NANO_PATH
+
+CONTEXT_TOKENS = 512
+FLAGS = (
+    "--dtype=float32",
+    f"--max-model-len={CONTEXT_TOKENS}",
+    "--max-num-seqs=64",
+    "--block-size=32",
+    "--enforce-eager",
+    "--enable-scale-out",
+    "--logprobs-mode=processed_logprobs",
+    "--worker-extension-cls=repl_rl.engine.server.worker.WeightsFromFiles",
+    "--disable-uvicorn-access-log",
+)
+_START_S = 180.0
+
+
+@dataclass
+class RunningServer:
+    """A server in a process group of its own."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_until_up(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, f"vllm serve ended:\n{self.log.read_text()[-3000:]}"
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.2)
+        raise AssertionError(f"vllm serve is not up after {_START_S} s:\n{self.log.read_text()[-3000:]}")
+
+    def kill(self) -> None:
+        """SIGKILL to the server and all its processes."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def start_server(log: Path, *flags: str, port: int | None = None) -> RunningServer:
+    """`vllm serve nano`, by module: the command `vllm` of the CPU package looks for another package's metadata."""
+    port = free_port() if port is None else port
+    program = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(NANO_PATH)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*program, "--host=127.0.0.1", f"--port={port}", *FLAGS, *flags],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=log.parent,
+            env={**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        )
+    return RunningServer(port, process, log)
+
+
+@contextmanager
+def servers(folder: Path, count: int) -> Iterator[list[RunningServer]]:
+    """Several servers, up. All are gone behind the block."""
+    running = [start_server(folder / f"server{number}.log") for number in range(count)]
+    try:
+        for server in running:
+            server.wait_until_up()
+        yield running
+    finally:
+        for server in running:
+            server.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port

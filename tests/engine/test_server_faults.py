@@ -1,0 +1,402 @@
+"""The server engine against servers that are wrong, ill or gone. What a healthy one does: `test_server_engine.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying
+
+from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine.server import VLLMServerEngine
+from repl_rl.engine.server.client import Patience, ServerRefused
+from repl_rl.errors import ConfigError, EngineError, ModelError
+from repl_rl.nano import NANO_PATH
+
+PATIENCE = Patience(
+    connect_s=2, health_s=2, request_s=5, between_checks_s=0.1, no_server_s=1.0, backoff_s=0.01, weights_s=5
+)
+IDS = [1, 2, 3]
+SAMPLING = SamplingConfig(temperature=0.7, top_p=0.9, top_k=40)
+OpenEngine = Callable[..., VLLMServerEngine]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(str(NANO_PATH))
+
+
+@pytest.fixture
+def fakes(vocabulary: Vocabulary) -> Iterator[list[FakeVLLM]]:
+    made = [FakeVLLM(vocabulary), FakeVLLM(vocabulary)]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
+def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
+    opened: list[VLLMServerEngine] = []
+
+    def make(*fakes: FakeVLLM, patience: Patience = PATIENCE) -> VLLMServerEngine:
+        urls = tuple(fake.url for fake in fakes)
+        config = EngineConfig(context_tokens=512, servers=urls, weights_folder=str(tmp_path / "weights"))
+        opened.append(VLLMServerEngine([str(NANO_PATH), "nano"], vocabulary, "float32", config, patience))
+        return opened[-1]
+
+    yield make
+    for engine in opened:
+        engine.close()
+
+
+async def sample(engine: VLLMServerEngine) -> SampledLine:
+    async with engine.seat(300) as seat:
+        return await seat.sample_line(IDS, 40, SAMPLING)
+
+
+def new_weights() -> list[tuple[str, torch.Tensor]]:
+    return [("a", torch.ones(2)), ("b", torch.zeros(3))]
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+) -> None:
+    line = asyncio.run(sample(open_engine(fakes[0])))
+    ids = vocabulary.encode_output(LINE)
+    assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE)
+    parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 40, "logprobs": 0, "detokenize": False}
+    stops = {"stop_token_ids": sorted(vocabulary.newline_ids)}
+    assert fakes[0].requests == [
+        {"token_ids": IDS, "cache_salt": "default", "sampling_params": parameters | stops},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "says"),
+    [
+        ({"version": "0.31.2"}, EngineError, r"URL runs vLLM 0\.31\.2, and .* speaks with <0\.33,>=0\.32"),
+        ({"missing": {"/version"}}, EngineError, "URL is no vLLM server"),
+        ({"model": "other/model"}, ModelError, "URL serves 'other/model', and the model is .*--served-model-name"),
+        ({"tokenize": lambda text: [1, 2]}, ModelError, "URL has another tokenizer than"),
+        ({"max_model_len": 256}, ConfigError, r"URL takes 256 tokens, and engine\.context_tokens is 512.*--max-model-"),
+        ({"dtype": "torch.bfloat16"}, ConfigError, "URL computes in bfloat16, and model.dtype is float32.*--dtype fl"),
+        ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
+        ({"missing": {"/inference/v1/generate"}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
+        ({"health": 503}, EngineError, "URL/health: HTTP 503(.|\n)*VLLM_SERVER_DEV_MODE=1 vllm serve"),
+    ],
+)
+def test_a_server_that_is_not_what_it_has_to_be_is_refused_at_the_start(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, wrong: dict[str, Any], kind: type[Exception], says: str
+) -> None:
+    good, bad = fakes
+    for name, value in wrong.items():
+        setattr(bad, name, value)
+    with pytest.raises(kind, match=says.replace("URL", bad.url)):
+        open_engine(good, bad)
+    assert good.requests == bad.requests == []
+
+
+def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_one(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    fakes[1].stop()
+    with pytest.raises(EngineError, match=rf"{fakes[1].url}/health: (.|\n)*vllm serve {NANO_PATH} --dtype float32"):
+        open_engine(*fakes)
+
+
+def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[1].version = "0.32.1"
+    with pytest.raises(EngineError, match=rf"{fakes[0].url} has '0.32.0' and {fakes[1].url} has '0.32.1'"):
+        open_engine(*fakes)
+
+
+@pytest.mark.parametrize("url", ["node1:8000", "ftp://node1", "http://", "http://node1/?a=1"])
+def test_a_url_that_is_none_is_refused(vocabulary: Vocabulary, url: str) -> None:
+    config = EngineConfig(context_tokens=512, servers=(url,))
+    with pytest.raises(ConfigError, match="is no base URL; write it as http://host:8000"):
+        VLLMServerEngine(["nano"], vocabulary, "float32", config)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), None, -9999.0])
+def test_a_log_probability_that_is_none_stops_the_run(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, logprob: Any
+) -> None:
+    fakes[0].respond = saying(logprob)
+    with pytest.raises(EngineError, match=rf"{fakes[0].url} sampled .* the weights are broken"):
+        asyncio.run(sample(open_engine(fakes[0])))
+    assert len(fakes[0].requests) == 1
+
+
+def test_a_server_error_is_tried_again_on_the_same_server(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    for fake in fakes:
+        fake.respond = failing(500, times=1)
+    line = asyncio.run(sample(open_engine(*fakes)))
+    assert line.finish is Finish.NEWLINE
+    assert sorted(len(fake.requests) for fake in fakes) == [0, 2]
+
+
+def test_a_server_that_goes_on_failing_is_left(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].respond = failing(500)
+    asyncio.run(sample(open_engine(*fakes)))
+    assert [len(fake.requests) for fake in fakes] == [2, 1]
+    assert fakes[0].requests[0] == fakes[1].requests[0]
+
+
+def test_tries_are_bounded_and_the_troubles_are_told(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    for fake in fakes:
+        fake.respond = failing(500)
+    with pytest.raises(EngineError, match=rf"after 6 tries:(.|\n)*{fakes[0].url}.*HTTP 500: so it is"):
+        asyncio.run(sample(open_engine(*fakes)))
+    assert sum(len(fake.requests) for fake in fakes) == 6
+
+
+def test_a_request_that_is_refused_is_not_tried_again(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].respond = failing(400)
+    with pytest.raises(EngineError, match="HTTP 400: so it is"):
+        asyncio.run(sample(open_engine(fakes[0])))
+    assert len(fakes[0].requests) == 1
+
+
+def test_a_request_that_gets_no_answer_goes_elsewhere(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].respond = hang
+    patience = Patience(request_s=0.2, between_checks_s=0.1, backoff_s=0.01)
+    assert asyncio.run(sample(open_engine(*fakes, patience=patience))).finish is Finish.NEWLINE
+    assert [len(fake.requests) for fake in fakes] == [2, 1]
+
+
+def test_trajectories_are_spread_and_stay_where_they_are(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(*fakes)
+
+    async def four_trajectories() -> None:
+        async with AsyncExitStack() as stack:
+            seats = [await stack.enter_async_context(engine.seat(300)) for _ in range(4)]
+            for turn in range(3):
+                await asyncio.gather(*(seat.sample_line([turn, n], 9, SAMPLING) for n, seat in enumerate(seats)))
+
+    asyncio.run(four_trajectories())
+    of_server = [{body["token_ids"][1] for body in fake.requests} for fake in fakes]
+    assert [len(fake.requests) for fake in fakes] == [6, 6]
+    assert of_server[0] | of_server[1] == {0, 1, 2, 3}
+    assert not of_server[0] & of_server[1]
+
+
+def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_used_again_when_it_is_back(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(*fakes)
+
+    async def two_lines() -> None:
+        async with engine.seat(300) as seat:
+            await seat.sample_line([1], 9, SAMPLING)
+            await asyncio.to_thread(fakes[0].stop)
+            await seat.sample_line([1, 2], 9, SAMPLING)
+
+    asyncio.run(two_lines())
+    assert [[body["token_ids"] for body in fake.requests] for fake in fakes] == [[[1]], [[1, 2]]]
+    fakes[0].start()
+    until(lambda: len(engine._fleet.up) == 2)
+    asyncio.run(sample(engine))
+    assert len(fakes[0].requests) == 2
+
+
+def test_a_server_that_comes_back_as_another_model_is_not_used(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(*fakes)
+    fakes[0].stop()
+    until(lambda: len(engine._fleet.up) == 1)
+    fakes[0].model = "other/model"
+    fakes[0].start()
+    until(lambda: "serves 'other/model'" in engine._fleet.servers[0].trouble)
+    asyncio.run(sample(engine))
+    assert [len(fake.requests) for fake in fakes] == [0, 1]
+
+
+def test_if_all_servers_are_down_they_are_named_with_what_they_suffered_from(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(*fakes)
+    fakes[0].health = 503
+    fakes[1].stop()
+    until(lambda: not engine._fleet.up)
+    started = time.monotonic()
+    with pytest.raises(EngineError) as caught:
+        asyncio.run(sample(engine))
+    assert 0.9 < time.monotonic() - started < 5
+    message = str(caught.value)
+    assert f"{fakes[0].url}: {fakes[0].url}/health: HTTP 503" in message
+    assert f"{fakes[1].url}: {fakes[1].url}/health: Cannot connect" in message
+
+
+def test_a_line_under_way_leaves_a_server_that_falls_ill(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(*fakes)
+    fakes[0].respond = hang
+    with ThreadPoolExecutor() as threads:
+        sampling = threads.submit(lambda: asyncio.run(sample(engine)))
+        until(lambda: "asked" in fakes[0].events)
+        fakes[0].health = 503
+        assert sampling.result(timeout=4).finish is Finish.NEWLINE
+    assert [len(fake.requests) for fake in fakes] == [1, 1]
+
+
+def test_a_busy_server_may_miss_a_health_check(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(fakes[0], patience=Patience(health_s=0.1, between_checks_s=60))
+    (server,) = engine._fleet.servers
+    fakes[0].health = 0
+    ups = []
+    for _ in range(3):
+        engine._loop.run(engine._fleet.check(server))
+        ups.append(server.up)
+    assert ups == [True, True, False]
+
+
+def test_cancelling_closes_the_connection(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(fakes[0])
+    fakes[0].respond = hang
+
+    async def give_up() -> None:
+        sampling = asyncio.create_task(sample(engine))
+        await asyncio.to_thread(until, lambda: fakes[0].events == ["asked"])
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+
+    asyncio.run(give_up())
+    until(lambda: fakes[0].events == ["asked", "client went away"])
+    assert len(fakes[0].requests) == 1
+
+
+def test_closing_ends_a_line_under_way(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(fakes[0])
+    fakes[0].respond = hang
+    with ThreadPoolExecutor() as threads:
+        sampling = threads.submit(lambda: asyncio.run(sample(engine)))
+        until(lambda: fakes[0].events == ["asked"])
+        engine.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            sampling.result(timeout=4)
+    with pytest.raises(EngineError, match="the engine is closed"):
+        asyncio.run(sample(engine))
+    until(lambda: fakes[0].events == ["asked", "client went away"])
+
+
+def test_new_weights_are_loaded_by_all_servers(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(*fakes)
+    weights = engine.update_weights(new_weights())
+    assert engine.version == weights.version == 1
+    for fake in fakes:
+        assert fake.events == ["/pause", "repl_rl_load_weights", "/reset_prefix_cache", "/resume"]
+        assert fake.label == weights.label
+    asyncio.run(sample(engine))
+    assert [fake.requests[0]["cache_salt"] for fake in fakes if fake.requests] == [weights.label]
+
+
+def test_only_the_latest_weights_stay_on_disk(fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path) -> None:
+    engine = open_engine(fakes[0])
+    for _ in range(3):
+        weights = engine.update_weights(new_weights())
+    assert [str(path) for path in (tmp_path / "weights").iterdir()] == list(weights.files)
+    assert weights.version == 3
+
+
+def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(fakes[0])
+
+    async def slowly(server: FakeVLLM, body: dict[str, Any]) -> Any:
+        server.events.append("asked")
+        await asyncio.sleep(0.3)
+        server.events.append("answered")
+        return await say_line(server, body)
+
+    fakes[0].respond = slowly
+    with ThreadPoolExecutor() as threads:
+        sampling = threads.submit(lambda: asyncio.run(sample(engine)))
+        until(lambda: fakes[0].events == ["asked"])
+        engine.update_weights(new_weights())
+        sampling.result(timeout=4)
+    assert fakes[0].events[:3] == ["asked", "answered", "/pause"]
+
+
+def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(*fakes)
+    fakes[1].load = lambda body: {"error": "shapes differ"} if "load" in body["method"] else {"loaded": 1}
+    with pytest.raises(EngineError, match=rf"{fakes[1].url} can't load .*: shapes differ; .*engine\.weights_folder"):
+        engine.update_weights(new_weights())
+    assert engine.version == 0
+    assert [fake.label for fake in fakes] == ["default", "default"]
+    assert all("repl_rl_restore_checkpoint" in fake.events for fake in fakes)
+    asyncio.run(sample(engine))
+
+
+def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(*fakes)
+    fakes[0].stop()
+    weights = engine.update_weights(new_weights())
+    assert engine.version == 1
+    assert [fake.label for fake in fakes] == ["default", weights.label]
+    fakes[0].start()
+    until(lambda: len(engine._fleet.up) == 2)
+    assert fakes[0].label == weights.label
+
+
+def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(fakes[0], patience=Patience(between_checks_s=60, backoff_s=0.01))
+    weights = engine.update_weights(new_weights())
+    fakes[0].label = "default"
+    asyncio.run(sample(engine))
+    assert fakes[0].label == weights.label
+    assert len(fakes[0].requests) == 2
+
+
+def test_weights_that_an_earlier_run_left_are_undone_at_the_start(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    fakes[0].label = "repl-rl-12345678-40"
+    open_engine(fakes[0])
+    assert fakes[0].events == ["/pause", "repl_rl_restore_checkpoint", "/reset_prefix_cache", "/resume"]
+    assert fakes[0].label == "default"
+
+
+def test_servers_without_our_worker_extension_can_sample_but_take_no_weights(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    fakes[0].missing = {"/server_info", "/weight_info"}
+    engine = open_engine(fakes[0])
+    assert asyncio.run(sample(engine)).finish is Finish.NEWLINE
+    with pytest.raises(ConfigError, match=r"can't be given new weights(.|\n)*--worker-extension-cls repl_rl\."):
+        engine.update_weights(new_weights())
+
+
+def test_another_process_goes_on_with_weights_that_the_first_has_given(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    first, second = open_engine(fakes[0]), open_engine(fakes[0])
+    second.adopt(first.update_weights(new_weights()))
+    assert second.version == 1
+    asyncio.run(sample(second))
+    assert len(fakes[0].requests) == 1
+
+
+def test_errors_pickle() -> None:
+    error = pickle.loads(pickle.dumps(ServerRefused("no", 404)))
+    assert (str(error), error.status) == ("no", 404)
