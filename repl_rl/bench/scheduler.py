@@ -1,0 +1,208 @@
+"""What our own code costs per line: thousands of trajectories with an engine and kernels that answer at once.
+
+    python -m repl_rl.bench.scheduler [--json FILE]
+
+Everything between the two seams is real: scheduler, line loop, dialect, nano's vocabulary for prompts and outputs.
+Behind them stand fakes with fixed answers, each of which costs one turn of the event loop; the CPU time of the same
+calls without us is measured too and taken off. Memory is measured in runs of their own, on a stream whose trajectories
+are dropped as they end.
+
+Not covered: what real engines and kernels cost in this process (see `bench kernels`, `bench rollout`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import cycle, islice
+from pathlib import Path
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.kernel import ExecResult, ExecStatus
+from repl_rl.nano import NANO_PATH
+from repl_rl.rollout import Rollout
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task
+
+_TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+SCRIPT: tuple[tuple[str, str | None], ...] = (
+    (" # The remainder by modular exponentiation.\n", None),
+    (" r = pow(7, 2024, 1000)\n", ""),
+    (" r\n", "401\n"),
+    (" [n * n for n in range(40)]\n", f"{[n * n for n in range(40)]}\n"),
+    (" for digit in str(r):\n", None),
+    ("     print(digit, int(digit) ** 2)\n", None),
+    ("\n", "4 16\n0 0\n1 1\n"),
+    (" math.gcd(r, 12)\n", f"{_TRACEBACK}NameError: name 'math' is not defined\n"),
+    (" import math\n", ""),
+    (" math.gcd(r, 12)\n", "1\n"),
+)
+"""Lines as they are typed, and what the cell that each completes prints; None where it completes none."""
+_GROUP_SIZE = 8
+_TOKENS_PER_LINE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Times are CPU time of this process, in milliseconds. Memory is in MiB, at its peak."""
+
+    trajectories: int
+    at_once: int
+    lines: int
+    whole_ms_per_line: float
+    fakes_ms_per_line: float
+    own_ms_per_line: float
+    own_ms_per_line_long: float
+    """In trajectories of ten times as many lines."""
+    peak_traced_mib: dict[int, float]
+    """Of Python's allocations, by the number of trajectories."""
+    peak_rss_mib: dict[int, float]
+    """Of the process, tracing included, by the number of trajectories."""
+
+
+class CannedEngine:
+    """Types the script again and again; each seat begins with its first line."""
+
+    version = 0
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        ids = [vocabulary.encode_output(typed) for typed, _ in SCRIPT]
+        self._lines = [SampledLine(line, (-0.25,) * len(line), Finish.NEWLINE) for line in ids]
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[CannedSeat]:
+        yield CannedSeat(self._lines)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CannedSeat:
+    def __init__(self, lines: Sequence[SampledLine]) -> None:
+        self._lines = cycle(lines)
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        await asyncio.sleep(0)
+        return next(self._lines)
+
+
+class CannedKernels:
+    """Sessions that print what the script says."""
+
+    def __init__(self) -> None:
+        self._results = [_result(printed) for _, printed in SCRIPT if printed is not None]
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[CannedKernel]:
+        yield CannedKernel(self._results)
+
+
+class CannedKernel:
+    def __init__(self, results: Sequence[ExecResult]) -> None:
+        self._results = cycle(results)
+
+    async def execute(self, source: str) -> ExecResult:
+        await asyncio.sleep(0)
+        return next(self._results)
+
+
+def _result(printed: str) -> ExecResult:
+    raised = printed.startswith(_TRACEBACK)
+    return ExecResult(ExecStatus.ERROR if raised else ExecStatus.OK, printed, "NameError" if raised else None)
+
+
+def measure(few: int = 1024, many: int = 4096, at_once: int = 512, lines: int = len(SCRIPT)) -> Report:
+    """The figures for `many` trajectories of `lines` lines, and the memory of `few` and of `many`."""
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    memory = {count: _peak_mib(vocabulary, count, at_once, lines) for count in (few, many)}
+    whole_ms = _cpu_ms(lambda: asyncio.run(_roll(vocabulary, many, at_once, lines)))
+    fakes_ms = _cpu_ms(lambda: asyncio.run(_fakes_alone(vocabulary, many, at_once, lines)))
+    long, long_lines = many // 10, 10 * lines
+    long_ms = _cpu_ms(lambda: asyncio.run(_roll(vocabulary, long, at_once, long_lines)))
+    long_ms -= _cpu_ms(lambda: asyncio.run(_fakes_alone(vocabulary, long, at_once, long_lines)))
+    return Report(
+        trajectories=many,
+        at_once=at_once,
+        lines=many * lines,
+        whole_ms_per_line=whole_ms / (many * lines),
+        fakes_ms_per_line=fakes_ms / (many * lines),
+        own_ms_per_line=(whole_ms - fakes_ms) / (many * lines),
+        own_ms_per_line_long=long_ms / (long * long_lines),
+        peak_traced_mib={count: traced for count, (traced, _) in memory.items()},
+        peak_rss_mib={count: rss for count, (_, rss) in memory.items()},
+    )
+
+
+async def _roll(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> None:
+    rollout = Rollout(
+        CannedEngine(vocabulary),
+        CannedKernels(),
+        make_dialect(DialectConfig()),
+        vocabulary,
+        budget=BudgetConfig(lines=lines, tokens=_TOKENS_PER_LINE * lines, seconds=3600),
+        sampling=SamplingConfig(),
+        context_tokens=_TOKENS_PER_LINE * lines + 1024,
+        at_once=at_once,
+    )
+    async for _, trajectory in rollout.stream(_tasks(count)):
+        if len(trajectory.lines) != lines:
+            raise AssertionError(f"{len(trajectory.lines)} lines and not {lines}: {trajectory.stop_reason}")
+
+
+def _tasks(count: int) -> list[Task]:
+    problems = make_tasks(None, -(-count // _GROUP_SIZE), seed=0, split="train")
+    return [problems[index // _GROUP_SIZE] for index in range(count)]
+
+
+async def _fakes_alone(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> None:
+    """The calls of `_roll` at both seams, and a task for each trajectory."""
+    engine, kernels, sampling = CannedEngine(vocabulary), CannedKernels(), SamplingConfig()
+    places = asyncio.Semaphore(at_once)
+
+    async def one() -> None:
+        async with places, engine.seat(0) as seat, kernels.session() as kernel:
+            for _, printed in islice(cycle(SCRIPT), lines):
+                await seat.sample_line((), 0, sampling)
+                if printed is not None:
+                    await kernel.execute("")
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+def _cpu_ms(run: Callable[[], None]) -> float:
+    began_s = time.process_time()
+    run()
+    return 1000 * (time.process_time() - began_s)
+
+
+def _peak_mib(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> tuple[float, float]:
+    """Traced by Python, and resident."""
+    tracemalloc.start()
+    asyncio.run(_roll(vocabulary, count, at_once, lines))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak_bytes / 2**20, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m repl_rl.bench.scheduler", description=__doc__)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    options = parser.parse_args(arguments)
+    report = asdict(measure())
+    for name, value in report.items():
+        print(f"{name:24} {value}")
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
