@@ -1,0 +1,99 @@
+"""The server engine against a real `vllm serve` on the CPU. Servers that are ill: `test_server_faults.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from exactness import RecordingEngine
+from server_rollouts import assert_exact, metric, nano, opened, roll_out, sample, until
+from serving import CONTEXT_TOKENS, RunningServer, servers
+
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine.server import VLLMServerEngine
+from repl_rl.nano import NANO_PATH
+
+PROMPT = ">>> # What is 17 * 23?\n>>>"
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(str(NANO_PATH))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with servers(tmp_path_factory.mktemp("server"), 1) as (running,):
+        yield running
+
+
+@pytest.fixture
+def engine(server: RunningServer, vocabulary: Vocabulary) -> Iterator[VLLMServerEngine]:
+    with opened([server], vocabulary) as engine:
+        yield engine
+
+
+def test_64_rollouts_over_http_are_exact_to_the_token(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+    recorded = RecordingEngine(engine)
+    assert_exact(roll_out(recorded, vocabulary), recorded, vocabulary)
+
+
+def test_a_line_ends_at_its_newline_or_where_its_tokens_end(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode_prompt(PROMPT)
+    whole = asyncio.run(sample(engine, ids, 48, 0.0))
+    assert whole.finish is Finish.NEWLINE
+    assert whole.ids[-1] in vocabulary.newline_ids
+    assert not set(whole.ids[:-1]) & vocabulary.newline_ids
+    part = asyncio.run(sample(engine, ids, len(whole.ids) - 1, 0.0))
+    assert (part.ids, part.finish) == (whole.ids[:-1], Finish.LENGTH)
+
+
+def test_cancelling_a_line_aborts_it_on_the_server(
+    engine: VLLMServerEngine, server: RunningServer, vocabulary: Vocabulary
+) -> None:
+    running = "vllm:num_requests_running"
+    engine._stop_ids = []  # a line that goes on to the end of the context
+
+    async def give_up() -> None:
+        sampling = [asyncio.create_task(sample(engine, [5], CONTEXT_TOKENS - 1, 2.0)) for _ in range(32)]
+        await asyncio.to_thread(until, lambda: metric(server, running) > 0)
+        for task in sampling:
+            task.cancel()
+        await asyncio.gather(*sampling, return_exceptions=True)
+
+    finished = metric(server, "vllm:request_success_total")
+    asyncio.run(give_up())
+    until(lambda: metric(server, running) == 0)
+    assert metric(server, "vllm:request_success_total") - finished < 32
+
+
+def test_new_weights_are_what_the_server_samples_with(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+    model = nano()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    ids = vocabulary.encode_prompt(PROMPT)
+    engine.update_weights((name, parameter.data) for name, parameter in model.named_parameters())
+    assert engine.version == 1
+    after = asyncio.run(sample(engine, ids, 48, 1.0))
+    assert forward_difference(model, ids, after) < 1e-4
+    assert forward_difference(nano(), ids, after) > 1e-2
+
+
+def test_the_next_engine_finds_the_checkpoint_again(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+    ids = vocabulary.encode_prompt(PROMPT)
+    line = asyncio.run(sample(engine, ids, 48, 1.0))
+    assert engine.version == 0
+    assert forward_difference(nano(), ids, line) < 1e-4
+
+
+def forward_difference(model: Any, ids: Sequence[int], line: SampledLine) -> float:
+    """|sampler - forward pass| over a line at temperature 1, at most."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*ids, *line.ids]])).logits[0]  # (P + T, V)
+    logps = torch.log_softmax(logits.float(), dim=-1)
+    pairs = zip(line.ids, line.logprobs, strict=True)
+    return max(abs(logps[len(ids) + n - 1, token].item() - value) for n, (token, value) in enumerate(pairs))
