@@ -76,7 +76,7 @@ def test_new_weights_are_what_the_server_samples_with(engine: VLLMServerEngine, 
         for parameter in model.parameters():
             parameter.mul_(1.1)
     ids = vocabulary.encode_prompt(PROMPT)
-    engine.update_weights((name, parameter.data) for name, parameter in model.named_parameters())
+    engine.load_weights((name, parameter.data) for name, parameter in model.named_parameters())
     assert engine.version == 1
     after = asyncio.run(sample(engine, ids, 48, 1.0))
     assert forward_difference(model, ids, after) < 1e-4

@@ -81,7 +81,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     ids = vocabulary.encode_output(LINE)
     assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE)
     parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 40, "logprobs": 0, "detokenize": False}
-    stops = {"stop_token_ids": sorted(vocabulary.newline_ids)}
+    stops = {"stop_token_ids": sorted(vocabulary.newline_ids | vocabulary.eos_ids)}
     assert fakes[0].requests == [
         {"token_ids": IDS, "cache_salt": "default", "sampling_params": parameters | stops},
     ]
@@ -296,21 +296,21 @@ def test_closing_ends_a_line_under_way(fakes: list[FakeVLLM], open_engine: OpenE
 
 def test_new_weights_are_loaded_by_all_servers(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
     engine = open_engine(*fakes)
-    weights = engine.update_weights(new_weights())
-    assert engine.version == weights.version == 1
+    engine.load_weights(new_weights())
+    assert engine.version == 1
     for fake in fakes:
         assert fake.events == ["/pause", "repl_rl_load_weights", "/reset_prefix_cache", "/resume"]
-        assert fake.label == weights.label
+        assert fake.label == engine.weights.label
     asyncio.run(sample(engine))
-    assert [fake.requests[0]["cache_salt"] for fake in fakes if fake.requests] == [weights.label]
+    assert [fake.requests[0]["cache_salt"] for fake in fakes if fake.requests] == [engine.weights.label]
 
 
 def test_only_the_latest_weights_stay_on_disk(fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path) -> None:
     engine = open_engine(fakes[0])
     for _ in range(3):
-        weights = engine.update_weights(new_weights())
-    assert [str(path) for path in (tmp_path / "weights").iterdir()] == list(weights.files)
-    assert weights.version == 3
+        engine.load_weights(new_weights())
+    assert [str(path) for path in (tmp_path / "weights").iterdir()] == list(engine.weights.files)
+    assert engine.version == 3
 
 
 def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
@@ -326,7 +326,7 @@ def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_engine
     with ThreadPoolExecutor() as threads:
         sampling = threads.submit(lambda: asyncio.run(sample(engine)))
         until(lambda: fakes[0].events == ["asked"])
-        engine.update_weights(new_weights())
+        engine.load_weights(new_weights())
         sampling.result(timeout=4)
     assert fakes[0].events[:3] == ["asked", "answered", "/pause"]
 
@@ -337,7 +337,7 @@ def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(
     engine = open_engine(*fakes)
     fakes[1].load = lambda body: {"error": "shapes differ"} if "load" in body["method"] else {"loaded": 1}
     with pytest.raises(EngineError, match=rf"{fakes[1].url} can't load .*: shapes differ; .*engine\.weights_folder"):
-        engine.update_weights(new_weights())
+        engine.load_weights(new_weights())
     assert engine.version == 0
     assert [fake.label for fake in fakes] == ["default", "default"]
     assert all("repl_rl_restore_checkpoint" in fake.events for fake in fakes)
@@ -349,22 +349,22 @@ def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back
 ) -> None:
     engine = open_engine(*fakes)
     fakes[0].stop()
-    weights = engine.update_weights(new_weights())
+    engine.load_weights(new_weights())
     assert engine.version == 1
-    assert [fake.label for fake in fakes] == ["default", weights.label]
+    assert [fake.label for fake in fakes] == ["default", engine.weights.label]
     fakes[0].start()
     until(lambda: len(engine._fleet.up) == 2)
-    assert fakes[0].label == weights.label
+    assert fakes[0].label == engine.weights.label
 
 
 def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
     engine = open_engine(fakes[0], patience=Patience(between_checks_s=60, backoff_s=0.01))
-    weights = engine.update_weights(new_weights())
+    engine.load_weights(new_weights())
     fakes[0].label = "default"
     asyncio.run(sample(engine))
-    assert fakes[0].label == weights.label
+    assert fakes[0].label == engine.weights.label
     assert len(fakes[0].requests) == 2
 
 
@@ -384,14 +384,15 @@ def test_servers_without_our_worker_extension_can_sample_but_take_no_weights(
     engine = open_engine(fakes[0])
     assert asyncio.run(sample(engine)).finish is Finish.NEWLINE
     with pytest.raises(ConfigError, match=r"can't be given new weights(.|\n)*--worker-extension-cls repl_rl\."):
-        engine.update_weights(new_weights())
+        engine.load_weights(new_weights())
 
 
 def test_another_process_goes_on_with_weights_that_the_first_has_given(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
     first, second = open_engine(fakes[0]), open_engine(fakes[0])
-    second.adopt(first.update_weights(new_weights()))
+    first.load_weights(new_weights())
+    second.adopt(first.weights)
     assert second.version == 1
     asyncio.run(sample(second))
     assert len(fakes[0].requests) == 1

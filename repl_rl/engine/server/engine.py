@@ -19,12 +19,12 @@ from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine.base import SampledLine, Seat
 from repl_rl.engine.server.client import Patience, ServerClient, ServerUnreachable, base_url, open_session
 from repl_rl.engine.server.fleet import Fleet, Server
-from repl_rl.engine.server.gate import Gate
 from repl_rl.engine.server.handshake import WORKER_EXTENSION, Wanted, agree, check, inspect, serve_command
-from repl_rl.engine.server.weights import Weights, WeightsFolder, bring_to
+from repl_rl.engine.server.sync import WeightSync
+from repl_rl.engine.server.weights import Weights, WeightsFolder
 from repl_rl.engine.server.wire import line_request, read_answer
 from repl_rl.engine.vocabulary import Vocabulary
-from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     import aiohttp
@@ -51,9 +51,9 @@ class VLLMServerEngine:
     ) -> None:
         self._wanted = Wanted(tuple(names), dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
-        self._stop_ids = sorted(vocabulary.newline_ids)
+        self._stop_ids = sorted(vocabulary.newline_ids | vocabulary.eos_ids)
         self._folder = WeightsFolder(config.weights_folder)
-        self._weights = Weights()
+        self._sync = WeightSync(self._folder)
         self._closed = False
         self._session: aiohttp.ClientSession | None = None
         self._loop = BackgroundLoop()
@@ -65,10 +65,21 @@ class VLLMServerEngine:
 
     @property
     def version(self) -> int:
-        return self._weights.version
+        return self.weights.version
+
+    @property
+    def weights(self) -> Weights:
+        """What the servers hold; for `adopt` in another process."""
+        return self._sync.current
 
     @asynccontextmanager
     async def seat(self, tokens: int) -> AsyncIterator[Seat]:
+        """Raises ConfigError for a trajectory that is longer than the engine's context. Servers queue by themselves."""
+        if tokens > self._wanted.context_tokens:
+            raise ConfigError(
+                f"a trajectory of {tokens} tokens does not fit into engine.context_tokens "
+                f"{self._wanted.context_tokens}; raise it, or lower budget.tokens"
+            )
         seat = _ServerSeat(self)
         try:
             yield seat
@@ -85,7 +96,7 @@ class VLLMServerEngine:
                 f"  {serve_command(self._wanted)}"
             )
 
-    def update_weights(self, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
+    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Give all servers new weights, under the checkpoint's names. Lines under way are finished first.
 
         A server that can't be reached is left out until it has them. Raises EngineError, with all servers at the old
@@ -93,14 +104,13 @@ class VLLMServerEngine:
         """
         self._raise_if_closed()
         self.require_weight_updates()
-        weights = self._folder.write(self.version + 1, named_params)
-        self._loop.run(self._give_all(weights))
-        return weights
+        weights = self._folder.write(self.version + 1, named_weights)
+        self._loop.run(self._sync.give_all(self._fleet, weights))
 
     def adopt(self, weights: Weights) -> None:
         """Go on with weights that another process of the same training has given the servers."""
         self._raise_if_closed()
-        self._loop.run(self._adopt(weights))
+        self._loop.run(self._sync.adopt(weights))
 
     def close(self) -> None:
         """Let go of the servers, which run on. A second call does nothing."""
@@ -116,6 +126,11 @@ class VLLMServerEngine:
     ) -> SampledLine:
         """A line for a seat, on the caller's loop. Raises EngineError."""
         self._raise_if_closed()
+        if max_tokens < 1 or not ids or len(ids) + max_tokens > self._wanted.context_tokens:
+            raise ConfigError(
+                f"a line of at most {max_tokens} tokens behind {len(ids)} does not fit: it needs one token or more, "
+                f"and engine.context_tokens is {self._wanted.context_tokens}"
+            )
         future = self._loop.submit(self._sample(seat, list(ids), max_tokens, sampling))
         try:
             return await asyncio.wrap_future(future)
@@ -129,7 +144,6 @@ class VLLMServerEngine:
         session = self._session = open_session(self._patience)
         clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
         self._fleet = Fleet(clients, self._patience, self._revive)
-        self._gate = Gate()
         try:
             facts = await asyncio.gather(*(inspect(client, self._wanted) for client in clients))
         except ServerUnreachable as error:
@@ -151,8 +165,7 @@ class VLLMServerEngine:
         """Make a server that answers fit for use: the right model, and the current weights."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
-        if facts.label not in (None, self._weights.label):
-            await bring_to(client, self._weights)
+        await self._sync.catch_up(client, facts.label)
 
     async def _sample(
         self, seat: _ServerSeat, ids: list[int], max_tokens: int, sampling: SamplingConfig
@@ -163,7 +176,7 @@ class VLLMServerEngine:
                 await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
             server = await self._place(seat, move=tries > 0 and tries % _TRIES_PER_SERVER == 0)
             try:
-                async with self._gate.passing():
+                async with self._sync.gate.passing():
                     return await self._ask(server, ids, max_tokens, sampling)
             except ServerUnreachable as error:
                 troubles.append(str(error))
@@ -179,7 +192,7 @@ class VLLMServerEngine:
         return seat.server
 
     async def _ask(self, server: Server, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        weights = self._weights
+        weights = self.weights
         body = line_request(ids, max_tokens, sampling, self._stop_ids, weights.label)
         answer = read_answer(server.url, await _unless_gone(server, body))
         if answer.labels != {weights.label}:
@@ -187,32 +200,6 @@ class VLLMServerEngine:
             await self._fleet.mark_down(server, trouble)
             raise ServerUnreachable(trouble)
         return answer.to_line(self._wanted.vocabulary)
-
-    async def _give_all(self, weights: Weights) -> None:
-        async with self._gate.shut():
-            up = self._fleet.up
-            results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
-            failures = [error for error in results if isinstance(error, BaseException)]
-            refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
-            if refusals or len(failures) == len(up):
-                await asyncio.gather(*(self._give(server, self._weights) for server in up), return_exceptions=True)
-                self._folder.forget(weights)
-                reason = refusals[0] if refusals else f"no server took new weights:\n{self._fleet.troubles()}"
-                raise EngineError(str(reason)) from (failures[0] if failures else None)
-            self._folder.forget(self._weights)
-            self._weights = weights
-
-    async def _give(self, server: Server, weights: Weights) -> None:
-        async with server.mending:
-            try:
-                await bring_to(server.client, weights)
-            except ReplRLError as error:
-                await self._fleet.mark_down(server, str(error))
-                raise
-
-    async def _adopt(self, weights: Weights) -> None:
-        async with self._gate.shut():
-            self._weights = weights
 
     async def _end(self) -> None:
         """Requests under way are aborted on their servers: their connections close."""
