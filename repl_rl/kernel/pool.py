@@ -61,10 +61,11 @@ class PooledKernel:
 
     async def execute(self, source: str) -> ExecResult:
         """Run one cell. Raises KernelDiedError if the kernel is gone through no fault of what it ran."""
+        result: ExecResult | None = None
         try:
             result = await self._kernel.execute(source)
         finally:
-            if not self._kernel.is_alive:
+            if (result is None or result.state_lost) and not self._kernel.is_alive:
                 self._pool._forget(self._kernel)
         stats = self._pool.stats
         stats.executions += 1

@@ -19,6 +19,7 @@ from typing import Any
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 4 << 20
+_NUMBER_BYTES = 8
 _READY = "ready"
 
 
@@ -30,6 +31,7 @@ class PrivateChannel:
         self._socket = end
         self._socket.setblocking(False)
         self._received = bytearray()
+        self._random = b""
         self._expected: str | None = _READY
         self._reply: dict[str, Any] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -45,12 +47,15 @@ class PrivateChannel:
     ) -> dict[str, Any] | None:
         """Send a request and return its reply; None if that takes too long or the channel has ended."""
         self._reply = None
-        self._expected = secrets.token_hex(8)
+        self._expected = self._draw_number()
         text = json.dumps({"id": self._expected, **request}).encode()
         message = _HEADER.pack(len(text)) + text
         deadline = self._loop.time() + timeout_s
         try:
-            sent = socket.send_fds(self._socket, [message], descriptors)
+            if descriptors:
+                sent = socket.send_fds(self._socket, [message], descriptors)
+            else:
+                sent = self._socket.send(message)
             if sent < len(message):
                 async with asyncio.timeout_at(deadline):
                     await self._loop.sock_sendall(self._socket, message[sent:])
@@ -82,6 +87,13 @@ class PrivateChannel:
     def close(self) -> None:
         self._end()
         self._socket.close()
+
+    def _draw_number(self) -> str:
+        """From random bytes that are got many at a time: each system call gives way to the other threads."""
+        if not self._random:
+            self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
+        number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
+        return number.hex()
 
     def _on_readable(self) -> None:
         try:
