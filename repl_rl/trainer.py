@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
@@ -38,7 +40,7 @@ from repl_rl.config import (
     parse_config,
 )
 from repl_rl.drift import logprob_drift, reencoded
-from repl_rl.engine import Engine, TrainableEngine, make_engine
+from repl_rl.engine import Engine, SharedEngine, TrainableEngine, make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
@@ -101,8 +103,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
     """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there.
 
-    vLLM in this process is filled by TRL itself, every other engine by its `load_weights`. Raises ConfigError for an
-    engine that takes no weights.
+    vLLM in this process is filled by TRL itself, every other engine by its `load_weights`; servers by the main process
+    for all. Raises ConfigError for an engine that takes no weights.
     """
 
     def __init__(self, engine: Engine, **arguments: Any) -> None:
@@ -114,13 +116,26 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         self._llm_weights_sleeping = False
         if self.llm is None and not isinstance(self._engine, TrainableEngine):
             raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
+        if isinstance(self._engine, SharedEngine):
+            self._engine.require_weight_updates()
 
     def sync_weights(self) -> None:
-        if self.llm is None:
+        if isinstance(self._engine, SharedEngine):
+            self._sync_shared(self._engine)
+        elif self.llm is None:
             self._engine.load_weights(self._iter_named_params())
         else:
             super().sync_weights()
             self._engine.version += 1
+
+    def _sync_shared(self, engine: SharedEngine) -> None:
+        """Every process takes part in gathering the weights, one of them loads them, all go on with them."""
+        if self.accelerator.is_main_process:
+            engine.load_weights(self._iter_named_params())
+        else:
+            deque(self._iter_named_params(), maxlen=0)
+        (weights,) = broadcast_object_list([engine.weights])
+        engine.adopt(weights)
 
 
 class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -173,21 +188,25 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         model = ModelConfig(path=path, dtype=dtype)
         self.engine = make_engine(path, vocabulary, model, args.engine, seed=args.seed)
-        self.service = RolloutService(
-            self.engine,
-            vocabulary,
-            kernel=args.kernel,
-            dialect=args.dialect,
-            budget=args.budget,
-            sampling=args.sampling,
-            context_tokens=args.engine.context_tokens,
-            chat=args.chat,
-        )
+        try:
+            self.vllm_generation = EngineGeneration(
+                self.engine, model=self.model, accelerator=self.accelerator, processing_class=self.processing_class
+            )
+            self.service = RolloutService(
+                self.engine,
+                vocabulary,
+                kernel=args.kernel,
+                dialect=args.dialect,
+                budget=args.budget,
+                sampling=args.sampling,
+                context_tokens=args.engine.context_tokens,
+                chat=args.chat,
+            )
+        except BaseException:
+            self.engine.close()
+            raise
         self.use_vllm = True
         self._last_loaded_step = -1
-        self.vllm_generation = EngineGeneration(
-            self.engine, model=self.model, accelerator=self.accelerator, processing_class=self.processing_class
-        )
 
     def close(self) -> None:
         """End kernels and engine. A second call does nothing."""

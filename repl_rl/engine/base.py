@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
 
@@ -72,3 +72,18 @@ class TrainableEngine(Engine, Protocol):
         Nothing that was computed with the old ones is used again. Read to the end in any case: gathering a sharded
         weight takes all processes. Raises EngineError if the weights are not those of the engine's model.
         """
+
+
+@runtime_checkable
+class SharedEngine(TrainableEngine, Protocol):
+    """An engine whose weights lie outside this process: of several trainer processes, one loads them for all."""
+
+    @property
+    def weights(self) -> Any:
+        """What is loaded, so that the other processes can `adopt` it. Pickles."""
+
+    def adopt(self, weights: Any) -> None:
+        """Go on with weights that another process has loaded."""
+
+    def require_weight_updates(self) -> None:
+        """Raises ConfigError if weights can't be loaded into it."""
