@@ -153,7 +153,7 @@ class PythonReader:
         if not _is_complete(source):
             return None
         self._pending.clear()
-        return Cell(source, _kind_of(source))
+        return Cell(source, _kind_of(source)) if _holds_statement(source) else None
 
     def _idle_kind(self, lines: Sequence[str]) -> LineKind:
         if any(_holds_code(line) for line in lines):
@@ -196,6 +196,11 @@ def _is_blank(line: str) -> bool:
 def _holds_code(line: str) -> bool:
     parts = [part.lstrip(" \t\f") for part in line.split("\r")]
     return any(part and not part.startswith("#") for part in parts)
+
+
+def _holds_statement(source: str) -> bool:
+    """Whether a cell has anything to run: backslashes with nothing behind them open one that has not."""
+    return any(_holds_code(line) for line in source.replace("\\\n", "").split("\n"))
 
 
 def _is_complete(source: str) -> bool:
@@ -248,4 +253,5 @@ def _kind_of(source: str) -> LineKind:
             body = ast.parse(source).body
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return LineKind.SYNTAX_ERROR
-    return LineKind.EXPRESSION if isinstance(body[-1], ast.Expr) else LineKind.STATEMENT
+    is_expression = any(isinstance(node, ast.Expr) for node in body[-1:])
+    return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT

@@ -602,6 +602,20 @@ if True:
 
 \f
 \f# a thought
+[backslashes with nothing behind them]
+\\
+
+x = 1
+\\
+# a thought
+x
+\\
+\\
+
+x
+\\
+\x20\x20
+x
 [other white space]
 \v
 \xa0

@@ -481,6 +481,13 @@ def test_a_blank_line_ends_a_block() -> None:
     ]
 
 
+@pytest.mark.parametrize("lines", [(" \\\n", "\n"), (" \\\n", " # c\n", "\n"), (" \\\n", " \\\n", "\n")])
+def test_backslashes_with_nothing_behind_them_are_no_cell(lines: tuple[str, ...]) -> None:
+    reader = PythonReader()
+    assert [reader.read(line).cells for line in lines] == [()] * len(lines)
+    assert reader.read(" x\n").cells == (Cell("x", EXPRESSION),)
+
+
 def test_a_line_of_spaces_does_not_end_a_block() -> None:
     turns = read_all(" if x:\n", "     y\n", "     \n", "     z\n", "\n")
     assert [turn.cells for turn in turns[:-1]] == [(), (), (), ()]
@@ -602,8 +609,8 @@ def test_where_turns_are_cut_changes_no_cell(lines: list[str], data: st.DataObje
     assert tuple(cells) == whole
 
 
-@given(st.text(max_size=40), st.booleans())
-def test_no_text_breaks_the_reader(text: str, end_of_input: bool) -> None:
+@given(st.text() | st.text(" x1#:('\\\n\r\f\t\x00@,") | st.binary(), st.booleans())
+def test_no_text_breaks_the_reader(text: str | bytes, end_of_input: bool) -> None:
     reader = PythonReader()
     turn = reader.read(text, end_of_input)
     assert all(cell.kind in (STATEMENT, EXPRESSION, SYNTAX_ERROR) for cell in turn.cells)
