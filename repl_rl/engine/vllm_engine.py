@@ -19,6 +19,7 @@ from functools import lru_cache
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
@@ -26,6 +27,7 @@ from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine.admission import Admission, Reservation
 from repl_rl.engine.base import Finish, SampledLine, Seat
 from repl_rl.engine.stepping import FinishedLine, kv_capacity_tokens, make_stepper
+from repl_rl.engine.threads import engine_threads, limit_openmp
 from repl_rl.engine.vllm_loading import load_llm
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
@@ -124,6 +126,7 @@ class VLLMEngine:
     def _step_forever(self) -> None:
         """The engine's thread; everything below runs in it."""
         try:
+            self._settle_in()
             while not self._closing:
                 first = None if self._running else self._mailbox.get()
                 with self._between_steps:
@@ -135,6 +138,11 @@ class VLLMEngine:
         except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
             self._failure = error
             self._fail(EngineError(f"vLLM failed: {error!r}"))
+
+    def _settle_in(self) -> None:
+        threads = None if torch.cuda.is_available() else engine_threads(_parameters(self.llm))
+        if threads is not None:
+            limit_openmp(threads)
 
     def _read_mailbox(self) -> None:
         while True:
@@ -212,6 +220,11 @@ def _make_params(max_tokens: int, sampling: SamplingConfig) -> SamplingParams:
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
     )
+
+
+def _parameters(llm: Any) -> int:
+    counts: list[int] = llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
+    return counts[0]
 
 
 def _settle(loop: asyncio.AbstractEventLoop, results: Sequence[tuple[_Call, SampledLine | EngineError]]) -> None:

@@ -1,0 +1,29 @@
+"""How many OpenMP threads the engine computes with on a CPU.
+
+Every operation of a model ends in a barrier of all threads. In a small model the work between two barriers is shorter
+than the wait for a core that a kernel is just using: one thread is then as fast alone, and much faster beside kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_SMALL_PARAMETERS = 20_000_000
+
+
+def engine_threads(parameters: int) -> int | None:
+    """1 for a small model; None leaves it to OpenMP, one thread per core."""
+    return 1 if parameters < _SMALL_PARAMETERS else None
+
+
+def limit_openmp(threads: int) -> None:
+    """For parallel regions that the calling thread opens; those of other threads stay as they are."""
+    for library in _openmp_libraries():
+        ctypes.CDLL(library).omp_set_num_threads(threads)
+
+
+def _openmp_libraries() -> set[str]:
+    """Paths of those that this process has loaded."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
+    return {path for path in paths if "omp" in path.rpartition("/")[2] and ".so" in path}
