@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from exactness import RecordingEngine
 from server_rollouts import assert_exact, metric, nano, opened, roll_out, sample, until
 from serving import CONTEXT_TOKENS, RunningServer, servers
 
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
 
 PROMPT = ">>> # What is 17 * 23?\n>>>"
 
@@ -81,6 +84,40 @@ def test_new_weights_are_what_the_server_samples_with(engine: VLLMServerEngine, 
     after = asyncio.run(sample(engine, ids, 48, 1.0))
     assert forward_difference(model, ids, after) < 1e-4
     assert forward_difference(nano(), ids, after) > 1e-2
+
+
+def test_training_samples_with_the_weights_that_it_trains(server: RunningServer, tmp_path: Path) -> None:
+    args = ReplGRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=8,
+        num_generations=4,
+        max_steps=3,
+        learning_rate=1e-3,
+        bf16=False,
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        kernel={"size": 8},
+        engine={"context_tokens": CONTEXT_TOKENS, "servers": [server.url]},
+        budget={"lines": 4, "tokens": 96, "line_tokens": 32},
+    )
+    trainer = ReplGRPOTrainer(str(NANO_PATH), args, make_tasks(["product", "gcd"], 16, seed=1, split="train"))
+    try:
+        trainer.train()
+        assert trainer.engine.version == 3
+        steps = [row for row in trainer.state.log_history if "drift/logprob_max" in row]
+        assert len(steps) == 3
+        assert all(row["drift/logprob_max"] < 1e-3 for row in steps)
+        trainer.sync_weights()
+        ids = trainer.service.rollout.vocabulary.encode_prompt(PROMPT)
+        line = asyncio.run(sample(trainer.engine, ids, 48, 1.0))
+        assert forward_difference(trainer.model, ids, line) < 1e-3
+        assert forward_difference(nano(), ids, line) > 5e-3
+    finally:
+        trainer.close()
 
 
 def test_the_next_engine_finds_the_checkpoint_again(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
