@@ -53,6 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     train.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     train.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+    train.add_argument(
+        "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
+    )
     train.set_defaults(command=_train)
 
     rollout = commands.add_parser("rollout", help="sample trajectories")
@@ -104,6 +107,8 @@ def _train(options: argparse.Namespace, console: Console) -> int:
     if options.config is None and options.resume is None:
         raise ConfigError("give a config to train, or --resume RUN")
     config = load_config(options.config, tuple(options.set)) if options.config else None
+    if options.dry_run:
+        return _dry_run(options, console, config)
     prepared = prepare(config, options.runs, options.resume)
     console.print(f"run folder: {prepared.folder.path}", highlight=False)
     try:
@@ -112,6 +117,17 @@ def _train(options: argparse.Namespace, console: Console) -> int:
         _say_how_to_resume(console, prepared.folder.path)
         return 130
     return _finish_training(console, outcome)
+
+
+def _dry_run(options: argparse.Namespace, console: Console, config: Config | None) -> int:
+    from repl_rl.run.dryrun import plan, print_plan
+    from repl_rl.run.folder import open_run
+
+    if options.resume is not None:
+        _, config = open_run(options.resume, config)
+    assert config is not None
+    print_plan(console, plan(config, options.runs))
+    return 0
 
 
 def _finish_training(console: Console, outcome: Outcome) -> int:

@@ -82,8 +82,8 @@ class EngineConfig(Section):
     servers: tuple[str, ...] = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     weights_folder: str | None = None
-    """Servers only: a folder that trainer and servers share, for new weights. null is a temporary one, which serves if all
-    run on this machine."""
+    """Servers only: a folder that trainer and servers share, for new weights. null is a temporary one, which serves
+    if all run on this machine."""
     context_tokens: int = Field(1024, ge=32)
     """Prompt and completion together."""
     places: int = Field(64, ge=1)
@@ -166,19 +166,34 @@ class TrainConfig(Section):
     warmup_steps: int = Field(0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
     save_steps: int = Field(10, ge=1)
+    processes: int = Field(1, ge=1)
+    """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)
-    """Trajectories per backward pass; None takes the whole step at once."""
+    """Trajectories per backward pass of a process; None takes its share of the step at once."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term."""
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of TRL's GRPOConfig, as they are."""
 
+    @property
+    def trajectories_per_process(self) -> int:
+        """Of one step."""
+        return self.prompts_per_step * self.group_size // self.processes
+
     @model_validator(mode="after")
-    def _micro_batch_divides_a_step(self) -> TrainConfig:
-        per_step = self.prompts_per_step * self.group_size
-        if self.micro_batch is not None and per_step % self.micro_batch:
-            raise ValueError(f"micro_batch {self.micro_batch} does not divide the {per_step} trajectories of a step")
+    def _a_step_comes_out_even(self) -> TrainConfig:
+        if self.prompts_per_step % self.processes:
+            raise ValueError(
+                f"prompts_per_step {self.prompts_per_step} does not divide among {self.processes} processes: each "
+                "takes whole groups"
+            )
+        if self.micro_batch is not None and self.trajectories_per_process % self.micro_batch:
+            of_process = f" and process ({self.processes} processes)" if self.processes > 1 else ""
+            raise ValueError(
+                f"micro_batch {self.micro_batch} does not divide the {self.trajectories_per_process} trajectories of "
+                f"a step{of_process}"
+            )
         return self
 
 

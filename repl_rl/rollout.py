@@ -190,12 +190,7 @@ class Rollout:
         await self.one(session, seat)
 
     def _encode_prompt(self, question: str) -> Prompt:
-        if self.chat:
-            chat = self.dialect.chat_prompt(question)
-            ids = self.vocabulary.encode_chat(chat.messages, chat.prefill)
-            return Prompt(self.vocabulary.decode(ids), ids)
-        text = self.dialect.completion_prompt(question)
-        return Prompt(text, self.vocabulary.encode_prompt(text))
+        return make_prompt(self.dialect, self.vocabulary, question, self.chat)
 
     def _refuse_long_prompts(self, tasks: Sequence[Task]) -> None:
         """Encodes only what may be too long: as a rule, a token stands for one byte of the question or more."""
@@ -205,3 +200,13 @@ class Rollout:
             most_tokens = frame_tokens + question_bytes + _LINE_FRAME_TOKENS * len(task.question.splitlines())
             if most_tokens >= self.context_tokens:
                 self.prompt(task)
+
+
+def make_prompt(dialect: Dialect, vocabulary: Vocabulary, question: str, chat: bool) -> Prompt:
+    """A question as the model reads it, in its chat template or as the beginning of a session."""
+    if chat:
+        opened = dialect.chat_prompt(question)
+        ids = vocabulary.encode_chat(opened.messages, opened.prefill)
+        return Prompt(vocabulary.decode(ids), ids)
+    text = dialect.completion_prompt(question)
+    return Prompt(text, vocabulary.encode_prompt(text))

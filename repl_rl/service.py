@@ -15,7 +15,7 @@ from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
-from repl_rl.kernel import KernelPool, KernelSource, Profile
+from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
@@ -59,7 +59,7 @@ class RolloutService:
             at_once=kernel.size,
         )
         self.loop_share = 0.0
-        """CPU time of the loop's thread in the last batch, as a share of its wall time. Near 1, all wait for the loop."""
+        """CPU time of the loop's thread over the wall time of the last batch. Near 1, all wait for the loop."""
         try:
             self._loop.run(self._pool.__aenter__())
         except BaseException:
@@ -103,15 +103,19 @@ class RolloutService:
         self.close()
 
 
-def make_pool(config: KernelConfig) -> KernelPool:
-    """The pool that a config describes."""
+def limits_of(config: KernelConfig) -> Limits:
+    """The profile's, and over them what the config names."""
     named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
-    limits = replace(
+    return replace(
         Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
     )
+
+
+def make_pool(config: KernelConfig) -> KernelPool:
+    """The pool that a config describes."""
     return KernelPool(
         size=config.size,
-        limits=limits,
+        limits=limits_of(config),
         backend=config.backend,
         sandbox=config.sandbox,
         profile=config.profile,

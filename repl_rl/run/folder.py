@@ -80,15 +80,23 @@ class RunFolder:
 
 def new_run(config: Config, parent: Path) -> RunFolder:
     """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... where earlier runs have the name."""
-    for number in range(1, 10_000):
-        path = parent / (config.name if number == 1 else f"{config.name}-{number}")
+    while True:
+        path = free_folder(config.name, parent)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
         (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         return RunFolder(path)
-    raise ConfigError(f"{parent} holds 9,999 runs called {config.name!r}; choose another name")
+
+
+def free_folder(name: str, parent: Path) -> Path:
+    """The folder that the next run of this name would get. Raises ConfigError where 9,999 have it."""
+    for number in range(1, 10_000):
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        if not path.exists():
+            return path
+    raise ConfigError(f"{parent} holds 9,999 runs called {name!r}; choose another name")
 
 
 def open_run(path: Path, config: Config | None) -> tuple[RunFolder, Config]:

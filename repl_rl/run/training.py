@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config
 from repl_rl.dialect import make_dialect
-from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.factory import require_engine
+from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardTable
@@ -32,15 +34,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a config asks for, checked and made, without a model and without a run folder."""
+
+    model_path: str
+    train_tasks: list[Task]
+    heldout_tasks: list[Task]
+    table: RewardTable
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """A run whose inputs have been checked."""
 
     config: Config
     folder: RunFolder
-    model_path: str
-    train_tasks: list[Task]
-    heldout_tasks: list[Task]
-    table: RewardTable
+    inputs: Inputs
     checkpoint: Path | None
 
 
@@ -61,16 +70,21 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     if resume is not None:
         folder, config = open_run(resume, config)
     assert config is not None
-    require_vllm()
+    inputs = check_inputs(config)
+    if resume is None:
+        folder = new_run(config, runs)
+    return Prepared(config, folder, inputs, folder.last_checkpoint())
+
+
+def check_inputs(config: Config) -> Inputs:
+    """Everything that is made from the config alone. Raises a ReplRLError that says what to change."""
+    require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
     table = RewardTable(config.rewards)
     make_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
-    heldout = heldout_tasks(config)
-    if resume is None:
-        folder = new_run(config, runs)
-    return Prepared(config, folder, model_path, train_tasks, heldout, table, folder.last_checkpoint())
+    return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
 
 def train(prepared: Prepared, progress: Progress) -> Outcome:
@@ -81,7 +95,7 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
     config = prepared.config
     with progress.stage("loading the model, vLLM and the first kernels"):
         trainer = ReplGRPOTrainer(
-            prepared.model_path, training_arguments(config, prepared.folder), prepared.train_tasks
+            prepared.inputs.model_path, training_arguments(config, prepared.folder), prepared.inputs.train_tasks
         )
     try:
         before = _evaluate(trainer, prepared, 0, progress)
@@ -98,20 +112,19 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
         trainer.close()
 
 
-def training_arguments(config: Config, folder: RunFolder) -> ReplGRPOConfig:
-    """TRL's arguments for a config. Raises ConfigError where `micro_batch` doesn't divide a step."""
+def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
+    """TRL's arguments for a config, `extra` last. Raises ConfigError with TRL's reason where it refuses them."""
     from repl_rl.trainer import ReplGRPOConfig
 
     plan = config.train
-    per_step = plan.prompts_per_step * plan.group_size
-    micro_batch = plan.micro_batch or per_step
+    micro_batch = plan.micro_batch or plan.trajectories_per_process
     arguments: dict[str, Any] = {
         "output_dir": str(folder.checkpoints),
         "rollout_dir": str(folder.rollouts),
         "seed": config.seed,
         "max_steps": plan.steps,
         "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": per_step // micro_batch,
+        "gradient_accumulation_steps": plan.trajectories_per_process // micro_batch,
         "num_generations": plan.group_size,
         "learning_rate": plan.learning_rate,
         "lr_scheduler_type": plan.schedule,
@@ -134,7 +147,12 @@ def training_arguments(config: Config, folder: RunFolder) -> ReplGRPOConfig:
         "chat": config.model.chat,
     }
     sections = {name: getattr(config, name) for name in ("dialect", "kernel", "engine", "budget", "rewards", "credit")}
-    return ReplGRPOConfig(**{**arguments, **sections, **plan.trl})
+    try:
+        return ReplGRPOConfig(**{**arguments, **sections, **plan.trl, **extra})
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
 
 def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
@@ -142,10 +160,10 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     known = prepared.folder.evaluation(step)
     if known is not None:
         return known
-    tasks = prepared.heldout_tasks
+    tasks = prepared.inputs.heldout_tasks
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
-        result = evaluate(trainer.service, tasks, prepared.table, prepared.config.eval_sampling)
+        result = evaluate(trainer.service, tasks, prepared.inputs.table, prepared.config.eval_sampling)
     row = result.to_row(step)
     prepared.folder.keep_evaluation(step, row, result.trajectories)
     progress.evaluated(row)

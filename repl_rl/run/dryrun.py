@@ -1,0 +1,205 @@
+"""`repl-rl train CONFIG --dry-run`: what a run would be, and everything that can be checked without a model or a GPU.
+
+Checked: the config, the engine's and the kernels' needs, rewards, tasks, the files of a local checkpoint, its
+tokenizer, the prompts in its tokens, the sections as TRL takes them. Only said: what a hub would have to be asked for,
+which servers would be used, what GPUs there are. Writes nothing.
+
+Not covered: whether weights and activations fit into a GPU, and whether servers answer.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from repl_rl.config import Config
+from repl_rl.dialect import make_dialect
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.factory import engine_backend
+from repl_rl.errors import ConfigError, ModelError
+from repl_rl.kernel.memory import default_budget_mb
+from repl_rl.nano import NANO_PATH
+from repl_rl.run.folder import RunFolder, free_folder
+from repl_rl.run.training import Inputs, check_inputs, training_arguments
+from repl_rl.service import limits_of
+
+_SESSION_MB = 4.2
+"""Own memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
+_STOCK_KERNEL_MB = 73.3
+_TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
+"""Of a parameter: weight, gradient and AdamW's two moments, all in the model's type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run would be. `rows` are names and texts for people; `notes` say what could not be checked here."""
+
+    rows: tuple[tuple[str, str], ...]
+    notes: tuple[str, ...]
+
+
+def plan(config: Config, runs: Path) -> Plan:
+    """Check it all. Raises the ReplRLError that training would raise, before anything is loaded or written."""
+    inputs = check_inputs(config)
+    prepare_environment(config.engine.kv_cache_gib)
+    gpus = _gpus()
+    notes: list[str] = []
+    folder = free_folder(config.name, runs)
+    _check_trl(config, RunFolder(folder), gpus, notes)
+    rows = (
+        ("model", _model(config, inputs, notes)),
+        ("prompts", _prompts(config, inputs, notes)),
+        ("engine", _engine(config)),
+        ("GPUs", _gpu_needs(config, gpus, notes)),
+        ("a step", _step(config)),
+        ("tokens of a step", _step_tokens(config)),
+        ("kernels", _kernels(config)),
+        ("held-out", f"{config.eval.problems} problems, before and after training"),
+        ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
+    )
+    return Plan(rows, tuple(notes))
+
+
+def print_plan(console: Console, made: Plan) -> None:
+    """Every row, and the notes below."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, text in made.rows:
+        table.add_row(Text(name, style="bold"), Text(text))
+    console.print(table)
+    for note in made.notes:
+        console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _check_trl(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:
+    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
+    training_arguments(config, folder, **({"use_cpu": True} if on_cpu else {}))
+    if on_cpu:
+        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+
+
+def _gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
+    path, dtype = Path(inputs.model_path), config.model.dtype
+    if not path.is_dir():
+        notes.append(f"{inputs.model_path} would be fetched from the hub: nothing of it was checked")
+        return f"{inputs.model_path}, from the hub, {dtype}"
+    parameters = _parameters(path)
+    name = "nano, of this package" if path == NANO_PATH else str(path)
+    gib = parameters * _TRAINED_BYTES[dtype] / 2**30
+    return (
+        f"{name}: {parameters / 1e6:,.1f} million parameters, {dtype}; weights, gradients and AdamW take {gib:,.2f} GiB"
+    )
+
+
+def _parameters(folder: Path) -> int:
+    """Counted in the headers of the safetensors files. Raises ModelError where there are none, or no tokenizer."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{folder} holds no *.safetensors file, so no weights; save the model with save_pretrained")
+    return sum(_elements(path) for path in files)
+
+
+def _elements(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
+        raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
+    return sum(_product(shape) for shape in shapes)
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
+    """The longest prompt in tokens beside the budgets. Raises ConfigError if it leaves no room for a line."""
+    context, budget = config.engine.context_tokens, config.budget.tokens
+    if not Path(inputs.model_path).is_dir():
+        return f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
+    longest = max(_prompt_tokens(config, inputs))
+    if longest >= context:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or shorten the "
+            "prompt (dialect.examples, dialect.system)"
+        )
+    if context - longest < budget:
+        notes.append(
+            f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
+            "such trajectories stop at the context"
+        )
+    return f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
+
+
+def _prompt_tokens(config: Config, inputs: Inputs) -> Iterator[int]:
+    from repl_rl.engine import load_vocabulary
+    from repl_rl.rollout import make_prompt
+
+    vocabulary, dialect = load_vocabulary(inputs.model_path), make_dialect(config.dialect)
+    chat = vocabulary.tokenizer.chat_template is not None if config.model.chat is None else config.model.chat
+    for task in (*inputs.train_tasks, *inputs.heldout_tasks):
+        yield len(make_prompt(dialect, vocabulary, task.question, chat).ids)
+
+
+def _engine(config: Config) -> str:
+    backend = engine_backend(config.engine)
+    if backend == "server":
+        return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
+    return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
+
+
+def _gpu_needs(config: Config, gpus: int, notes: list[str]) -> str:
+    processes, dtype = config.train.processes, config.model.dtype
+    if processes > 1:
+        notes.append(f"start it with: accelerate launch --num_processes {processes} -m repl_rl.cli train CONFIG")
+    if dtype == "float32" and processes == 1 and gpus == 0:
+        return "none needed: float32 in one process runs on a CPU; none here"
+    if gpus < processes:
+        notes.append(f"this machine has {gpus} GPUs, and the run needs {processes}: it can't be trained here")
+    return f"{processes} needed, one for each trainer process; {gpus} here"
+
+
+def _step(config: Config) -> str:
+    train = config.train
+    micro = train.micro_batch or train.trajectories_per_process
+    return (
+        f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
+        f"trajectories = {micro} at a time x {train.processes} processes x "
+        f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps"
+    )
+
+
+def _step_tokens(config: Config) -> str:
+    trajectories = config.train.prompts_per_step * config.train.group_size
+    lines = trajectories * config.budget.lines
+    return (
+        f"at most {trajectories * config.budget.tokens:,} of completion, outputs included, in at most {lines:,} lines"
+    )
+
+
+def _kernels(config: Config) -> str:
+    size, processes, is_forked = config.kernel.size, config.train.processes, config.kernel.backend == "fork"
+    usual_mb = size * (_SESSION_MB if is_forked else _STOCK_KERNEL_MB)
+    budget_mb = default_budget_mb() if config.kernel.budget_mb is None else config.kernel.budget_mb
+    each = " in each process" if processes > 1 else ""
+    return (
+        f"{size}{each} ({config.kernel.backend}, {config.kernel.sandbox}): about {usual_mb:,.0f} MB, at most "
+        f"{limits_of(config.kernel).memory_mb:,} MB a session and {budget_mb:,.0f} MB together"
+    )

@@ -1,0 +1,145 @@
+"""A dry run says what a run would be, refuses what the run would refuse, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.config import load_config, shipped_configs
+from repl_rl.engine.server.handshake import Wanted, serve_command
+from repl_rl.engine.vocabulary import load_vocabulary
+from repl_rl.nano import NANO_PATH
+from repl_rl.resources import resource_folder
+from repl_rl.run import dryrun
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    code = main(["train", *arguments, "--dry-run"])
+    captured = capsys.readouterr()
+    return code, " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = load_config(name)
+    code, shown = dry_run(capsys, name)
+    assert code == 0, shown
+    per_step = config.train.prompts_per_step * config.train.group_size
+    assert f"{config.train.prompts_per_step} problems x {config.train.group_size} = {per_step} trajectories" in shown
+    assert f"at most {per_step * config.budget.tokens:,} of completion" in shown
+    assert f"runs/{name}/: config.yaml" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -> None:
+    made = dict(dryrun.plan(load_config("quickstart"), Path("runs")).rows)
+    assert made["model"].startswith("nano, of this package: 0.9 million parameters, float32; weights, gradients")
+    assert made["prompts"].endswith("tokens at most, beside 256 of completion, in a context of 512")
+    assert made["engine"] == "vLLM in this process, 64 sequences at once"
+    assert made["a step"] == ("8 problems x 8 = 64 trajectories = 64 at a time x 1 processes x 1 accumulated; 60 steps")
+    assert made["kernels"].startswith("64 (fork, auto): about 269 MB, at most 512 MB a session and ")
+
+
+def test_processes_servers_and_gpus_are_named_and_not_touched(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = dry_run(capsys, "gpu-8", "--set", "engine.servers=[http://nowhere.invalid:8000]")
+    assert code == 0
+    assert "vLLM servers, not asked now: http://nowhere.invalid:8000" in shown
+    assert "1024 trajectories = 4 at a time x 4 processes x 64 accumulated" in shown
+    assert "256 in each process" in shown
+    assert "Qwen/Qwen3-4B would be fetched from the hub: nothing of it was checked" in shown
+    assert "accelerate launch --num_processes 4 -m repl_rl.cli train" in shown
+
+
+@pytest.mark.parametrize(("gpus", "need"), [(0, "can't be trained here"), (4, "4 here")])
+def test_gpus_are_counted_and_missing_ones_are_no_failure(
+    gpus: int, need: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dryrun, "_gpus", lambda: gpus)
+    monkeypatch.setattr(dryrun, "_check_trl", lambda *arguments: None)
+    code, shown = dry_run(capsys, "gpu-8")
+    assert code == 0
+    assert f"4 needed, one for each trainer process; {gpus} here" in shown
+    assert need in shown
+    assert ("can't be trained here" in shown) == (gpus < 4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.trl={learning_rat: 1}"], "TRL refuses these arguments: ReplGRPOConfig.__init__() got an unexpected"),
+        (["train.trl={num_generations: 3}"], "TRL refuses these arguments: generation_batch_size (64) must be"),
+        (["train.trl={use_vllm: true}"], "use_vllm=True asks for TRL's own engine; leave it out"),
+        (["train.processes=3"], "prompts_per_step 8 does not divide among 3 processes: each takes whole groups"),
+        (["train.processes=2", "train.micro_batch=64"], "micro_batch 64 does not divide the 32 trajectories of a step"),
+        (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
+        (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
+        (["model.path=no-such-model"], "'no-such-model' is no model"),
+    ],
+)
+def test_what_training_would_refuse_a_dry_run_refuses(
+    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = dry_run(capsys, "quickstart", *(part for item in overrides for part in ("--set", item)))
+    assert (code, message in shown) == (2, True), shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_context_that_is_smaller_than_the_budget_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = dry_run(capsys, "quickstart", "--set", "engine.context_tokens=128")
+    assert code == 0
+    assert "of 128 tokens, less than budget.tokens (256): such trajectories stop at the context" in shown
+
+
+def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(NANO_PATH, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:4])
+    arguments = ["quickstart", "--set", f"model.path={folder}"]
+    assert "model.safetensors can't be read as safetensors" in dry_run(capsys, *arguments)[1]
+    weights.unlink()
+    code, shown = dry_run(capsys, *arguments)
+    assert code == 2
+    assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in shown
+
+
+def test_parameters_are_counted_in_the_headers_of_all_files(tmp_path: Path) -> None:
+    for name, shapes in {"a": [[2, 3], [5]], "b": [[]]}.items():
+        header = {f"{name}{n}": {"shape": shape} for n, shape in enumerate(shapes)} | {"__metadata__": {"x": "y"}}
+        data = json.dumps(header).encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
+    assert dryrun._parameters(tmp_path) == 2 * 3 + 5 + 1
+
+
+def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = dry_run(capsys, "--resume", str(tmp_path))
+    assert code == 2
+    assert "is no run: it has no config.yaml" in shown
+
+
+def test_the_servers_of_gpu_8_are_started_as_the_engine_asks_for_them() -> None:
+    config = load_config("gpu-8")
+    wanted = Wanted(
+        (config.model.path,), config.model.dtype, config.engine.context_tokens, load_vocabulary(str(NANO_PATH))
+    )
+    command, _, _ = serve_command(wanted).partition("   #")
+    assert command in (resource_folder("configs") / "gpu-8.yaml").read_text()
+
+
+def test_the_names_of_shipped_configs_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "gpu-1, gpu-8, quickstart" in " ".join(capsys.readouterr().out.split())
