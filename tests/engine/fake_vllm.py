@@ -42,6 +42,9 @@ class FakeVLLM:
         self.respond: Respond = say_line
         self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
         self.missing: set[str] = set()
+        self.refused: dict[str, int] = {}
+        self.aliases: list[str] = []
+        self.authorizations: set[str | None] = set()
         self.requests: list[dict[str, Any]] = []
         self.events: list[str] = []
         self._loop = BackgroundLoop()
@@ -74,8 +77,9 @@ class FakeVLLM:
         await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
 
     async def _route(self, request: web.Request) -> web.Response:
-        if request.path in self.missing:
-            return web.json_response({"detail": "Not Found"}, status=404)
+        self.authorizations.add(request.headers.get("Authorization"))
+        if request.path in self.missing or request.path in self.refused:
+            return web.json_response({"detail": "no"}, status=self.refused.get(request.path, 404))
         body = json.loads(await request.text() or "null")
         if request.path == "/inference/v1/generate":
             return await self._generate(body)
@@ -94,14 +98,15 @@ class FakeVLLM:
             return {"results": [self.load(body)]}
         if path == "/update_weight_version":
             self.label = body["new_version"]
-        model = {"id": self.model, "root": self.model, "max_model_len": self.max_model_len}
+        names = [self.model, *self.aliases]
+        cards = [{"id": name, "root": self.model, "max_model_len": self.max_model_len} for name in names]
         config = {
             "model_config": {"dtype": self.dtype},
             "parallel_config": {"worker_extension_cls": self.extension},
         }
         return {
             "/version": {"version": self.version},
-            "/v1/models": {"data": [model]},
+            "/v1/models": {"data": cards},
             "/tokenize": {"tokens": self.tokenize((body or {}).get("prompt", ""))},
             "/server_info": {"vllm_config": config},
             "/weight_info": {"weight_version": self.label},

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying
+from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 
 from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import Patience, ServerRefused
+from repl_rl.engine.server.wire import read_answer
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.nano import NANO_PATH
 
@@ -47,9 +48,9 @@ def fakes(vocabulary: Vocabulary) -> Iterator[list[FakeVLLM]]:
 def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
     opened: list[VLLMServerEngine] = []
 
-    def make(*fakes: FakeVLLM, patience: Patience = PATIENCE) -> VLLMServerEngine:
+    def make(*fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64) -> VLLMServerEngine:
         urls = tuple(fake.url for fake in fakes)
-        config = EngineConfig(context_tokens=512, servers=urls, weights_folder=str(tmp_path / "weights"))
+        config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
         opened.append(VLLMServerEngine([str(NANO_PATH), "nano"], vocabulary, "float32", config, patience))
         return opened[-1]
 
@@ -98,6 +99,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
         ({"dtype": "torch.bfloat16"}, ConfigError, "URL computes in bfloat16, and model.dtype is float32.*--dtype fl"),
         ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
         ({"missing": {"/inference/v1/generate"}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
+        ({"refused": {"/v1/models": 401}}, EngineError, "URL/v1/models wants an API key; set VLLM_API_KEY"),
         ({"health": 503}, EngineError, "URL/health: HTTP 503(.|\n)*VLLM_SERVER_DEV_MODE=1 vllm serve"),
     ],
 )
@@ -118,6 +120,36 @@ def test_a_server_that_is_not_there_is_named_with_the_command_that_starts_one(
     fakes[1].stop()
     with pytest.raises(EngineError, match=rf"{fakes[1].url}/health: (.|\n)*vllm serve {NANO_PATH} --dtype float32"):
         open_engine(*fakes)
+
+
+def test_a_server_may_have_the_model_under_another_name_too(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].model, fakes[0].aliases = "/elsewhere/nano", ["nano"]
+    assert asyncio.run(sample(open_engine(fakes[0]))).finish is Finish.NEWLINE
+
+
+def test_the_api_key_of_the_environment_is_sent(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "open-sesame")
+    open_engine(fakes[0])
+    assert fakes[0].authorizations == {"Bearer open-sesame"}
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "finish"),
+    [
+        ("\n", "length", Finish.NEWLINE),
+        ("\n", "stop", Finish.NEWLINE),
+        ("x", "length", Finish.LENGTH),
+        ("<|endoftext|>", "length", Finish.EOS),
+        ("<|endoftext|>", "stop", Finish.EOS),
+        ("x", "stop", Finish.EOS),
+    ],
+)
+def test_the_last_token_says_how_a_line_ended(vocabulary: Vocabulary, last: str, reason: str, finish: Finish) -> None:
+    ids = vocabulary.encode_prompt(last)
+    answer = tokens_answer(list(ids), [LOGPROB] * len(ids), "default", reason)
+    assert read_answer("http://s", answer).to_line(vocabulary).finish is finish
 
 
 def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
@@ -194,6 +226,28 @@ def test_trajectories_are_spread_and_stay_where_they_are(fakes: list[FakeVLLM], 
     assert [len(fake.requests) for fake in fakes] == [6, 6]
     assert of_server[0] | of_server[1] == {0, 1, 2, 3}
     assert not of_server[0] & of_server[1]
+
+
+def test_a_server_is_sent_no_more_requests_at_a_time_than_it_has_places(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(fakes[0], places=3)
+    under_way: list[int] = [0]
+    seen: list[int] = []
+
+    async def counted(server: FakeVLLM, body: dict[str, Any]) -> Any:
+        under_way[0] += 1
+        seen.append(under_way[0])
+        await asyncio.sleep(0.02)
+        under_way[0] -= 1
+        return await say_line(server, body)
+
+    async def many() -> None:
+        await asyncio.gather(*(sample(engine) for _ in range(10)))
+
+    fakes[0].respond = counted
+    asyncio.run(many())
+    assert (len(seen), max(seen)) == (10, 3)
 
 
 def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_used_again_when_it_is_back(

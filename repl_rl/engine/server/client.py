@@ -120,6 +120,8 @@ def base_url(url: str) -> str:
 def _read(where: str, status: int, text: str) -> Any:
     if status >= 500 or status in _RETRIABLE:
         raise ServerUnreachable(f"{where}: HTTP {status}: {_message(text)}")
+    if status == 401:
+        raise ServerRefused(f"{where} wants an API key; set VLLM_API_KEY to the one it was started with", status)
     if status >= 400:
         raise ServerRefused(f"{where}: HTTP {status}: {_message(text)}", status)
     try:

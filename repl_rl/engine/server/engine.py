@@ -58,7 +58,7 @@ class VLLMServerEngine:
         self._session: aiohttp.ClientSession | None = None
         self._loop = BackgroundLoop()
         try:
-            self._loop.run(self._open(config.servers))
+            self._loop.run(self._open(config.servers, config.places))
         except BaseException:
             self.close()
             raise
@@ -140,10 +140,10 @@ class VLLMServerEngine:
                 raise EngineError("the engine was closed while a line was being sampled") from None
             raise
 
-    async def _open(self, urls: Sequence[str]) -> None:
+    async def _open(self, urls: Sequence[str], places: int) -> None:
         session = self._session = open_session(self._patience)
         clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
-        self._fleet = Fleet(clients, self._patience, self._revive)
+        self._fleet = Fleet(clients, places, self._patience, self._revive)
         try:
             facts = await asyncio.gather(*(inspect(client, self._wanted) for client in clients))
         except ServerUnreachable as error:
@@ -176,7 +176,7 @@ class VLLMServerEngine:
                 await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
             server = await self._place(seat, move=tries > 0 and tries % _TRIES_PER_SERVER == 0)
             try:
-                async with self._sync.gate.passing():
+                async with server.places, self._sync.gate.passing():
                     return await self._ask(server, ids, max_tokens, sampling)
             except ServerUnreachable as error:
                 troubles.append(str(error))

@@ -23,6 +23,8 @@ _SILENCES = 3
 @dataclass(slots=True, eq=False)
 class Server:
     client: ServerClient
+    places: asyncio.Semaphore
+    """Requests that it is sent at a time."""
     up: bool = False
     trouble: str = "not asked yet"
     """Why it is down, or was last."""
@@ -40,12 +42,17 @@ class Server:
 
 
 class Fleet:
-    """`revive` has to make a server that answers again fit for use, or raise a ReplRLError."""
+    """`places` bounds the requests at one server. `revive` has to make a server that answers again fit for use, or
+    raise a ReplRLError."""
 
     def __init__(
-        self, clients: Sequence[ServerClient], patience: Patience, revive: Callable[[ServerClient], Awaitable[None]]
+        self,
+        clients: Sequence[ServerClient],
+        places: int,
+        patience: Patience,
+        revive: Callable[[ServerClient], Awaitable[None]],
     ) -> None:
-        self.servers = [Server(client) for client in clients]
+        self.servers = [Server(client, asyncio.Semaphore(places)) for client in clients]
         self._patience = patience
         self._revive = revive
         self._change = asyncio.Condition()

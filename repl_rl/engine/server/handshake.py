@@ -71,15 +71,15 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
     await client.get("/health")
     wait_s = client.patience.handshake_s
     version = await _version(client)
-    card = (await client.get("/v1/models", wait_s))["data"][0]
+    cards = (await client.get("/v1/models", wait_s))["data"]
     probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
     config = await _dev_answer(client, "/server_info?config_format=json")
     weights = await _dev_answer(client, "/weight_info")
     model_config = config.get("vllm_config", {}).get("model_config", {})
     return ServerFacts(
         version=version,
-        names=tuple(dict.fromkeys([str(card["id"]), str(card.get("root") or card["id"])])),
-        max_model_tokens=int(card["max_model_len"]),
+        names=tuple(dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))),
+        max_model_tokens=int(cards[0]["max_model_len"]),
         probe_ids=tuple(probe_ids),
         probe_logprob=await _probe_logprob(client, wanted),
         label=weights.get("weight_version"),

@@ -35,7 +35,8 @@ class Answer:
         if self.ids[-1] in vocabulary.newline_ids:
             finish = Finish.NEWLINE
         else:
-            finish = Finish.LENGTH if self.reason == "length" else Finish.EOS
+            cut = self.reason == "length" and self.ids[-1] not in vocabulary.eos_ids
+            finish = Finish.LENGTH if cut else Finish.EOS
         return SampledLine(self.ids, self.logprobs, finish)
 
 

@@ -3,8 +3,8 @@
     vllm serve MODEL --worker-extension-cls repl_rl.engine.server.worker.WeightsFromFiles ...
 
 Its methods are called over `/collective_rpc`. They answer with what went wrong rather than raise, so that the caller
-sees the reason and the server lives on. `repl_rl` has to be importable where the server runs; torch and vLLM aside,
-this needs pydantic and PyYAML.
+sees the reason and the server lives on. `repl_rl` has to be importable where the server runs; what it imports here,
+vLLM depends on too.
 
 On a CPU, oneDNN repacks linear weights when the model is built, and nothing can be loaded into them afterwards. vLLM
 imports this module before it builds the model, so importing it switches that off.
