@@ -62,9 +62,8 @@ class RowModel:
                 own.copy_(weight)
 
     def close(self) -> None:
-        """Release weights and rows; no pass runs after it."""
-        del self._model, self._parameters
-        self.rows = KVRows()
+        """Release weights and rows; no pass runs after it. A second call does nothing."""
+        self._model, self._parameters, self.rows = None, {}, KVRows()
 
     def _last_logits(self, ids: Sequence[Sequence[int]], rows: KVRows | None) -> torch.Tensor:
         """Logits (B, V) behind the last of `ids` (B, Q)."""

@@ -1,0 +1,219 @@
+"""What every engine promises: the same tests on each of them. Servers have theirs in `test_server_engine.py`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typist import make_typist
+
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary, load_vocabulary, make_engine
+from repl_rl.errors import ConfigError, EngineError
+
+CONTEXT_TOKENS = 512
+GREEDY = SamplingConfig(temperature=0)
+EVEN = SamplingConfig(temperature=2)
+
+
+@pytest.fixture(scope="module")
+def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_typist(tmp_path_factory.mktemp("typist"), end_bias=-7.0)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(typist: Path) -> Vocabulary:
+    return load_vocabulary(str(typist))
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def engine(request: pytest.FixtureRequest, typist: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
+    engine = opened(request.param, typist, vocabulary)
+    yield engine
+    engine.close()
+
+
+def opened(backend: Any, typist: Path, vocabulary: Vocabulary) -> Engine:
+    config = EngineConfig(backend=backend, context_tokens=CONTEXT_TOKENS)
+    return make_engine(str(typist), vocabulary, ModelConfig(), config, seed=11)
+
+
+def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
+    """Prompts of different lengths, all of which begin in the same way."""
+    return list(vocabulary.encode_prompt(f">>> # What is {number} * 17?\n" + ">>> 1\n1\n" * (number % 5) + ">>>"))
+
+
+async def line(engine: Engine, ids: list[int], sampling: SamplingConfig = GREEDY, max_tokens: int = 40) -> SampledLine:
+    """One line of a seat of its own."""
+    async with engine.seat(CONTEXT_TOKENS) as seat:
+        return await seat.sample_line(ids, max_tokens, sampling)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, timeout=60))
+
+
+def assert_same(found: SampledLine, expected: SampledLine) -> None:
+    assert (found.ids, found.finish) == (expected.ids, expected.finish)
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+
+
+def test_a_line_ends_with_the_first_token_that_holds_a_newline_or_ends_the_text_or_at_its_length(
+    engine: Engine, vocabulary: Vocabulary
+) -> None:
+    async def many() -> list[SampledLine]:
+        return await asyncio.gather(*(line(engine, prompt(vocabulary, n), EVEN, max_tokens=30) for n in range(256)))
+
+    lines: list[SampledLine] = run(many())
+    ends = vocabulary.newline_ids | vocabulary.eos_ids
+    for sampled in lines:
+        assert not ends.intersection(sampled.ids[:-1])
+        last = sampled.ids[-1]
+        in_the_end = Finish.NEWLINE if last in vocabulary.newline_ids else Finish.EOS
+        assert sampled.finish is (in_the_end if last in ends else Finish.LENGTH)
+        assert len(sampled.ids) == 30 or sampled.finish is not Finish.LENGTH
+    assert {sampled.finish for sampled in lines} == set(Finish)
+
+
+def test_a_line_that_ends_with_its_last_allowed_token_has_ended(engine: Engine, vocabulary: Vocabulary) -> None:
+    prompts = [prompt(vocabulary, number) for number in range(20)]
+    lines = [(ids, run(line(engine, ids))) for ids in prompts]
+    ids, whole = next((ids, found) for ids, found in lines if found.finish is Finish.NEWLINE and len(found.ids) > 1)
+    length = len(whole.ids)
+    assert_same(run(line(engine, ids, max_tokens=length)), whole)
+    cut = run(line(engine, ids, max_tokens=length - 1))
+    assert (cut.ids, cut.finish) == (whole.ids[:-1], Finish.LENGTH)
+
+
+def test_many_seats_side_by_side_sample_what_each_samples_alone(engine: Engine, vocabulary: Vocabulary) -> None:
+    async def session(number: int) -> list[SampledLine]:
+        ids = prompt(vocabulary, number)
+        lines = []
+        async with engine.seat(CONTEXT_TOKENS) as seat:
+            for turn in range(4):
+                lines.append(await seat.sample_line(ids, 40, GREEDY))
+                ids += [*lines[-1].ids, *vocabulary.encode_output(f"{number + turn}\n>>>")]
+        return lines
+
+    async def together() -> list[list[SampledLine]]:
+        return await asyncio.gather(*map(session, range(70)))
+
+    for number, lines in enumerate(run(together())[:10]):
+        for found, expected in zip(lines, run(session(number)), strict=True):
+            assert_same(found, expected)
+
+
+def test_a_line_depends_on_its_ids_and_not_on_what_the_seat_was_asked_before(
+    engine: Engine, vocabulary: Vocabulary
+) -> None:
+    first, other = prompt(vocabulary, 4), prompt(vocabulary, 9)
+
+    async def asked_in_turn(*questions: list[int]) -> list[SampledLine]:
+        async with engine.seat(CONTEXT_TOKENS) as seat:
+            return [await seat.sample_line(ids, 40, GREEDY) for ids in questions]
+
+    shorter = first[:-6]
+    for ids, found in zip(
+        (first, other, shorter, first), run(asked_in_turn(first, other, shorter, first)), strict=True
+    ):
+        assert_same(found, run(line(engine, ids)))
+
+
+def test_a_cancelled_line_leaves_the_batch_and_its_seat_goes_on(engine: Engine, vocabulary: Vocabulary) -> None:
+    ids = prompt(vocabulary, 1)
+
+    cancelled = 0
+
+    async def cancelled_then_asked(number: int) -> SampledLine:
+        nonlocal cancelled
+        async with engine.seat(CONTEXT_TOKENS) as seat:
+            for wait_s in (0.0, 0.001 * number):
+                try:
+                    await asyncio.wait_for(seat.sample_line(prompt(vocabulary, number), 400, GREEDY), wait_s)
+                except TimeoutError:
+                    cancelled += 1
+            return await seat.sample_line(ids, 40, GREEDY)
+
+    async def many() -> list[SampledLine]:
+        return await asyncio.gather(*map(cancelled_then_asked, range(70)))
+
+    expected = run(line(engine, ids))
+    for found in run(many()):
+        assert_same(found, expected)
+    assert cancelled > 100
+
+
+def test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_on(
+    engine: Engine, vocabulary: Vocabulary
+) -> None:
+    async def a_seat_too_long() -> None:
+        async with engine.seat(CONTEXT_TOKENS + 1):
+            pass
+
+    for work in (
+        a_seat_too_long(),
+        line(engine, [5] * CONTEXT_TOKENS, max_tokens=1),
+        line(engine, [5] * (CONTEXT_TOKENS - 4), max_tokens=5),
+        line(engine, [5], max_tokens=0),
+    ):
+        with pytest.raises(ConfigError, match=r"engine\.context_tokens"):
+            run(work)
+    assert len(run(line(engine, [5] * (CONTEXT_TOKENS - 4), max_tokens=4)).ids) <= 4
+
+
+def test_seats_are_given_in_order_when_the_cache_is_full(engine: Engine) -> None:
+    admission = engine.admission  # type: ignore[attr-defined]
+    capacity, admission.capacity_tokens = admission.capacity_tokens, 1
+    came_and_went: list[tuple[str, int]] = []
+
+    async def sit(number: int) -> None:
+        async with engine.seat(CONTEXT_TOKENS):
+            came_and_went.append(("came", number))
+            await asyncio.sleep(0.001)
+            came_and_went.append(("went", number))
+
+    async def all_come() -> None:
+        await asyncio.gather(*map(sit, range(7)))
+
+    run(all_come())
+    admission.capacity_tokens = capacity
+    assert came_and_went == [(what, number) for number in range(7) for what in ("came", "went")]
+
+
+def test_who_stops_waiting_for_a_seat_leaves_the_queue(engine: Engine, vocabulary: Vocabulary) -> None:
+    admission = engine.admission  # type: ignore[attr-defined]
+    capacity, admission.capacity_tokens = admission.capacity_tokens, 1
+
+    async def one_gives_up() -> SampledLine:
+        async with engine.seat(CONTEXT_TOKENS):
+            given_up = asyncio.create_task(line(engine, prompt(vocabulary, 1)))
+            patient = asyncio.create_task(line(engine, prompt(vocabulary, 2)))
+            await asyncio.sleep(0.001)
+            given_up.cancel()
+        await asyncio.wait([given_up])
+        assert given_up.cancelled()
+        return await patient
+
+    found = run(one_gives_up())
+    admission.capacity_tokens = capacity
+    assert_same(found, run(line(engine, prompt(vocabulary, 2))))
+
+
+@pytest.mark.parametrize("backend", ["vllm", "transformers"])
+def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, typist: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(backend, typist, vocabulary)
+
+    async def closed_meanwhile() -> None:
+        waiting = asyncio.create_task(line(engine, prompt(vocabulary, 1), EVEN, max_tokens=450))
+        await asyncio.sleep(0.005)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(EngineError, match="closed"):
+            await waiting
+
+    run(closed_meanwhile())
+    with pytest.raises(EngineError, match="closed"):
+        run(line(engine, prompt(vocabulary, 1)))
+    engine.close()
