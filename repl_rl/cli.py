@@ -16,6 +16,7 @@ from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.processes import is_main_process
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; the exit code."""
     options = _parser().parse_args(arguments)
-    console = Console()
+    console = Console(quiet=not is_main_process())
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         _quiet()
@@ -133,6 +134,8 @@ def _dry_run(options: argparse.Namespace, console: Console, config: Config | Non
 def _finish_training(console: Console, outcome: Outcome) -> int:
     from repl_rl.view import before_after_table, write_report
 
+    if not is_main_process():
+        return 0
     report = write_report(outcome.folder.path)
     if outcome.stopped_at is not None:
         console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)

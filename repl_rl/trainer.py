@@ -44,6 +44,7 @@ from repl_rl.engine import Engine, SharedEngine, TrainableEngine, make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
+from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.scheduler import Cut
 from repl_rl.scoring import CreditedTrajectory, Grader, credit, score
@@ -258,9 +259,13 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return credit(scored, group_size, self.args.credit)
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
-        if self.args.rollout_dir is not None and self.accelerator.is_main_process:
+        """Write the trajectories of all processes."""
+        if self.args.rollout_dir is None:
+            return
+        trajectories = gather([item.trajectory for item in credited])
+        if self.accelerator.is_main_process:
             name = f"step_{self.state.global_step + 1:05d}.jsonl"
-            write_jsonl(Path(self.args.rollout_dir) / name, [item.trajectory for item in credited])
+            write_jsonl(Path(self.args.rollout_dir) / name, trajectories)
 
     def _cut(self) -> Cut | None:
         """How a training batch is cut; evaluation waits for everything."""
@@ -268,7 +273,8 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         return Cut(share, self.num_generations) if self.model.training and share < 1 else None
 
     def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
-        trajectories = [item.trajectory for item in scored]
+        """Of the trajectories of all processes; counters and times of the machinery are this process's own."""
+        trajectories = gather([item.trajectory for item in scored])
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
         self._log_values(batch_metrics(trajectories, seconds) | kernels)
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})

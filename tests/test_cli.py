@@ -79,7 +79,7 @@ def test_bad_input_loads_neither_torch_nor_vllm() -> None:
 def test_a_config_that_is_not_there_names_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = run(["train", "quickstrat"], capsys)
     assert code == 2
-    assert "no config 'quickstrat': neither a file nor a shipped name (quickstart" in shown
+    assert "no config 'quickstrat': neither a file nor a shipped name (gpu-1, gpu-8, quickstart)" in shown
 
 
 def test_a_missing_vllm_is_said_with_the_command_that_brings_it(

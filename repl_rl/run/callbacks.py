@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from repl_rl.processes import any_of_all
 from repl_rl.run.folder import RunFolder
 from repl_rl.run.progress import Progress
 
@@ -28,7 +29,7 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if not logs or "reward" not in logs:
+        if not logs or "reward" not in logs or not state.is_world_process_zero:
             return
         numbers = {key: value for key, value in logs.items() if isinstance(value, int | float) and math.isfinite(value)}
         elapsed = time.perf_counter() - self._started
@@ -38,7 +39,7 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
 
 
 class StopOnRequest(TrainerCallback):  # type: ignore[misc]
-    """Ends training behind the step in progress, with a checkpoint."""
+    """Ends training behind the step in progress, with a checkpoint; one process that is asked is enough."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -49,7 +50,7 @@ class StopOnRequest(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        if self._requested:
+        if any_of_all(self._requested):
             control.should_save = True
             control.should_training_stop = True
         return control

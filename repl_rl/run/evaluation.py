@@ -10,6 +10,7 @@ from typing import Any
 
 from repl_rl.config import Config, SamplingConfig
 from repl_rl.metrics import solve_rates
+from repl_rl.processes import gather, process_count, process_rank
 from repl_rl.rewards import RewardTable
 from repl_rl.scoring import Grader, score
 from repl_rl.service import RolloutService
@@ -52,10 +53,16 @@ def evaluate(
     sampling: SamplingConfig,
     grader: Grader = grade,
 ) -> Evaluation:
-    """Roll out every task once and grade it. Aborted trajectories count as not solved."""
+    """Roll out every task once and grade it. Aborted trajectories count as not solved.
+
+    Several processes share the tasks; each gets the evaluation of all.
+    """
     started = time.perf_counter()
-    trajectories = service.generate(tasks, sampling)
-    scored = [item.trajectory for item in score(tasks, trajectories, grader, table)]
+    rank, count = process_rank(), process_count()
+    trajectories = service.generate(tasks[rank::count], sampling)
+    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table)]
+    indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
+    scored = [indexed[index] for index in range(len(tasks))]
     overall, families = solve_rates(tasks, scored)
     counts = Counter(task.family for task in tasks)
     return Evaluation(overall, families, dict(counts), tuple(scored), time.perf_counter() - started)

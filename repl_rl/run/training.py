@@ -22,6 +22,7 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
+from repl_rl.processes import from_main, is_main_process, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
@@ -70,10 +71,18 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     if resume is not None:
         folder, config = open_run(resume, config)
     assert config is not None
+    require_processes(config.train.processes)
     inputs = check_inputs(config)
     if resume is None:
-        folder = new_run(config, runs)
+        folder = _new_run_of_all(config, runs)
     return Prepared(config, folder, inputs, folder.last_checkpoint())
+
+
+def _new_run_of_all(config: Config, runs: Path) -> RunFolder:
+    """One folder for all processes."""
+    if config.train.processes > 1:
+        prepare_environment(config.engine.kv_cache_gib)
+    return from_main(lambda: new_run(config, runs))
 
 
 def check_inputs(config: Config) -> Inputs:
@@ -114,6 +123,8 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
     """TRL's arguments for a config, `extra` last. Raises ConfigError with TRL's reason where it refuses them."""
+    import torch
+
     from repl_rl.trainer import ReplGRPOConfig
 
     plan = config.train
@@ -140,6 +151,8 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "top_k": config.sampling.top_k,
         "bf16": config.model.dtype == "bfloat16",
         "fp16": False,
+        # accelerate looks for other processes on a CPU only where it is told to use it
+        "use_cpu": plan.processes > 1 and not torch.cuda.is_available(),
         "model_init_kwargs": {"dtype": config.model.dtype},
         "gradient_checkpointing": False,
         "report_to": "none",
@@ -157,7 +170,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
 
 def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
     """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
-    known = prepared.folder.evaluation(step)
+    known = from_main(lambda: prepared.folder.evaluation(step))
     if known is not None:
         return known
     tasks = prepared.inputs.heldout_tasks
@@ -165,7 +178,8 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
         trainer.sync_weights()
         result = evaluate(trainer.service, tasks, prepared.inputs.table, prepared.config.eval_sampling)
     row = result.to_row(step)
-    prepared.folder.keep_evaluation(step, row, result.trajectories)
+    if is_main_process():
+        prepared.folder.keep_evaluation(step, row, result.trajectories)
     progress.evaluated(row)
     return row
 
@@ -176,7 +190,8 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> No
     from repl_rl.run.callbacks import RecordMetrics, StopOnRequest
 
     if prepared.checkpoint is not None:
-        prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
+        if is_main_process():
+            prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
     stop = StopOnRequest()
     trainer.remove_callback(PrinterCallback)

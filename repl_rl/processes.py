@@ -1,0 +1,73 @@
+"""One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
+
+Who one is stands in the environment (WORLD_SIZE, RANK), so a run in one process loads nothing for this. What all
+processes have to call in step is `from_main`, `gather` and `any_of_all`.
+
+Not covered: processes that share no file system, and vLLM in each of several processes (use servers).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from repl_rl.errors import ConfigError
+
+Value = TypeVar("Value")
+
+
+def process_count() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def process_rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_main_process() -> bool:
+    return process_rank() == 0
+
+
+def require_processes(wanted: int) -> None:
+    """Raises ConfigError with the command that starts as many as the config says."""
+    if process_count() != wanted:
+        start = "repl-rl" if wanted == 1 else f"accelerate launch --num_processes {wanted} -m repl_rl.cli"
+        raise ConfigError(
+            f"train.processes is {wanted}, and this run was started in {process_count()}; start it with "
+            f"`{start} train ...`, or set train.processes"
+        )
+
+
+def from_main(make: Callable[[], Value]) -> Value:
+    """What the main process makes, in all of them."""
+    if process_count() == 1:
+        return make()
+    from accelerate.utils import broadcast_object_list
+
+    _join()
+    (value,) = broadcast_object_list([make() if is_main_process() else None])
+    return value  # type: ignore[no-any-return]
+
+
+def gather(values: Sequence[Value]) -> list[Value]:
+    """The values of all processes, those of the main one first."""
+    if process_count() == 1:
+        return list(values)
+    from accelerate.utils import gather_object
+
+    _join()
+    return list(gather_object(list(values)))
+
+
+def any_of_all(flag: bool) -> bool:
+    """Whether any process says so."""
+    return any(gather([flag]))
+
+
+def _join() -> None:
+    """Find the other processes, once. Left to itself, accelerate would not look for any on a CPU."""
+    import torch
+    from accelerate import PartialState
+
+    PartialState(cpu=not torch.cuda.is_available())
