@@ -89,7 +89,8 @@ def test_a_missing_vllm_is_said_with_the_command_that_brings_it(
 
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else real(name, *rest))
-    code, shown = run(["rollout", "--model", "nano", "--task", "x", "--out", str(tmp_path / "x.jsonl")], capsys)
+    arguments = ["--set", "engine.backend=vllm", "--task", "x", "--out", str(tmp_path / "x.jsonl")]
+    code, shown = run(["rollout", "--model", "nano", *arguments], capsys)
     assert code == 2
     assert "vLLM is not installed; bring it with: pip install 'repl-rl[vllm" in shown
 
