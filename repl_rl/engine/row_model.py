@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from repl_rl.engine.kv_rows import ROWS_ATTENTION, KVRows
 from repl_rl.errors import EngineError, ModelError
@@ -34,6 +34,12 @@ class RowModel:
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
             raise ModelError(f"the transformers engine can't run {path!r}: {error}") from error
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
+
+    @property
+    def most_positions(self) -> int | None:
+        """Longest sequence that the model was made for, where it says so."""
+        found: int | None = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
+        return found
 
     @property
     def weight_bytes(self) -> int:
@@ -77,9 +83,13 @@ class RowModel:
 
     def _prove(self, tolerance: float) -> int:
         """Bytes per token. Raises ValueError if rows of two lengths, fed in two goes, differ from plain passes."""
-        if self._model.config._attn_implementation != "sdpa":
-            raise ValueError(f"it needs {self._model.config._attn_implementation!r} attention, rows need 'sdpa'")
-        sequences = [[(7 * n) % self._model.config.vocab_size for n in range(length)] for length in _PROBE_LENGTHS]
+        config = self._model.config
+        if any(DynamicCache(config=config).is_linear):
+            raise ValueError("it keeps recurrent states, and rows hold keys and values only")
+        if config._attn_implementation != "sdpa":
+            raise ValueError(f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'")
+        vocabulary_size = config.get_text_config().vocab_size
+        sequences = [[(7 * n) % vocabulary_size for n in range(length)] for length in _PROBE_LENGTHS]
         expected = torch.cat([self._last_logits([ids], None) for ids in sequences])
         self._model.set_attn_implementation(ROWS_ATTENTION)
         self.rows.reserve(len(sequences), max(_PROBE_LENGTHS))

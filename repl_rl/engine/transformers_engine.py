@@ -151,7 +151,12 @@ class _RowStepper:
 
 
 def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
-    """Tokens that the cache may hold. Raises ConfigError if that is less than one trajectory's."""
+    """Tokens that the cache may hold. Raises ConfigError if one trajectory of the longest does not fit."""
+    if model.most_positions is not None and config.context_tokens > model.most_positions:
+        raise ConfigError(
+            f"engine.context_tokens {config.context_tokens} is more than the {model.most_positions} positions of the "
+            "model; lower it"
+        )
     if model.device.type == "cuda":
         total = torch.cuda.get_device_properties(model.device).total_memory
         cache_bytes = int(config.gpu_memory_utilization * total) - model.weight_bytes

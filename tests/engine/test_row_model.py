@@ -1,0 +1,147 @@
+"""Rows of keys and values under real model families: fed piece by piece, they give a plain forward pass's numbers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+from repl_rl.engine.kv_rows import KVRows
+from repl_rl.engine.row_model import RowModel
+from repl_rl.errors import EngineError, ModelError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+WINDOW = 8
+LENGTHS = (40, 33, 21)
+CUTS = (0, 11, 12, 13, 21)
+"""The rows get 11 tokens, then one, then one, then 8, then what is left of each."""
+GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("LlamaConfig", SIZES),
+    "Qwen 2, windows in some layers": (
+        "Qwen2Config",
+        {**SIZES, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "Qwen 3": ("Qwen3Config", {**SIZES, "head_dim": 16}),
+    "Mistral, windows in all layers": ("MistralConfig", {**SIZES, "sliding_window": WINDOW}),
+    "Gemma 3, windows in every other layer": (
+        "Gemma3TextConfig",
+        {
+            **SIZES,
+            "head_dim": 16,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "GPT-2, learned positions": ("GPT2Config", {**GPT2, "bos_token_id": 0, "eos_token_id": 0}),
+}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Mamba": (
+        "MambaConfig",
+        {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "state_size": 8},
+        "recurrent states",
+    ),
+    "BLOOM": ("BloomConfig", {"vocab_size": 96, "hidden_size": 64, "n_layer": 2, "n_head": 4}, "'eager' attention"),
+}
+
+
+def made(name: str, values: dict[str, Any], folder: Path) -> Path:
+    """A random checkpoint whose attention matters: with the usual small weights all tokens look alike."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(getattr(transformers, name)(**values))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(8)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return made(*FAMILIES["Llama"], tmp_path_factory.mktemp("llama"))
+
+
+def random_sequences() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 96, (length,), generator=generator).tolist() for length in LENGTHS]
+
+
+def logps_of(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0, -1], dim=-1)  # (V,)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_fed_to_rows_give_what_a_forward_pass_gives(family: str, tmp_path: Path) -> None:
+    path = made(*FAMILIES[family], tmp_path)
+    reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model = RowModel(str(path), "float32")
+    sequences = random_sequences()
+    model.rows.reserve(4, max(LENGTHS))
+    largest = 0.0
+    for first, last in pairwise((*CUTS, max(LENGTHS))):
+        going = [ids for ids in sequences if len(ids) > first]
+        logits = model.next_logits(0, [ids[first:last] for ids in going], [first] * len(going))
+        for ids, found in zip(going, torch.log_softmax(logits, dim=-1), strict=True):
+            largest = max(largest, (found - logps_of(reference, ids[:last])).abs().max().item())
+    assert largest < 1e-4
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_that_rows_cannot_hold_is_refused(family: str, tmp_path: Path) -> None:
+    name, values, reason = REFUSED[family]
+    with pytest.raises(ModelError, match=reason):
+        RowModel(str(made(name, values, tmp_path)), "float32")
+
+
+def test_a_model_whose_rows_give_other_numbers_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KVRows, "get_query_offset", lambda self, layer_idx=0: self._positions * 0)
+    with pytest.raises(ModelError, match="are off by"):
+        RowModel(str(llama), "float32")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        RowModel(str(tmp_path), "float32")
+
+
+def test_rows_of_different_lengths_grow_and_change_places(llama: Path) -> None:
+    model, sequences = RowModel(str(llama), "float32"), random_sequences()
+    reference = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
+    model.rows.reserve(2, 32)
+    model.next_logits(0, [sequences[0][:30], sequences[1][:7]], [0, 0])
+    model.rows.swap(0, 1, 30)
+    model.rows.reserve(4, 64)
+    logits = model.next_logits(0, [sequences[1][7:9], sequences[0][30:36]], [7, 30])
+    for found, ids in zip(torch.log_softmax(logits, dim=-1), (sequences[1][:9], sequences[0][:36]), strict=True):
+        assert torch.allclose(found, logps_of(reference, ids), atol=1e-4)
+
+
+def test_a_rows_token_is_as_large_as_its_keys_and_values(llama: Path) -> None:
+    assert RowModel(str(llama), "float32").bytes_per_token == 4 * 2 * (2 * 16) * 4  # layers, both, heads x size, bytes
+    assert RowModel(str(llama), "bfloat16").bytes_per_token == 4 * 2 * (2 * 16) * 2
+
+
+def test_weights_of_another_model_are_refused_by_name_and_shape(llama: Path) -> None:
+    model = RowModel(str(llama), "float32")
+    with pytest.raises(EngineError, match=r"'model\.other' of shape \(3,\): there is none of that name"):
+        model.load_weights([("model.other", torch.zeros(3))])
+    with pytest.raises(EngineError, match=r"'model\.norm\.weight' of shape \(3,\): the engine's is \(64,\)"):
+        model.load_weights([("model.norm.weight", torch.zeros(3))])
