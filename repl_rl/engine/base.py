@@ -69,8 +69,8 @@ class TrainableEngine(Engine, Protocol):
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Sample with these weights from now on, under the checkpoint's names; `version` goes up by one.
 
-        Nothing that was computed with the old ones is used again. Read to the end in any case: gathering a sharded
-        weight takes all processes. Raises EngineError if the weights are not those of the engine's model.
+        Nothing that was computed with the old ones is used again. Raises EngineError if the weights are not those of
+        the engine's model.
         """
 
 

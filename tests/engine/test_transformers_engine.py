@@ -1,0 +1,220 @@
+"""What the transformers engine does beyond the common contract: seeds, new and broken weights, places, memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typist import make_typist
+
+from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.engine import Finish, SampledLine, TrainableEngine, Vocabulary, load_vocabulary
+from repl_rl.engine.row_batch import fed_together
+from repl_rl.engine.transformers_engine import TransformersEngine
+from repl_rl.errors import ConfigError, EngineError
+
+CONTEXT_TOKENS = 512
+GREEDY = SamplingConfig(temperature=0)
+EVEN = SamplingConfig(temperature=2)
+
+
+@pytest.fixture(scope="module")
+def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Types lines of some dozen tokens."""
+    return make_typist(tmp_path_factory.mktemp("typist"), end_bias=-7.0)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(typist: Path) -> Vocabulary:
+    return load_vocabulary(str(typist))
+
+
+@pytest.fixture
+def engine(typist: Path, vocabulary: Vocabulary) -> Iterator[TransformersEngine]:
+    engine = opened(typist, vocabulary)
+    yield engine
+    engine.close()
+
+
+def opened(typist: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any) -> TransformersEngine:
+    config = EngineConfig(**{"context_tokens": CONTEXT_TOKENS, **settings})
+    return TransformersEngine(str(typist), vocabulary, "float32", config, seed)
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(asyncio.wait_for(work, timeout=60))
+
+
+def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
+    return list(vocabulary.encode_prompt(f">>> # {number}\n>>>"))
+
+
+async def session(
+    engine: TransformersEngine, ids: list[int], turns: int = 3, sampling: SamplingConfig = EVEN, max_tokens: int = 40
+) -> list[SampledLine]:
+    """Lines of one seat, an output of four tokens behind each; `ids` grows by all of it."""
+    lines = []
+    async with engine.seat(CONTEXT_TOKENS) as seat:
+        for _ in range(turns):
+            lines.append(await seat.sample_line(ids, max_tokens, sampling))
+            ids += [*lines[-1].ids, 1, 2, 3, 4]
+    return lines
+
+
+async def sessions(engine: TransformersEngine, vocabulary: Vocabulary, count: int, **how: Any) -> list[Any]:
+    return await asyncio.gather(*(session(engine, prompt(vocabulary, n), **how) for n in range(count)))
+
+
+def test_it_can_be_trained(engine: TransformersEngine) -> None:
+    assert isinstance(engine, TrainableEngine)
+    assert engine.version == 0
+
+
+def test_a_seed_gives_a_seat_the_same_lines_whatever_runs_beside_it(typist: Path, vocabulary: Vocabulary) -> None:
+    drawn = []
+    for seed, count in ((1, 9), (1, 2), (2, 2)):
+        engine = opened(typist, vocabulary, seed)
+        drawn.append([[line.ids for line in lines] for lines in run(sessions(engine, vocabulary, count))])
+        engine.close()
+    many, few, others = drawn
+    assert many[:2] == few
+    assert few != others
+    assert few[0] != few[1]
+
+
+def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+    fed: list[int] = []
+    next_logits = engine._model.next_logits
+    engine._model.next_logits = lambda first, pending, lengths: (  # type: ignore[method-assign]
+        fed.extend(len(ids) for ids in pending) or next_logits(first, pending, lengths)
+    )
+    ids = prompt(vocabulary, 1)
+    run(session(engine, ids, turns=5))
+    assert sum(fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output behind it
+    assert sorted(fed)[:-5] == [1] * (len(fed) - 5)
+
+
+def test_lines_run_in_as_many_places_as_there_are(typist: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(typist, vocabulary, places=3)
+    widths: list[int] = []
+    step = engine._batch.step
+    engine._batch.step = lambda: widths.append(len(engine._batch.running)) or step()  # type: ignore[method-assign]
+    assert len(run(sessions(engine, vocabulary, 10))) == 10
+    assert max(widths) == 3
+    engine.close()
+
+
+def test_a_seat_that_is_left_gives_its_row_to_the_next(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+    for _ in range(3):
+        run(sessions(engine, vocabulary, 8))
+    assert engine._model.rows.row_count == 8
+    assert engine.admission.taken_tokens == 0
+
+
+def test_rows_are_as_many_as_the_cache_holds(typist: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(typist, vocabulary)
+    bytes_per_token = 2 * 2 * (2 * 32) * 4
+    assert engine.admission.capacity_tokens == 2**30 // bytes_per_token
+    engine.admission.capacity_tokens = 2 * CONTEXT_TOKENS
+    assert len(run(sessions(engine, vocabulary, 6, turns=1))) == 6
+    assert engine._model.rows.row_count == 2
+    engine.close()
+
+
+def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
+    typist: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"context_tokens 1025 is more than the 1024 positions"):
+        opened(typist, vocabulary, context_tokens=1025)
+    monkeypatch.setattr("repl_rl.engine.transformers_engine._GIB", 2**19)
+    with pytest.raises(ConfigError, match=r"kv_cache_gib 1 leaves room for 512 tokens of 1024 bytes.* is 600"):
+        opened(typist, vocabulary, context_tokens=600)
+
+
+def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
+    engine: TransformersEngine, typist: Path, vocabulary: Vocabulary
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+    ids = prompt(vocabulary, 7)
+
+    async def updated_between_two_lines() -> SampledLine:
+        async with engine.seat(CONTEXT_TOKENS) as seat:
+            await seat.sample_line(ids, 40, GREEDY)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(0.9)
+            await asyncio.to_thread(engine.load_weights, model.named_parameters())
+            return await seat.sample_line(ids, 40, GREEDY)
+
+    found = run(updated_between_two_lines())
+    assert engine.version == 1
+    assert largest_difference(model, ids, found) < 1e-4
+    old = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+    assert largest_difference(old, ids, found) > 0.05
+
+
+def test_lines_under_way_go_on_under_new_weights(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+    weights = list(engine._model._model.named_parameters())
+
+    async def updated_meanwhile() -> list[Any]:
+        lines = asyncio.gather(*(session(engine, prompt(vocabulary, n), sampling=GREEDY) for n in range(6)))
+        for _ in range(5):
+            await asyncio.sleep(0.002)
+            await asyncio.to_thread(engine.load_weights, weights)
+        return await lines
+
+    found, expected = run(updated_meanwhile()), run(sessions(engine, vocabulary, 6, sampling=GREEDY))
+    assert engine.version == 5
+    assert [[line.ids for line in lines] for lines in found] == [[line.ids for line in lines] for lines in expected]
+
+
+def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(typist: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(typist, vocabulary, places=2)
+    name, weight = next(engine._model._model.named_parameters())
+    engine.load_weights([(name, torch.full_like(weight, torch.nan))])
+
+    async def all_fail() -> list[Any]:
+        work = (session(engine, prompt(vocabulary, n)) for n in range(5))
+        return await asyncio.gather(*work, return_exceptions=True)
+
+    for failure in (*run(all_fail()), *run(all_fail())):
+        assert isinstance(failure, EngineError)
+        assert "the weights are broken" in str(failure)
+    with pytest.raises(EngineError, match="the weights are broken"):
+        engine.load_weights([])
+    engine.close()
+
+
+def test_weights_that_are_refused_leave_the_engine_alive(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+    with pytest.raises(EngineError, match="there is none of that name"):
+        engine.load_weights([("other", torch.zeros(1))])
+    assert run(session(engine, prompt(vocabulary, 1), turns=1))[0].finish in set(Finish)
+
+
+@pytest.mark.parametrize(
+    ("pending", "spans"),
+    [
+        ([], []),
+        ([1, 1, 1], [(0, 3)]),
+        ([1, 1, 2, 9], [(0, 2), (2, 4)]),
+        ([2, 20, 21], [(0, 2), (2, 3)]),
+        ([2, 3, 30, 40, 300], [(0, 2), (2, 4), (4, 5)]),
+        ([50, 50, 50], [(0, 2), (2, 3)]),
+        ([400], [(0, 1)]),
+    ],
+)
+def test_rows_are_fed_together_where_little_is_padding(pending: list[int], spans: list[tuple[int, int]]) -> None:
+    assert list(fed_together(pending, most_tokens=120)) == spans
+
+
+def largest_difference(model: Any, ids: list[int], line: SampledLine) -> float:
+    """Between the line's log-probabilities behind `ids` and a forward pass at temperature 1."""
+    with torch.no_grad():
+        logps = torch.log_softmax(model(input_ids=torch.tensor([[*ids, *line.ids]])).logits[0], dim=-1)  # (P + T, V)
+    expected = logps[range(len(ids) - 1, len(logps) - 1), line.ids]  # (T,)
+    return (expected - torch.tensor(line.logprobs)).abs().max().item()
