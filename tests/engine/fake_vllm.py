@@ -43,6 +43,8 @@ class FakeVLLM:
         self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
         self.missing: set[str] = set()
         self.refused: dict[str, int] = {}
+        self.paused = False
+        self.cards: list[Any] | None = None
         self.aliases: list[str] = []
         self.authorizations: set[str | None] = set()
         self.requests: list[dict[str, Any]] = []
@@ -89,6 +91,7 @@ class FakeVLLM:
             return web.Response(status=self.health)
         if request.path in ("/pause", "/resume", "/reset_prefix_cache"):
             self.events.append(request.path)
+            self.paused = {"/pause": True, "/resume": False}.get(request.path, self.paused)
             return web.json_response({})
         return web.json_response(self._answer(request.path, body))
 
@@ -106,11 +109,12 @@ class FakeVLLM:
         }
         return {
             "/version": {"version": self.version},
-            "/v1/models": {"data": cards},
+            "/v1/models": {"data": cards if self.cards is None else self.cards},
             "/tokenize": {"tokens": self.tokenize((body or {}).get("prompt", ""))},
             "/server_info": {"vllm_config": config},
             "/weight_info": {"weight_version": self.label},
             "/update_weight_version": {},
+            "/is_paused": {"is_paused": self.paused},
         }[path]
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
+from safetensors.torch import load_file
 
 from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
@@ -100,6 +101,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
         ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
         ({"missing": {"/inference/v1/generate"}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
         ({"refused": {"/v1/models": 401}}, EngineError, "URL/v1/models wants an API key; set VLLM_API_KEY"),
+        ({"cards": []}, EngineError, "URL answers in a form that vLLM 0.32 does not have"),
         ({"health": 503}, EngineError, "URL/health: HTTP 503(.|\n)*VLLM_SERVER_DEV_MODE=1 vllm serve"),
     ],
 )
@@ -280,6 +282,22 @@ def test_a_server_that_comes_back_as_another_model_is_not_used(fakes: list[FakeV
     assert [len(fake.requests) for fake in fakes] == [0, 1]
 
 
+def test_a_server_that_comes_back_with_another_vllm_is_not_used(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(*fakes)
+    fakes[1].stop()
+    until(lambda: len(engine._fleet.up) == 1)
+    fakes[1].version = "0.32.1"
+    fakes[1].start()
+    until(lambda: "differ in version" in engine._fleet.servers[1].trouble)
+    assert [server.up for server in engine._fleet.servers] == [True, False]
+
+
+def test_a_server_that_was_left_paused_goes_on(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].paused = True
+    assert asyncio.run(sample(open_engine(fakes[0]))).finish is Finish.NEWLINE
+    assert fakes[0].events == ["/resume"]
+
+
 def test_if_all_servers_are_down_they_are_named_with_what_they_suffered_from(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
@@ -365,6 +383,30 @@ def test_only_the_latest_weights_stay_on_disk(fakes: list[FakeVLLM], open_engine
         engine.load_weights(new_weights())
     assert [str(path) for path in (tmp_path / "weights").iterdir()] == list(engine.weights.files)
     assert engine.version == 3
+
+
+def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_to_the_end(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    engine = open_engine(fakes[0])
+    (tmp_path / "weights").write_text("a file, no folder")
+    weights = iter(new_weights())
+    with pytest.raises(ConfigError, match=r"can't be written to '.*/weights'.*engine\.weights_folder"):
+        engine.load_weights(weights)
+    assert list(weights) == []
+    assert engine.version == 0
+
+
+def test_large_weights_are_written_in_several_files(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("repl_rl.engine.server.weights._FILE_BYTES", 9)
+    engine = open_engine(fakes[0])
+    engine.load_weights([*new_weights(), ("c", torch.full((1,), 7.0))])
+    written = [load_file(path) for path in engine.weights.files]
+    assert [sorted(tensors) for tensors in written] == [["a", "b"], ["c"]]
+    assert torch.equal(written[0]["a"], torch.ones(2))
+    assert torch.equal(written[1]["c"], torch.full((1,), 7.0))
 
 
 def test_new_weights_wait_for_lines_under_way(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:

@@ -57,7 +57,7 @@ class Patience:
     """For one server to take in new weights."""
     between_checks_s: float = 2.0
     """From one health check of a server to the next."""
-    no_server_s: float = 120.0
+    no_server_s: float = 300.0
     """For any server to come back, once all are down."""
     backoff_s: float = 0.2
     """Before a failed request is sent again; doubled each time."""
@@ -86,15 +86,15 @@ class ServerClient:
     async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
         return await self._call("POST", path, body, self.patience.health_s if wait_s is None else wait_s)
 
-    async def generate(self, body: dict[str, Any]) -> Any:
+    async def generate(self, body: dict[str, Any], wait_s: float | None = None) -> Any:
         """vLLM's tokens in, tokens out."""
-        return await self.post("/inference/v1/generate", body, self.patience.request_s)
+        return await self.post("/inference/v1/generate", body, self.patience.request_s if wait_s is None else wait_s)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
         body = {"method": method, "kwargs": arguments, "timeout": self.patience.weights_s}
         answer = await self.post("/collective_rpc", body, self.patience.weights_s)
-        return list(answer["results"])
+        return list((answer or {}).get("results", ()))
 
     async def _call(self, method: str, path: str, body: Any, wait_s: float) -> Any:
         where = f"{self.url}{path.partition('?')[0]}"

@@ -165,6 +165,7 @@ class VLLMServerEngine:
         """Make a server that answers fit for use: the right model, and the current weights."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
+        agree([(self._fleet.servers[0].url, self._facts), (client.url, facts)])
         await self._sync.catch_up(client, facts.label)
 
     async def _sample(

@@ -67,7 +67,17 @@ def serve_command(wanted: Wanted) -> str:
 
 
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
-    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError where an answer settles it."""
+    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError where an answer settles it.
+
+    A server that was left paused, by a trainer that died while it loaded weights, is let go on.
+    """
+    try:
+        return await _inspect(client, wanted)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
+
+
+async def _inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
     await client.get("/health")
     wait_s = client.patience.handshake_s
     version = await _version(client)
@@ -75,6 +85,8 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
     probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
     config = await _dev_answer(client, "/server_info?config_format=json")
     weights = await _dev_answer(client, "/weight_info")
+    if (await _dev_answer(client, "/is_paused")).get("is_paused"):
+        await client.post("/resume")
     model_config = config.get("vllm_config", {}).get("model_config", {})
     return ServerFacts(
         version=version,
@@ -149,7 +161,7 @@ async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
     last = max(wanted.vocabulary.newline_ids)
     sampling = {"temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False}
     try:
-        answer = await client.generate({"token_ids": [last], "sampling_params": sampling})
+        answer = await client.generate({"token_ids": [last], "sampling_params": sampling}, client.patience.handshake_s)
         return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
     except ServerRefused as error:
         if error.status in (403, 404):
@@ -162,10 +174,6 @@ async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
                 "the server with the checkpoint that the config names"
             ) from error
         raise
-    except (KeyError, TypeError, IndexError) as error:
-        raise EngineError(
-            f"{client.url} answered a request for tokens in a form that vLLM 0.32 doesn't have"
-        ) from error
 
 
 async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:

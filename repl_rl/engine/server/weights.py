@@ -11,11 +11,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from repl_rl.engine.server.client import ServerClient
@@ -46,11 +48,16 @@ class WeightsFolder:
         self._made: str | None = None
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-        """Copies of the tensors, on disk. Raises ConfigError if the folder can't be written to."""
+        """Copies of the tensors, on disk. Raises ConfigError if the folder can't be written to.
+
+        Reads to the end even then: gathering a sharded weight takes all processes.
+        """
         label = f"repl-rl-{self._run}-{version}"
+        tensors = iter(named_params)
         try:
-            files = [str(path) for path in _write(self._folder(), label, named_params)]
-        except OSError as error:
+            files = [str(path) for path in _write(self._folder(), label, tensors)]
+        except (OSError, SafetensorError) as error:
+            deque(tensors, maxlen=0)
             raise ConfigError(
                 f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
                 "with room that trainer and servers share in engine.weights_folder"
@@ -96,6 +103,8 @@ async def _load(client: ServerClient, weights: Weights) -> None:
         answers = await client.worker_call("repl_rl_load_weights", files=list(weights.files))
     else:
         answers = await client.worker_call("repl_rl_restore_checkpoint")
+    if not answers:
+        raise EngineError(f"{client.url} has no worker that loads weights")
     for answer in answers:
         if not isinstance(answer, dict) or not answer.get("loaded"):
             reason = answer.get("error", "it loaded no tensor") if isinstance(answer, dict) else repr(answer)
