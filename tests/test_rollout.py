@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, KernelPool, KernelSession
+from repl_rl.kernel import ExecResult, KernelPool, KernelSession, Limits
 from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
 from repl_rl.scheduler import Cut
@@ -346,6 +347,93 @@ def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabula
     )
     with pytest.raises(EngineError, match="the weights are broken"):
         asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
+
+
+def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begins(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = Stalling(vocabulary, [""] * 6)
+    log: list[str] = []
+    encode = Vocabulary.encode_prompt
+    monkeypatch.setattr(
+        Vocabulary, "encode_prompt", lambda self, text: log.append(text[-13:].strip()) or encode(self, text)
+    )
+    tasks = [replace(TASK, id=f"t{n}", question=f"Session {n // 3}") for n in range(6)]
+
+    async def go() -> None:
+        rollout = Rollout(
+            both, both, PythonDialect(), vocabulary,
+            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512, at_once=3,
+        )  # fmt: skip
+        async for index, _ in rollout.stream(tasks):
+            log.append(f"end {index}")
+
+    asyncio.run(go())
+    frame, *rest = log
+    assert frame == "ormation.\n>>>", "the prompt around an empty question tells how much room there is"
+    assert rest[:2] == ["Session 0\n>>>", "end 0"]
+    assert rest.count("Session 0\n>>>") == rest.count("Session 1\n>>>") == 1
+    assert len(rest) == 2 + 6
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(vocabulary: Vocabulary) -> None:
+    both = Stalling(vocabulary, [""] * 3)
+    tasks = [TASK, replace(TASK, id="long", question="z" * 300), TASK]
+    rollout = Rollout(
+        both, both, PythonDialect(), vocabulary,
+        budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=256,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"prompt of task 'long' has \d+ tokens and engine.context_tokens is 256"):
+        asyncio.run(rollout.many(tasks))
+    assert (both.seats, both.kernels) == (0, 0)
+
+
+class Telling:
+    """Real sessions that say when a cell begins which would take ten minutes."""
+
+    def __init__(self, pool: KernelPool) -> None:
+        self._pool = pool
+        self.sleeping = asyncio.Event()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        async with self._pool.session() as kernel:
+
+            async def execute(source: str) -> ExecResult:
+                if "sleep(600)" in source:
+                    self.sleeping.set()
+                return await kernel.execute(source)
+
+            yield SimpleNamespace(execute=execute)
+
+
+def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
+    kernels: list[Telling] = []
+
+    def typed(prompt: str) -> list[str]:
+        sleep = " time.sleep(600)\n" if "slow" in prompt else " time\n"
+        return [" import time\n", sleep, " submit_final_answer(1)\n"]
+
+    class Patient(ScriptedEngine):
+        async def sample_line(self, ids: Sequence[int], *arguments: Any) -> SampledLine:
+            if "fast" in vocabulary.decode(ids):
+                await kernels[0].sleeping.wait()
+            return await super().sample_line(ids, *arguments)
+
+    async def go() -> tuple[list[Trajectory], int]:
+        async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
+            kernels.append(Telling(pool))
+            rollout = Rollout(
+                Patient(vocabulary, typed), kernels[0], PythonDialect(), vocabulary,
+                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
+            )  # fmt: skip
+            tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
+            return await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
+
+    (first, cut, second), alive = asyncio.run(go())
+    assert (first.stop_reason, cut.stop_reason, second.stop_reason) == ("answer", "unfinished", "answer")
+    assert [line.kind for line in cut.lines] == [LineKind.STATEMENT, LineKind.KILLED]
+    assert alive == 0
 
 
 class Stalling:
