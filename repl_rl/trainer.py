@@ -379,11 +379,14 @@ def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:
     return trainer.roll_out()
 
 
-def _component_sum(name: str) -> Callable[..., list[float]]:
-    """A TRL reward function that reports one component's sum over the lines, under the component's name."""
+def _component_sum(name: str) -> Callable[..., list[float | None]]:
+    """A TRL reward function that reports one component's sum over the lines, under the component's name.
 
-    def reward(scored: list[ScoredTrajectory], **_: Any) -> list[float]:
-        return [sum(item.components[name]) for item in scored]
+    None for a void trajectory: TRL leaves it out of the means that it logs.
+    """
+
+    def reward(scored: list[ScoredTrajectory], **_: Any) -> list[float | None]:
+        return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
 
     reward.__name__ = name
     return reward

@@ -14,10 +14,11 @@ from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Trajectory, read_jsonl
 from repl_rl.config import BudgetConfig
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.nano import NANO_PATH
+from repl_rl.rewards import ScoredTrajectory
 from repl_rl.scheduler import Cut
 from repl_rl.tasks import make_tasks
-from repl_rl.trainer import training_row
-from repl_rl.trajectory import StopReason
+from repl_rl.trainer import _component_sum, training_row
+from repl_rl.trajectory import Line, LineKind, StopReason
 
 
 def brevity(trajectory: Trajectory) -> list[float]:
@@ -154,6 +155,16 @@ def test_a_void_trajectory_is_one_masked_token() -> None:
     aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
     row = training_row(aborted, pad_id=9)
     assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
+
+
+def test_void_trajectories_are_left_out_of_the_rewards_that_are_logged() -> None:
+    line = Line(0, 1, " 1\n", LineKind.EXPRESSION)
+    ended, cut = (
+        Trajectory("t", "p", (1,), (3,), (True,), (-0.5,), reason, (line,))
+        for reason in (StopReason.ANSWER, StopReason.UNFINISHED)
+    )
+    scored = [ScoredTrajectory(trajectory, {"table": (-0.25,)}) for trajectory in (ended, cut)]
+    assert _component_sum("table")(scored, prompts=["x", "x"]) == [-0.25, None]
 
 
 def test_a_section_with_an_unknown_key_is_refused_with_the_nearest(folder: Path) -> None:
