@@ -7,8 +7,11 @@ than the wait for a core that a kernel is just using: one thread is then as fast
 from __future__ import annotations
 
 import ctypes
+import re
 
 _SMALL_PARAMETERS = 20_000_000
+_OPENMP = re.compile(r"lib[gi]?omp\d*\b.*\.so")
+"""GNU's, LLVM's and Intel's; other names, such as pyarrow's `_compute`, hold the letters too."""
 
 
 def engine_threads(parameters: int) -> int | None:
@@ -26,4 +29,4 @@ def _openmp_libraries() -> set[str]:
     """Paths of those that this process has loaded."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
-    return {path for path in paths if "omp" in path.rpartition("/")[2] and ".so" in path}
+    return {path for path in paths if _OPENMP.match(path.rpartition("/")[2])}
