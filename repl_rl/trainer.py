@@ -126,8 +126,9 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         elif self.llm is None:
             self._engine.load_weights(self._iter_named_params())
         else:
-            super().sync_weights()
-            self._engine.version += 1
+            with self._engine.quiet():
+                super().sync_weights()
+                self._engine.version += 1
 
     def _sync_shared(self, engine: SharedEngine) -> None:
         """Every process takes part in gathering the weights, one of them loads them, all go on with them."""
@@ -238,7 +239,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         seconds = time.perf_counter() - started
         self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
         self._log_batch(self._last_scored, seconds)
-        rows = [training_row(trajectory, self.service.rollout.vocabulary.pad_id) for trajectory in trajectories]
+        rows = [training_row(trajectory, self.service.vocabulary.pad_id) for trajectory in trajectories]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         return {**columns, "scored": self._last_scored}
 
@@ -281,7 +282,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The share of typed tokens that a transcript put through text would have changed."""
-        vocabulary = self.service.rollout.vocabulary
+        vocabulary = self.service.vocabulary
         encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
         found = reencoded([t for t in trajectories if not t.is_void], vocabulary.token_bytes, encode)
         return {"drift/reencoded_share": found.share} if found.sampled else {}

@@ -15,6 +15,7 @@ OVERRIDDEN = [
     (GRPOTrainer._calculate_rewards, ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
     (VLLMGeneration._init_vllm, ["self"]),
     (VLLMGeneration.sync_weights, ["self"]),
+    (VLLMGeneration._iter_named_params, ["self"]),
 ]
 
 RELIED_ON = [
@@ -46,6 +47,8 @@ RELIED_ON = [
     (GRPOTrainer._compute_loss, "if advantages.dim() == 1:", "advantages of shape (B, T) are taken as they are"),
     (GRPOTrainer._compute_loss, 'completion_mask * inputs["tool_mask"]', "the loss is masked by tool_mask"),
     (VLLMGeneration.sync_weights, "self.llm.llm_engine.model_executor", "weights go into the LLM at self.llm"),
+    (VLLMGeneration._iter_named_params, "yield name, param.data", "it yields names and whole weights, one at a time"),
+    (VLLMGeneration._iter_named_params, "model.merge_adapter()", "adapters are merged while it is iterated"),
     (VLLMGeneration.sync_weights, "self.llm.reset_prefix_cache()", "the prefix cache is emptied with new weights"),
 ]
 
