@@ -68,6 +68,12 @@ class KVRows(Cache):  # type: ignore[misc]
             for part in pair:
                 part[[row, other], :length] = part[[other, row], :length]
 
+    def copy(self, row: int, other: int, length: int) -> None:
+        """Write the first `length` columns of `row` into `other` as well."""
+        for pair in self._stored.values():
+            for part in pair:
+                part[other, :length] = part[row, :length]
+
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:

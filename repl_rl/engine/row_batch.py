@@ -2,12 +2,12 @@
 
 The running sequences always stand in the first rows, so a step runs over neighbouring rows. A sequence that starts
 changes places with the one behind the last running row; one that stops, with the last running one. What a stopped
-sequence has cached stays in its row: its next line costs the new tokens only.
+sequence has cached stays in its row: its next line costs the new tokens only. Of a prompt that several sequences share,
+one reads it and the others copy.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -20,6 +20,8 @@ from repl_rl.errors import EngineError
 
 _MOST_FED_TOKENS = 4096
 """Of one forward pass, padding included; one longer sequence is fed in one pass of its own."""
+_LEAST_SHARED_TOKENS = 32
+"""What has to be spared for a sequence to wait a step for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +37,7 @@ class RowSequence:
 
     def go_on_from(self, ids: Sequence[int], sampling: SamplingConfig) -> None:
         """Continue `ids`; of what is cached, the common beginning stays. One token at least is fed again."""
-        if self.ids[: self.cached] != list(ids[: self.cached]):
-            pairs = zip(self.ids[: self.cached], ids, strict=False)
-            self.cached = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self.cached = min(self.cached, len(ids) - 1)
+        self.cached = _common_length(self.ids[: self.cached], ids[:-1])
         self.ids = list(ids)
         self.sampling = sampling
 
@@ -83,15 +82,39 @@ class RowBatch:
                 sequence.cached = 0
 
     def step(self) -> list[tuple[RowSequence, float]]:
-        """Append one token to the ids of every running sequence; returns each with the token's log-probability.
+        """Append one token to the ids of running sequences; returns each of those with the token's log-probability.
 
-        Raises EngineError if a log-probability is not finite.
+        A sequence is left out for a step if another one reads most of its prompt in it. Raises EngineError if a
+        log-probability is not finite.
         """
-        ordered = sorted(self.running, key=_pending)
+        left_out = self._share_prompts()
+        ordered = sorted(self.running, key=lambda sequence: (sequence in left_out, _pending(sequence)))
         for row, sequence in enumerate(ordered):
             self._move(sequence, row)
-        spans = fed_together([_pending(sequence) for sequence in ordered], _MOST_FED_TOKENS)
+        spans = fed_together([_pending(s) for s in ordered if s not in left_out], _MOST_FED_TOKENS)
         return [grown for first, last in spans for grown in self._feed(first, ordered[first:last])]
+
+    def _share_prompts(self) -> set[RowSequence]:
+        """Give new sequences what others hold of their ids; returns those that wait for what one will hold."""
+        holders = [sequence for sequence in self._rows if sequence is not None and sequence.cached]
+        readers: list[RowSequence] = []
+        left_out = set()
+        for sequence in self.running:
+            if not sequence.cached:
+                self._copy_from(holders, sequence)
+                worth = sequence.cached + _LEAST_SHARED_TOKENS
+                if any(_common_length(sequence.ids[:-1], reader.ids) >= worth for reader in readers):
+                    left_out.add(sequence)
+                else:
+                    readers.append(sequence)
+        return left_out
+
+    def _copy_from(self, holders: Sequence[RowSequence], sequence: RowSequence) -> None:
+        common = [_common_length(sequence.ids[:-1], holder.ids[: holder.cached]) for holder in holders]
+        longest = max(common, default=0)
+        if longest:
+            self._model.rows.copy(_row(holders[common.index(longest)]), _row(sequence), longest)
+            sequence.cached = longest
 
     def _feed(self, first_row: int, sequences: Sequence[RowSequence]) -> Iterator[tuple[RowSequence, float]]:
         pending = [sequence.ids[sequence.cached :] for sequence in sequences]
@@ -140,3 +163,22 @@ def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int
 
 def _pending(sequence: RowSequence) -> int:
     return len(sequence.ids) - sequence.cached
+
+
+def _row(sequence: RowSequence) -> int:
+    assert sequence.row is not None
+    return sequence.row
+
+
+def _common_length(ids: Sequence[int], others: Sequence[int]) -> int:
+    """Length of the common beginning; by bisection, for Python compares slices fast."""
+    low, high = 0, min(len(ids), len(others))
+    if list(ids[:high]) == list(others[:high]):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if list(ids[low:middle]) == list(others[low:middle]):
+            low = middle
+        else:
+            high = middle
+    return low

@@ -6,7 +6,7 @@ draws random numbers of its own: with one seed, the n-th seat samples the same w
 transformers' own continuous batching lets go of a sequence when it ends, draws for all from one generator, and took
 36 s on two cores for the tokens that take this loop 0.2 s.
 
-Not covered: several devices, one prompt read once for all seats that share it, recurrent models (they are refused).
+Not covered: several devices, tensor parallelism, recurrent models (they are refused).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from typist import make_typist
 
 from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, TrainableEngine, Vocabulary, load_vocabulary
-from repl_rl.engine.row_batch import fed_together
+from repl_rl.engine.row_batch import RowBatch, RowSequence, fed_together
+from repl_rl.engine.row_model import RowModel
 from repl_rl.engine.transformers_engine import TransformersEngine
 from repl_rl.errors import ConfigError, EngineError
 
@@ -87,12 +89,42 @@ def test_a_seed_gives_a_seat_the_same_lines_whatever_runs_beside_it(typist: Path
     assert few[0] != few[1]
 
 
-def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+def counted(model: RowModel) -> list[int]:
+    """The numbers of tokens that rows are fed from now on."""
     fed: list[int] = []
-    next_logits = engine._model.next_logits
-    engine._model.next_logits = lambda first, pending, lengths: (  # type: ignore[method-assign]
+    next_logits = model.next_logits
+    model.next_logits = lambda first, pending, lengths: (  # type: ignore[method-assign]
         fed.extend(len(ids) for ids in pending) or next_logits(first, pending, lengths)
     )
+    return fed
+
+
+def test_a_prompt_that_sequences_share_is_read_once(typist: Path, vocabulary: Vocabulary) -> None:
+    shared = list(vocabulary.encode_prompt(">>> # one and the same problem for the whole group\n>>>"))
+    other = prompt(vocabulary, 1)
+    prompts = [shared, shared, [*shared, 5, 6, 7], other, shared]
+    alone = [grown(RowModel(str(typist), "float32"), [ids], steps=3)[0] for ids in prompts]
+    model = RowModel(str(typist), "float32")
+    fed = counted(model)
+    together = grown(model, prompts, steps=4)
+    assert fed == [len(other), len(shared), *[1, 1, 1, 1, 3], *[1] * 10]
+    assert [ids[: len(own)] for ids, own in zip(together, alone, strict=True)] == alone
+
+
+def grown(model: RowModel, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """The ids of greedy sequences after so many steps side by side."""
+    batch = RowBatch(model, most_rows=len(prompts))
+    sequences = [RowSequence(Random(0), 100) for _ in prompts]
+    for sequence, ids in zip(sequences, prompts, strict=True):
+        sequence.go_on_from(ids, GREEDY)
+        batch.start(sequence)
+    for _ in range(steps):
+        batch.step()
+    return [sequence.ids for sequence in sequences]
+
+
+def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+    fed = counted(engine._model)
     ids = prompt(vocabulary, 1)
     run(session(engine, ids, turns=5))
     assert sum(fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output behind it
