@@ -114,10 +114,7 @@ class Rollout:
         """
         ended = {index: trajectory async for index, trajectory in self.stream(tasks, sampling, cut)}
         trajectories = [ended[index] for index in range(len(tasks))]
-        if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
-            raise KernelError(
-                f"no kernel worked for any of {len(tasks)} trajectories; the first: {trajectories[0].error}"
-            )
+        refuse_if_all_aborted(trajectories)
         return trajectories
 
     async def one(self, session: Session, seat: Seat) -> None:
@@ -210,3 +207,10 @@ def make_prompt(dialect: Dialect, vocabulary: Vocabulary, question: str, chat: b
         return Prompt(vocabulary.decode(ids), ids)
     text = dialect.completion_prompt(question)
     return Prompt(text, vocabulary.encode_prompt(text))
+
+
+def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
+    """Raises KernelError if not a single one could run: something is wrong with the machine, not with a kernel."""
+    if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
+        count, first = len(trajectories), trajectories[0].error
+        raise KernelError(f"no kernel worked for any of {count} trajectories; the first: {first}")

@@ -26,6 +26,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "session scheduler scoring nano attach",
         "rollout",
         "models",
+        "worker",
         "service",
         "trainer view doctor",
         "run",

@@ -36,27 +36,27 @@ class LineCost:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timed:
+class TimedLine:
+    """From the request for a line to the request for the next one, and its tokens."""
+
     number: int
     seconds: float
     tokens: int
 
 
-def line_costs(service: RolloutService, engine: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
+def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
     """Roll out the tasks one by one, and generate plainly where their lines at `DEPTHS` stand."""
-    watch = _Stopwatch(engine)
-    service.rollout.engine = watch
     measured: dict[int, list[tuple[float, float, float, float]]] = {depth: [] for depth in DEPTHS}
     for task in tasks:
         watch.lines.clear()
         (trajectory,) = service.generate([task])
         for depth in DEPTHS:
-            measured[depth] += _at_depth(depth, watch.lines, trajectory, engine.llm)
+            measured[depth] += _at_depth(depth, watch.lines, trajectory, llm)
     return {depth: _summary(rows) for depth, rows in measured.items()}
 
 
 def _at_depth(
-    depth: int, lines: Sequence[_Timed], trajectory: Trajectory, llm: Any
+    depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any
 ) -> list[tuple[float, float, float, float]]:
     """(own, whole, plain, context) per line around `depth`; none if the trajectory ended before."""
     if len(trajectory.lines) < depth:
@@ -93,12 +93,12 @@ def _summary(rows: Sequence[tuple[float, float, float, float]]) -> LineCost:
     )
 
 
-class _Stopwatch:
-    """An engine that notes when its seat is asked for lines."""
+class Stopwatch:
+    """An engine that notes when its seats are asked for lines."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.lines: list[_Timed] = []
+        self.lines: list[TimedLine] = []
 
     @property
     def version(self) -> int:
@@ -114,7 +114,7 @@ class _Stopwatch:
 
 
 class _WatchedSeat:
-    def __init__(self, seat: Seat, lines: list[_Timed]) -> None:
+    def __init__(self, seat: Seat, lines: list[TimedLine]) -> None:
         self._seat = seat
         self._lines = lines
         self._last: tuple[float, int] | None = None
@@ -124,7 +124,7 @@ class _WatchedSeat:
         asked = time.perf_counter()
         if self._last is not None:
             self._number += 1
-            self._lines.append(_Timed(self._number, asked - self._last[0], self._last[1]))
+            self._lines.append(TimedLine(self._number, asked - self._last[0], self._last[1]))
         line = await self._seat.sample_line(ids, max_tokens, sampling)
         self._last = (asked, len(line.ids))
         return line

@@ -5,33 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from repl_rl.kernel import ExecResult, KernelSession, KernelSource
+from repl_rl.kernel import ExecResult, KernelPool, KernelSession, KernelSource
 
 
-class OpenEndedKernels:
-    """A `KernelSource` over another one. `latency_s` is added to each cell, and `cells` counts them."""
+@dataclass(frozen=True, slots=True)
+class OpenEnded:
+    """Put between rollouts and pool. `latency_s` is added to each cell."""
 
-    def __init__(self, kernels: KernelSource) -> None:
-        self.latency_s = 0.0
-        self.cells = 0
-        self._kernels = kernels
+    latency_s: float = 0.0
+
+    def __call__(self, pool: KernelPool) -> KernelSource:
+        return _Kernels(pool, self.latency_s)
+
+
+class _Kernels:
+    def __init__(self, pool: KernelPool, latency_s: float) -> None:
+        self._pool = pool
+        self._latency_s = latency_s
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[KernelSession]:
-        async with self._kernels.session() as kernel:
-            yield _OpenEnded(kernel, self)
+        async with self._pool.session() as kernel:
+            yield _Kernel(kernel, self._latency_s)
 
 
-class _OpenEnded:
-    def __init__(self, kernel: KernelSession, source: OpenEndedKernels) -> None:
+class _Kernel:
+    def __init__(self, kernel: KernelSession, latency_s: float) -> None:
         self._kernel = kernel
-        self._source = source
+        self._latency_s = latency_s
 
     async def execute(self, source: str) -> ExecResult:
-        self._source.cells += 1
-        if self._source.latency_s:
-            await asyncio.sleep(self._source.latency_s)
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
         result = await self._kernel.execute(source)
         return result if result.answer is None else replace(result, answer=None)

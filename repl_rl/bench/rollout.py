@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench.depth import LineCost, line_costs
+from repl_rl.bench.depth import LineCost, Stopwatch, line_costs
 from repl_rl.bench.machine import machine
-from repl_rl.bench.open_ended import OpenEndedKernels
+from repl_rl.bench.open_ended import OpenEnded
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
+from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
@@ -117,7 +118,7 @@ def measure(plan: Plan, say: Say) -> dict[str, Any]:
 def _against_plain(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     sides = Sides()
     tasks = make_tasks(None, plan.trajectories, seed=3, split="heldout")
-    with open_ended(plan, engine, vocabulary, plan.lines, plan.kernels) as (service, _):
+    with open_ended(plan, engine, vocabulary, plan.lines, plan.kernels) as service:
         _wait_until_ready(service, plan.kernels)
         service.generate(tasks)
         for number in range(plan.rounds):
@@ -182,8 +183,9 @@ def _plain_figures(plan: Plan, sides: Sides) -> dict[str, Any]:
 def _deep(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     say(f"{plan.deep} trajectories of 205 lines")
     tasks = make_tasks(None, plan.deep, seed=4, split="heldout")
-    with open_ended(plan, engine, vocabulary, lines=205, kernels=2) as (service, _):
-        costs = line_costs(service, engine, tasks)
+    watch = Stopwatch(engine)
+    with open_ended(plan, watch, vocabulary, lines=205, kernels=2) as service:
+        costs = line_costs(service, watch, engine.llm, tasks)
     return {key: value for depth, cost in costs.items() for key, value in _depth_figures(depth, cost).items()}
 
 
@@ -200,18 +202,17 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
     from repl_rl.bench.trl_tools import TRLRollouts
 
     tasks = make_tasks(None, plan.trl_trajectories, seed=5, split="heldout")
+    prompts = [make_dialect(DialectConfig()).completion_prompt(task.question) for task in tasks]
     rows: dict[str, list[float]] = {name: [] for name in ("trl_s", "repl_s", "calls", "cells")}
-    with (
-        TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, plan.trl_lines, plan.line_tokens, CONTEXT_TOKENS) as trl,
-        open_ended(plan, engine, vocabulary, plan.trl_lines, plan.trl_trajectories) as (service, kernels),
-    ):
-        prompts = [service.rollout.prompt(task).text for task in tasks]
+    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, plan.trl_lines, plan.line_tokens, CONTEXT_TOKENS) as trl:
         trl.roll_out(prompts, 0.0)
         for latency_ms in plan.tool_latency_ms:
             say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
-            kernels.latency_s = latency_ms / 1000
-            pairs = [_one_of_each(trl, service, kernels, prompts, tasks) for _ in range(plan.trl_rounds)]
-            for name, values in zip(rows, zip(*pairs, strict=True), strict=True):
+            latency_s = latency_ms / 1000
+            with open_ended(plan, engine, vocabulary, plan.trl_lines, len(tasks), latency_s) as service:
+                service.generate(tasks)
+                pairs = [(*trl.roll_out(prompts, latency_s), *_ours(service, tasks)) for _ in range(plan.trl_rounds)]
+            for name, values in zip(("trl_s", "calls", "repl_s", "cells"), zip(*pairs, strict=True), strict=True):
                 rows[name].append(statistics.median(values))
     return {
         "tool_latency_ms": list(plan.tool_latency_ms),
@@ -223,28 +224,20 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
     }
 
 
-def _one_of_each(
-    trl: Any, service: RolloutService, kernels: OpenEndedKernels, prompts: Sequence[str], tasks: Sequence[Task]
-) -> tuple[float, float, int, int]:
-    trl_s, calls = trl.roll_out(prompts, kernels.latency_s)
+def _ours(service: RolloutService, tasks: Sequence[Task]) -> tuple[float, int]:
+    """Seconds, and how many cells ran."""
     _wait_until_ready(service, len(tasks))
-    kernels.cells = 0
+    before = service.kernel_numbers()["executions"]
     started = time.perf_counter()
     service.generate(tasks)
-    return trl_s, time.perf_counter() - started, calls, kernels.cells
+    return time.perf_counter() - started, int(service.kernel_numbers()["executions"] - before)
 
 
 @contextmanager
 def open_ended(
-    plan: Plan, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int
-) -> Iterator[tuple[RolloutService, OpenEndedKernels]]:
+    plan: Plan, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
+) -> Iterator[RolloutService]:
     """A service whose trajectories type `lines` lines, whatever they submit."""
-    sources: list[OpenEndedKernels] = []
-
-    def between(pool: Any) -> OpenEndedKernels:
-        sources.append(OpenEndedKernels(pool))
-        return sources[0]
-
     with RolloutService(
         engine,
         vocabulary,
@@ -253,9 +246,9 @@ def open_ended(
         budget=BudgetConfig(line_tokens=plan.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,
         context_tokens=CONTEXT_TOKENS,
-        kernels=between,
+        kernels=OpenEnded(latency_s),
     ) as service:
-        yield service, sources[0]
+        yield service
 
 
 def _wait_until_ready(service: RolloutService, kernels: int) -> None:

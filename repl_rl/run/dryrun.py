@@ -28,7 +28,7 @@ from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.nano import NANO_PATH
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
-from repl_rl.service import limits_of
+from repl_rl.worker import limits_of
 
 _SESSION_MB = 4.2
 """Own memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""

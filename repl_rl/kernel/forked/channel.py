@@ -52,10 +52,7 @@ class PrivateChannel:
         message = _HEADER.pack(len(text)) + text
         deadline = self._loop.time() + timeout_s
         try:
-            if descriptors:
-                sent = socket.send_fds(self._socket, [message], descriptors)
-            else:
-                sent = self._socket.send(message)
+            sent = socket.send_fds(self._socket, [message], descriptors) if descriptors else self._socket.send(message)
             if sent < len(message):
                 async with asyncio.timeout_at(deadline):
                     await self._loop.sock_sendall(self._socket, message[sent:])

@@ -1,0 +1,72 @@
+"""Pickled messages over a socket pair, between a process and one that it started itself.
+
+Messages of one turn of the event loop go out together. Pickles are code: both ends trust each other as one program does
+itself, and nothing that a sandboxed kernel says gets here but as the text of a trajectory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+_HEADER = struct.Struct("!Q")
+
+
+class Channel(asyncio.Protocol):
+    """One end. Belongs to one event loop; `on_end` is called once nothing more can come."""
+
+    def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
+        self._on_message = on_message
+        self._on_end = on_end
+        self._received = bytearray()
+        self._outbox: list[Any] = []
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @classmethod
+    async def open(cls, end: socket.socket, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> Channel:
+        loop = asyncio.get_running_loop()
+        _, channel = await loop.create_connection(lambda: cls(on_message, on_end), sock=end)
+        return channel
+
+    def send(self, message: Any) -> None:
+        """Goes out with the others of this turn."""
+        self._outbox.append(message)
+        if len(self._outbox) == 1:
+            self._loop.call_soon(self.flush)
+
+    def close(self) -> None:
+        """Sends what is waiting first."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= _HEADER.size:
+            end = _HEADER.size + _HEADER.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                return
+            messages = pickle.loads(memoryview(self._received)[_HEADER.size : end].tobytes())
+            del self._received[:end]
+            for message in messages:
+                self._on_message(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._on_end()
+
+    def flush(self) -> None:
+        """Send what is waiting now."""
+        messages, self._outbox = self._outbox, []
+        if messages and self._transport is not None:
+            body = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+            self._transport.write(_HEADER.pack(len(body)) + body)

@@ -1,0 +1,99 @@
+"""The engine's side of the seats that a worker takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine import Engine, Seat
+from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.worker.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+
+
+class EngineHost:
+    """Serves each seat by a task of its own. Belongs to one event loop."""
+
+    def __init__(self, engine: Engine, send: Callable[[Any], None]) -> None:
+        self._engine = engine
+        self._send = send
+        self._seats: dict[int, _HostedSeat] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def on_message(self, message: TakeSeat | AskLine | CancelLine | LeaveSeat) -> None:
+        if isinstance(message, TakeSeat):
+            self._seats[message.seat] = seat = _HostedSeat(message, self._engine, self._send)
+            self._tasks.add(seat.task)
+            seat.task.add_done_callback(self._tasks.discard)
+        elif isinstance(message, LeaveSeat):
+            self._seats.pop(message.seat).task.cancel()
+        elif isinstance(message, AskLine):
+            self._seats[message.seat].ask(message)
+        else:
+            self._seats[message.seat].cancel_line(message.number)
+
+    async def close(self) -> None:
+        """Give all seats back."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _HostedSeat:
+    def __init__(self, wanted: TakeSeat, engine: Engine, send: Callable[[Any], None]) -> None:
+        self._wanted = wanted
+        self._engine = engine
+        self._send = send
+        self._ids: list[int] = []
+        self._sampling: SamplingConfig | None = None
+        self._asked: asyncio.Future[AskLine] = asyncio.get_running_loop().create_future()
+        self._under_way: int | None = None
+        """The number of the line that is being sampled."""
+        self._is_unwanted = False
+        self.task = asyncio.get_running_loop().create_task(self._serve())
+
+    def ask(self, message: AskLine) -> None:
+        if not self._asked.done():
+            self._asked.set_result(message)
+
+    def cancel_line(self, number: int) -> None:
+        if self._under_way == number:
+            self._is_unwanted = True
+            self.task.cancel()
+
+    async def _serve(self) -> None:
+        try:
+            async with self._engine.seat(self._wanted.tokens) as seat:
+                self._send(Seated(self._wanted.seat))
+                while True:
+                    asked = await self._asked
+                    self._asked = asyncio.get_running_loop().create_future()
+                    await self._answer(seat, asked)
+        except Exception as error:  # noqa: BLE001 - the worker has to hear of it, whatever it is
+            self._send(Refused(self._wanted.seat, 0, _as_ours(error)))
+
+    async def _answer(self, seat: Seat, asked: AskLine) -> None:
+        del self._ids[asked.keep :]
+        self._ids.extend(asked.ids)
+        self._sampling = asked.sampling or self._sampling
+        assert self._sampling is not None
+        self._under_way = asked.number
+        try:
+            line = await seat.sample_line(self._ids, asked.max_tokens, self._sampling)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_unwanted or task is None or task.uncancel():
+                raise
+        except Exception as error:  # noqa: BLE001 - as above
+            self._send(Refused(self._wanted.seat, asked.number, _as_ours(error)))
+        else:
+            self._ids.extend(line.ids)
+            self._send(Sampled(self._wanted.seat, asked.number, line))
+        finally:
+            self._under_way, self._is_unwanted = None, False
+
+
+def _as_ours(error: Exception) -> ReplRLError:
+    return error if isinstance(error, ReplRLError) else EngineError(f"the engine failed: {error!r}")

@@ -1,0 +1,122 @@
+"""The worker's program: `python -m repl_rl.worker.program DESCRIPTOR`. Ends when the other side has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import socket
+import sys
+import time
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.kernel import KernelPool
+from repl_rl.rollout import Rollout
+from repl_rl.worker.channel import Channel
+from repl_rl.worker.messages import (
+    AskNumbers,
+    Close,
+    Done,
+    Ended,
+    Failed,
+    GiveUp,
+    Numbers,
+    Refused,
+    RollOut,
+    Sampled,
+    Seated,
+)
+from repl_rl.worker.remote import RemoteEngine
+from repl_rl.worker.setup import RolloutSetup, make_pool
+
+
+class Worker:
+    """Serves one channel."""
+
+    def __init__(self) -> None:
+        self._is_over = asyncio.Event()
+        self._setup: asyncio.Future[RolloutSetup] = asyncio.get_running_loop().create_future()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, end: socket.socket) -> None:
+        """Until the other side closes or is gone; the kernels end with it."""
+        self._channel = await Channel.open(end, self._on_message, self._is_over.set)
+        self._engine = RemoteEngine(self._channel.send)
+        over = asyncio.ensure_future(self._is_over.wait())
+        either: list[asyncio.Future[Any]] = [self._setup, over]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._setup.done():
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                self._pool = await stack.enter_async_context(make_pool(self._setup.result().kernel))
+                self._rollout: Rollout = self._setup.result().make(self._engine, self._pool)
+            except (ReplRLError, OSError) as error:
+                self._channel.send(Failed(error))
+            else:
+                self._send_numbers(self._pool)
+                await over
+            await self._give_up_all()
+        self._channel.close()
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, Seated | Sampled | Refused):
+            self._engine.on_answer(message)
+        elif isinstance(message, RollOut):
+            self._calls[message.call] = asyncio.create_task(self._roll_out(message))
+        elif isinstance(message, AskNumbers):
+            self._send_numbers(self._pool)
+        elif isinstance(message, GiveUp):
+            if call := self._calls.get(message.call):
+                call.cancel()
+        elif isinstance(message, Close):
+            self._is_over.set()
+        else:
+            self._setup.set_result(message)
+
+    async def _roll_out(self, asked: RollOut) -> None:
+        self._engine.version = asked.version
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        error: Exception | None = None
+        try:
+            async with aclosing(self._rollout.stream(asked.tasks, asked.sampling, asked.cut)) as ended:
+                async for index, trajectory in ended:
+                    self._channel.send(Ended(asked.call, index, trajectory))
+        except Exception as failure:  # noqa: BLE001 - raised on the other side
+            error = _as_sent(failure)
+        finally:
+            del self._calls[asked.call]
+        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        self._channel.send(Done(asked.call, share, error))
+
+    def _send_numbers(self, pool: KernelPool) -> None:
+        self._channel.send(Numbers(pool.stats.summary()))
+
+    async def _give_up_all(self) -> None:
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _as_sent(failure: Exception) -> Exception:
+    """Itself where it pickles."""
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:  # noqa: BLE001 - an exception class may do anything
+        return EngineError(f"a rollout failed: {failure!r}")
+    return failure
+
+
+async def main(descriptor: int) -> None:
+    """Serve the socket that was inherited as `descriptor`."""
+    await Worker().serve(socket.socket(fileno=descriptor))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(int(sys.argv[1])))

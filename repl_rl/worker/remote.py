@@ -1,0 +1,90 @@
+"""The engine as the worker sees it: the other process, asked for line after line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine import SampledLine, Seat
+from repl_rl.worker.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+
+
+class RemoteEngine:
+    """An `Engine`. `version` is told with each batch."""
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self.version = 0
+        self._send = send
+        self._numbers = itertools.count()
+        self._seats: dict[int, RemoteSeat] = {}
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
+        seat = RemoteSeat(next(self._numbers), self._send)
+        self._seats[seat.number] = seat
+        try:
+            await seat.take(tokens)
+            yield seat
+        finally:
+            del self._seats[seat.number]
+            self._send(LeaveSeat(seat.number))
+
+    def on_answer(self, answer: Seated | Sampled | Refused) -> None:
+        """Hand an answer to its seat, if that one is still there."""
+        seat = self._seats.get(answer.seat)
+        if seat is not None:
+            seat.on_answer(answer)
+
+    def close(self) -> None:
+        """The engine is the other process's."""
+
+
+class RemoteSeat:
+    """A `Seat`."""
+
+    def __init__(self, number: int, send: Callable[[Any], None]) -> None:
+        self.number = number
+        self._send = send
+        self._asked = 0
+        self._theirs: list[int] = []
+        """Ids that the other side has."""
+        self._sampling: SamplingConfig | None = None
+        self._waiter: asyncio.Future[SampledLine | None] | None = None
+
+    async def take(self, tokens: int) -> None:
+        self._send(TakeSeat(self.number, tokens))
+        await self._answer()
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        self._asked += 1
+        whole = list(ids)
+        keep = len(self._theirs) if whole[: len(self._theirs)] == self._theirs else 0
+        told = None if sampling is self._sampling else sampling
+        self._send(AskLine(self.number, self._asked, keep, tuple(whole[keep:]), max_tokens, told))
+        self._sampling, self._theirs = sampling, []
+        try:
+            line = await self._answer()
+        except asyncio.CancelledError:
+            self._send(CancelLine(self.number, self._asked))
+            raise
+        assert line is not None
+        whole.extend(line.ids)
+        self._theirs = whole
+        return line
+
+    def on_answer(self, answer: Seated | Sampled | Refused) -> None:
+        is_late = not isinstance(answer, Seated) and answer.number != self._asked
+        if is_late or self._waiter is None or self._waiter.done():
+            return
+        if isinstance(answer, Refused):
+            self._waiter.set_exception(answer.error)
+        else:
+            self._waiter.set_result(answer.line if isinstance(answer, Sampled) else None)
+
+    async def _answer(self) -> SampledLine | None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        return await self._waiter

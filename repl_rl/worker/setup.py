@@ -1,0 +1,62 @@
+"""What a `Rollout` is made of, as data: it can be sent to the process that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Engine, Vocabulary
+from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
+from repl_rl.rollout import Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """Everything but the engine. `kernels` may put something of its own between the rollouts and the pool."""
+
+    vocabulary: Vocabulary
+    kernel: KernelConfig
+    dialect: DialectConfig
+    budget: BudgetConfig
+    sampling: SamplingConfig
+    context_tokens: int
+    chat: bool | None = None
+    """Use the chat template; None: if the tokenizer has one."""
+    kernels: Callable[[KernelPool], KernelSource] | None = None
+
+    def make(self, engine: Engine, pool: KernelPool) -> Rollout:
+        """The rollout of `engine` on kernels of `pool`."""
+        has_template = self.vocabulary.tokenizer.chat_template is not None
+        return Rollout(
+            engine,
+            pool if self.kernels is None else self.kernels(pool),
+            make_dialect(self.dialect),
+            self.vocabulary,
+            budget=self.budget,
+            sampling=self.sampling,
+            context_tokens=self.context_tokens,
+            chat=has_template if self.chat is None else self.chat,
+            at_once=self.kernel.size,
+        )
+
+
+def limits_of(config: KernelConfig) -> Limits:
+    """The profile's, and over them what the config names."""
+    named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
+    return replace(
+        Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
+    )
+
+
+def make_pool(config: KernelConfig) -> KernelPool:
+    """The pool that a config describes."""
+    return KernelPool(
+        size=config.size,
+        limits=limits_of(config),
+        backend=config.backend,
+        sandbox=config.sandbox,
+        profile=config.profile,
+        memory_mb=config.budget_mb,
+    )
