@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine
+from repl_rl.engine.threads import limit_openmp
 from repl_rl.errors import EngineError
 
 SeatT = TypeVar("SeatT")
@@ -52,8 +53,9 @@ class _Call(Generic[SeatT]):
 class LineThread(Generic[SeatT]):
     """Steps `stepper` while it has lines. A failure of it is heard by everybody who waits, and by all who come."""
 
-    def __init__(self, stepper: Stepper[SeatT], name: str) -> None:
+    def __init__(self, stepper: Stepper[SeatT], name: str, openmp_threads: int | None = None) -> None:
         self._stepper = stepper
+        self._openmp_threads = openmp_threads
         self._name = name
         self._mailbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._waiting: set[_Call[SeatT]] = set()
@@ -124,6 +126,8 @@ class LineThread(Generic[SeatT]):
     def _step_forever(self) -> None:
         """The thread; all below runs in it."""
         try:
+            if self._openmp_threads is not None:
+                limit_openmp(self._openmp_threads)
             while not self._closing:
                 if not self._running:
                     self._mailbox.get()()

@@ -42,6 +42,10 @@ class RowModel:
         return found
 
     @property
+    def parameter_count(self) -> int:
+        return int(self._model.num_parameters())
+
+    @property
     def weight_bytes(self) -> int:
         return int(self._model.get_memory_footprint())
 

@@ -26,6 +26,7 @@ from repl_rl.engine.base import Finish, SampledLine, Seat
 from repl_rl.engine.line_thread import LineThread
 from repl_rl.engine.row_batch import RowBatch, RowSequence
 from repl_rl.engine.row_model import RowModel
+from repl_rl.engine.threads import engine_threads
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
 
@@ -46,7 +47,8 @@ class TransformersEngine:
         self._numbers = itertools.count()
         self._batch = RowBatch(self._model, most_rows=capacity_tokens // config.context_tokens)
         stepper = _RowStepper(self._batch, vocabulary, config.places)
-        self._thread = LineThread(stepper, "the transformers engine")
+        openmp_threads = engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None
+        self._thread = LineThread(stepper, "the transformers engine", openmp_threads)
 
     @asynccontextmanager
     async def seat(self, tokens: int) -> AsyncIterator[Seat]:
