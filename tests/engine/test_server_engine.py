@@ -17,7 +17,6 @@ from serving import CONTEXT_TOKENS, RunningServer, servers
 from test_engine_contract import (  # noqa: F401
     test_a_cancelled_line_leaves_the_batch_and_its_seat_goes_on,
     test_a_line_depends_on_its_ids_and_not_on_what_the_seat_was_asked_before,
-    test_a_line_ends_with_the_first_token_that_holds_a_newline_or_ends_the_text_or_at_its_length,
     test_a_line_that_ends_with_its_last_allowed_token_has_ended,
     test_many_seats_side_by_side_sample_what_each_samples_alone,
     test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_on,
@@ -54,14 +53,21 @@ def test_64_rollouts_over_http_are_exact_to_the_token(engine: VLLMServerEngine, 
     assert_exact(roll_out(recorded, vocabulary), recorded, vocabulary)
 
 
-def test_a_line_ends_at_its_newline_or_where_its_tokens_end(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+def test_a_line_ends_with_the_first_token_that_ends_it_or_at_its_length(
+    engine: VLLMServerEngine, vocabulary: Vocabulary
+) -> None:
     ids = vocabulary.encode_prompt(PROMPT)
-    whole = asyncio.run(sample(engine, ids, 48, 0.0))
-    assert whole.finish is Finish.NEWLINE
-    assert whole.ids[-1] in vocabulary.newline_ids
-    assert not set(whole.ids[:-1]) & vocabulary.newline_ids
-    part = asyncio.run(sample(engine, ids, len(whole.ids) - 1, 0.0))
-    assert (part.ids, part.finish) == (whole.ids[:-1], Finish.LENGTH)
+
+    async def many() -> list[SampledLine]:
+        return await asyncio.gather(*(sample(engine, ids, 12, 2.0) for _ in range(128)))
+
+    lines = asyncio.run(many())
+    ends = dict.fromkeys(vocabulary.newline_ids, Finish.NEWLINE) | dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
+    for line in lines:
+        assert not ends.keys() & set(line.ids[:-1])
+        assert line.finish is ends.get(line.ids[-1], Finish.LENGTH)
+        assert len(line.ids) == 12 or line.finish is not Finish.LENGTH
+    assert {line.finish for line in lines} >= {Finish.NEWLINE, Finish.LENGTH}
 
 
 def test_cancelling_a_line_aborts_it_on_the_server(
