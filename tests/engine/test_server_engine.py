@@ -102,7 +102,9 @@ def test_new_weights_are_what_the_server_samples_with(engine: VLLMServerEngine, 
     assert forward_difference(nano(), ids, after) > 1e-2
 
 
-def test_training_samples_with_the_weights_that_it_trains(server: RunningServer, tmp_path: Path) -> None:
+def test_training_samples_with_the_weights_that_it_trains(
+    server: RunningServer, vocabulary: Vocabulary, tmp_path: Path
+) -> None:
     args = ReplGRPOConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=8,
@@ -128,7 +130,7 @@ def test_training_samples_with_the_weights_that_it_trains(server: RunningServer,
         assert len(steps) == 3
         assert all(row["drift/logprob_max"] < 1e-3 for row in steps)
         trainer.sync_weights()
-        ids = trainer.service.rollout.vocabulary.encode_prompt(PROMPT)
+        ids = vocabulary.encode_prompt(PROMPT)
         line = asyncio.run(sample(trainer.engine, ids, 48, 1.0))
         assert forward_difference(trainer.model, ids, line) < 1e-3
         assert forward_difference(nano(), ids, line) > 5e-3
