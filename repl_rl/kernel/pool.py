@@ -104,7 +104,9 @@ class KernelPool:
         self._backend = make_backend(backend, loaded, self.limits, sandbox)
         self._memory_mb = memory_mb
         self._warm = size if warm is None else min(warm, size)
-        self._start_slots = asyncio.Semaphore(start_concurrency or os.cpu_count() or 1)
+        self._few = start_concurrency or os.cpu_count() or 1
+        self._start_slots = asyncio.Semaphore(self._few)
+        self._open_sessions = 0
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
@@ -142,11 +144,13 @@ class KernelPool:
         """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
         kernel = await self._take()
         self.stats.sessions += 1
+        self._open_sessions += 1
         end = asyncio.get_running_loop().call_later(self.limits.session_s, kernel.kill)
         try:
             yield PooledKernel(kernel, self)
         finally:
             end.cancel()
+            self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
     async def _take(self) -> Kernel:
@@ -183,7 +187,7 @@ class KernelPool:
         """Start what is missing, as far as there is room."""
         if not self._is_open:
             return
-        wanted = max(self._warm, len(self._waiting)) - len(self._ready) - self.stats.starting
+        wanted = max(self._reserve(), len(self._waiting)) - len(self._ready) - self.stats.starting
         room = self.size - len(self._alive) - self.stats.starting
         for _ in range(min(wanted, room)):
             if not self._budget.has_room(self.stats.starting):
@@ -191,6 +195,10 @@ class KernelPool:
             self.stats.starting += 1
             self._spawn(self._start_one())
         self._count()
+
+    def _reserve(self) -> int:
+        """Kernels to have ready. While sessions are open, starts take time from them: few then, all once they are over."""
+        return min(self._warm, self._few) if self._open_sessions else self._warm
 
     async def _start_one(self) -> None:
         try:
