@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "transcript typed background resources processes",
+        "transcript typed background channel resources processes",
         "config",
         "engine kernel dialect rewards credit tasks metrics drift",
         "session scheduler scoring nano attach",

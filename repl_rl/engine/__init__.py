@@ -4,7 +4,7 @@ An engine knows tokens and weights, and no kernels. `Engine` is the seam: a traj
 line after line; the tests run the line loop with a scripted one. `make_engine` picks by config.
 """
 
-from repl_rl.engine.base import Engine, Finish, SampledLine, Seat, SharedEngine, TrainableEngine
+from repl_rl.engine.base import Engine, Finish, SampledLine, Seat, ServesSeats, SharedEngine, TrainableEngine
 from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 
@@ -13,6 +13,7 @@ __all__ = [
     "Finish",
     "SampledLine",
     "Seat",
+    "ServesSeats",
     "SharedEngine",
     "TrainableEngine",
     "Vocabulary",

@@ -1,14 +1,15 @@
 """Who may sit down at an engine: as many trajectories as its KV cache holds, first come, first served.
 
 With more than that, each line finds the keys and values of its trajectory evicted by the others and computes them
-anew. Belongs to one event loop.
+anew.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -17,69 +18,85 @@ _REMEMBERED = 256
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """Tokens set aside for one trajectory."""
+    """What one trajectory asks for; once it is `seated`, the tokens that are set aside for it."""
 
-    tokens: int
+    asked_tokens: int
+    seated: Callable[[], object]
+    tokens: int = 0
     used: int = 0
+    is_seated: bool = False
 
 
 class Admission:
     """Sets tokens aside until `capacity_tokens` are taken. One trajectory is always let in, whatever it asks for.
 
     A trajectory is expected to get as long as the recent ones did on average, never longer than it asks for; one that
-    outgrows that is charged for what it holds.
+    outgrows that is charged for what it holds. May be used from several threads.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.taken_tokens = 0
         self.seated = 0
-        self._waiting: deque[tuple[int, asyncio.Future[Reservation]]] = deque()
+        self._waiting: deque[Reservation] = deque()
         self._lengths: deque[int] = deque(maxlen=_REMEMBERED)
+        self._lock = threading.Lock()
 
-    @asynccontextmanager
-    async def reserve(self, tokens: int) -> AsyncIterator[Reservation]:
-        """Room for a trajectory of at most `tokens` tokens; waits behind those who came before."""
-        reservation = await self._enter(tokens)
-        try:
-            yield reservation
-        finally:
-            self._leave(reservation)
+    def ask(self, tokens: int, seated: Callable[[], object]) -> Reservation:
+        """Room for a trajectory of at most `tokens` tokens; `seated` is called when it is there, behind those before.
+
+        It is called by whoever makes room, so it must not wait.
+        """
+        reservation = Reservation(tokens, seated)
+        with self._lock:
+            self._waiting.append(reservation)
+            let_in = self._let_in()
+        _tell(let_in)
+        return reservation
 
     def grow(self, reservation: Reservation, used: int) -> None:
         """Say that the trajectory now holds `used` tokens."""
-        reservation.used = used
-        if used > reservation.tokens:
-            self.taken_tokens += used - reservation.tokens
-            reservation.tokens = used
+        with self._lock:
+            reservation.used = used
+            if used > reservation.tokens:
+                self.taken_tokens += used - reservation.tokens
+                reservation.tokens = used
 
-    async def _enter(self, tokens: int) -> Reservation:
-        if not self._waiting and self._fits(tokens):
-            return self._take(tokens)
-        future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tokens, future))
+    def leave(self, reservation: Reservation) -> None:
+        """Give the room back, or stop waiting for it."""
+        with self._lock:
+            if reservation.is_seated:
+                self.seated -= 1
+                self.taken_tokens -= reservation.tokens
+                if reservation.used:
+                    self._lengths.append(reservation.used)
+            else:
+                self._waiting.remove(reservation)
+            let_in = self._let_in()
+        _tell(let_in)
+
+    @asynccontextmanager
+    async def reserve(self, tokens: int) -> AsyncIterator[Reservation]:
+        """`ask` and `leave` around a block."""
+        loop = asyncio.get_running_loop()
+        is_there = asyncio.Event()
+        reservation = self.ask(tokens, lambda: loop.call_soon_threadsafe(is_there.set))
         try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self._leave(future.result())
-            raise
+            if not reservation.is_seated:
+                await is_there.wait()
+            yield reservation
+        finally:
+            self.leave(reservation)
 
-    def _leave(self, reservation: Reservation) -> None:
-        self.seated -= 1
-        self.taken_tokens -= reservation.tokens
-        if reservation.used:
-            self._lengths.append(reservation.used)
-        while self._waiting and (self._waiting[0][1].done() or self._fits(self._waiting[0][0])):
-            tokens, future = self._waiting.popleft()
-            if not future.done():
-                future.set_result(self._take(tokens))
-
-    def _take(self, tokens: int) -> Reservation:
-        reservation = Reservation(self._expected(tokens))
-        self.seated += 1
-        self.taken_tokens += reservation.tokens
-        return reservation
+    def _let_in(self) -> list[Reservation]:
+        let_in: list[Reservation] = []
+        while self._waiting and self._fits(self._waiting[0].asked_tokens):
+            reservation = self._waiting.popleft()
+            reservation.tokens, reservation.is_seated = self._expected(reservation.asked_tokens), True
+            self.seated += 1
+            self.taken_tokens += reservation.tokens
+            let_in.append(reservation)
+        return let_in
 
     def _fits(self, tokens: int) -> bool:
         return not self.seated or self.taken_tokens + self._expected(tokens) <= self.capacity_tokens
@@ -88,3 +105,8 @@ class Admission:
         if not self._lengths:
             return tokens
         return min(tokens, -(-sum(self._lengths) // len(self._lengths)))
+
+
+def _tell(let_in: list[Reservation]) -> None:
+    for reservation in let_in:
+        reservation.seated()

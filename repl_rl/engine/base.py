@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -60,6 +61,14 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the model; a second call does nothing."""
+
+
+@runtime_checkable
+class ServesSeats(Protocol):
+    """An engine that lets another process take seats without help from a loop of this one."""
+
+    def serve(self, end: socket.socket) -> None:
+        """Answer the `RemoteEngine` at the other end until that is closed; `end` is the engine's from now on."""
 
 
 @runtime_checkable

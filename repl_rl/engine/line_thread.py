@@ -1,25 +1,30 @@
-"""A thread that steps a batch of lines, and coroutines that each wait for a line of it.
+"""A thread that steps a batch of lines, and those who each wait for a line of it.
 
 Lines join and leave the batch at any step, so no trajectory waits for another one's interpreter. The thread is spoken
-to through a mailbox and answers once per step, all finished lines together. What the batch is, a `Stepper` knows.
+to through a mailbox and through ports (sockets of other processes), and answers once per step, all finished lines
+together. What the batch is, a `Stepper` knows.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine
 from repl_rl.engine.threads import limit_openmp
-from repl_rl.errors import EngineError
+from repl_rl.errors import EngineError, ReplRLError
 
 SeatT = TypeVar("SeatT")
+Done = Callable[[SampledLine | ReplRLError], None]
 
 
 class Stepper(Protocol[SeatT]):
@@ -28,7 +33,7 @@ class Stepper(Protocol[SeatT]):
     def add(self, seat: SeatT, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
         """Begin the line that follows `ids`."""
 
-    def step(self) -> Iterable[tuple[SeatT, SampledLine]]:
+    def step(self) -> Iterable[tuple[SeatT, SampledLine | EngineError]]:
         """Sample one token for every line; the lines that end with it. Whatever it raises ends the engine."""
 
     def abort(self, seat: SeatT) -> None:
@@ -38,16 +43,29 @@ class Stepper(Protocol[SeatT]):
         """Forget a seat: it has no line and will ask for none."""
 
 
+class Port(Protocol):
+    """A way in from outside, served by the thread."""
+
+    is_open: bool
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something has come."""
+
+    def read(self) -> None:
+        """Take it in."""
+
+    def write(self) -> None:
+        """Send what a step has brought."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
 @dataclass(eq=False, slots=True)
-class _Call(Generic[SeatT]):
+class _Call:
     """One line that somebody waits for."""
 
-    seat: SeatT
-    ids: list[int]
-    max_tokens: int
-    sampling: SamplingConfig
-    loop: asyncio.AbstractEventLoop
-    future: asyncio.Future[SampledLine]
+    done: Done
 
 
 class LineThread(Generic[SeatT]):
@@ -57,9 +75,12 @@ class LineThread(Generic[SeatT]):
         self._stepper = stepper
         self._openmp_threads = openmp_threads
         self._name = name
-        self._mailbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._waiting: set[_Call[SeatT]] = set()
-        self._running: dict[SeatT, _Call[SeatT]] = {}
+        self._mailbox: deque[Callable[[], None]] = deque()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._is_asleep = False
+        self._ports: list[Port] = []
+        self._running: dict[SeatT, _Call] = {}
+        self._answers: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         self._closing = False
         self._down: EngineError | None = None
         self._door = threading.Lock()
@@ -72,22 +93,26 @@ class LineThread(Generic[SeatT]):
     ) -> SampledLine:
         """The next line of a seat that has none under way. Cancelling the call drops it. Raises EngineError."""
         loop = asyncio.get_running_loop()
-        call = _Call(seat, list(ids), max_tokens, sampling, loop, loop.create_future())
+        future: asyncio.Future[SampledLine] = loop.create_future()
+        begin = partial(self.begin, seat, list(ids), max_tokens, sampling, partial(self._note, loop, future))
         with self._door:
             self._raise_if_down()
-            self._waiting.add(call)
-            self._mailbox.put(lambda: self._start(call))
+            self._put(begin)
         try:
-            return await call.future
+            return await future
         except asyncio.CancelledError:
-            self._mailbox.put(lambda: self._cancel(call))
+            self._put(lambda: self._drop_unless_settled(seat, future))
             raise
-        finally:
-            self._waiting.discard(call)
 
     def leave(self, seat: SeatT) -> None:
         """The seat asks for no more lines."""
-        self._mailbox.put(lambda: self._stepper.leave(seat))
+        self._put(lambda: self._stepper.leave(seat))
+
+    def add_port(self, port: Port) -> None:
+        """Serve it from now on. Raises EngineError if the engine is down."""
+        with self._door:
+            self._raise_if_down()
+            self._put(lambda: self._ports.append(port))
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -95,10 +120,11 @@ class LineThread(Generic[SeatT]):
         stands, may_go = threading.Event(), threading.Event()
 
         def stand() -> None:
+            self._read_ports()
             stands.set()
             may_go.wait()
 
-        self._mailbox.put(stand)
+        self._put(stand)
         try:
             while not stands.wait(timeout=0.1):
                 self._raise_if_down()
@@ -108,10 +134,95 @@ class LineThread(Generic[SeatT]):
 
     def close(self) -> None:
         """End the thread; who still waits hears an EngineError. A second call does nothing."""
+        if self._closing:
+            return
         self._closing = True
-        self._mailbox.put(_nothing)
+        self._put(_nothing)
         self._thread.join(timeout=30)
         self._shut(EngineError("the engine is closed"))
+        os.close(self._bell)
+
+    # What follows runs in the thread.
+
+    def begin(self, seat: SeatT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
+        """Start a line; `done` is called when it has ended."""
+        self._running[seat] = _Call(done)
+        self._stepper.add(seat, ids, max_tokens, sampling)
+
+    def drop(self, seat: SeatT) -> None:
+        """End the line of a seat, if one is under way, without telling anybody."""
+        if self._running.pop(seat, None) is not None:
+            self._stepper.abort(seat)
+
+    def forget(self, seat: SeatT) -> None:
+        """`leave`, from within the thread."""
+        self._stepper.leave(seat)
+
+    def _step_forever(self) -> None:
+        try:
+            if self._openmp_threads is not None:
+                limit_openmp(self._openmp_threads)
+            while not self._closing:
+                if not self._running:
+                    self._sleep()
+                self._read_mailbox()
+                self._read_ports()
+                if self._running:
+                    self._deliver(self._stepper.step())
+                self._answer()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
+            failure = EngineError(f"{self._name} failed: {error}")
+            failure.__cause__ = error
+            self._shut(failure)
+
+    def _sleep(self) -> None:
+        """Until a message or a port wakes it."""
+        self._is_asleep = True
+        if not self._mailbox:
+            select.select([self._bell, *(port.fileno() for port in self._ports)], [], [])
+        self._is_asleep = False
+        try:
+            os.eventfd_read(self._bell)
+        except BlockingIOError:
+            return
+
+    def _read_mailbox(self) -> None:
+        while self._mailbox:
+            self._mailbox.popleft()()
+
+    def _read_ports(self) -> None:
+        for port in self._ports:
+            port.read()
+        self._ports = [port for port in self._ports if port.is_open]
+
+    def _deliver(self, finished: Iterable[tuple[SeatT, SampledLine | EngineError]]) -> None:
+        for seat, result in finished:
+            self._running.pop(seat).done(result)
+
+    def _answer(self) -> None:
+        for port in self._ports:
+            port.write()
+        answers, self._answers = self._answers, {}
+        for loop, settlings in answers.items():
+            _call_all(loop, settlings)
+
+    # What follows is called by anybody.
+
+    def _put(self, message: Callable[[], None]) -> None:
+        self._mailbox.append(message)
+        if self._is_asleep:
+            os.eventfd_write(self._bell, 1)
+
+    def _note(
+        self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError
+    ) -> None:
+        """Have `future` settled on its loop, together with the others of this step."""
+        self._answers.setdefault(loop, []).append(partial(_settle, future, result))
+
+    def _drop_unless_settled(self, seat: SeatT, future: asyncio.Future[SampledLine]) -> None:
+        call = self._running.get(seat)
+        if call is not None and isinstance(call.done, partial) and call.done.args[-1] is future:
+            self.drop(seat)
 
     def _raise_if_down(self) -> None:
         if self._down is not None:
@@ -120,65 +231,34 @@ class LineThread(Generic[SeatT]):
     def _shut(self, error: EngineError) -> None:
         with self._door:
             self._down = self._down or error
-            for call in list(self._waiting):
-                _settle(call.loop, [(call, self._down)])
-
-    def _step_forever(self) -> None:
-        """The thread; all below runs in it."""
-        try:
-            if self._openmp_threads is not None:
-                limit_openmp(self._openmp_threads)
-            while not self._closing:
-                if not self._running:
-                    self._mailbox.get()()
-                self._read_mailbox()
-                if self._running:
-                    self._deliver(self._stepper.step())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
-            failure = EngineError(f"{self._name} failed: {error}")
-            failure.__cause__ = error
-            self._shut(failure)
-
-    def _read_mailbox(self) -> None:
-        while True:
-            try:
-                message = self._mailbox.get_nowait()
-            except Empty:
-                return
-            message()
-
-    def _start(self, call: _Call[SeatT]) -> None:
-        self._running[call.seat] = call
-        self._stepper.add(call.seat, call.ids, call.max_tokens, call.sampling)
-
-    def _cancel(self, call: _Call[SeatT]) -> None:
-        if self._running.get(call.seat) is call:
-            del self._running[call.seat]
-            self._stepper.abort(call.seat)
-
-    def _deliver(self, finished: Iterable[tuple[SeatT, SampledLine]]) -> None:
-        settled: dict[asyncio.AbstractEventLoop, list[tuple[_Call[SeatT], SampledLine]]] = {}
-        for seat, line in finished:
-            call = self._running.pop(seat)
-            settled.setdefault(call.loop, []).append((call, line))
-        for loop, results in settled.items():
-            _settle(loop, results)
+            for message in self._mailbox:  # lines that nobody has begun: they are told as well
+                if isinstance(message, partial) and message.func == self.begin:
+                    message.args[-1](self._down)
+            self._mailbox.clear()
+            for call in self._running.values():
+                call.done(self._down)
+            self._running.clear()
+            self._answer()
+            for port in self._ports:
+                port.close()
 
 
-def _settle(loop: asyncio.AbstractEventLoop, results: Sequence[tuple[_Call[SeatT], SampledLine | EngineError]]) -> None:
-    """Hand results over to the loop of those who wait, in one go."""
-
+def _call_all(loop: asyncio.AbstractEventLoop, settlings: Sequence[Callable[[], None]]) -> None:
     def settle() -> None:
-        for call, result in results:
-            if call.future.done():
-                continue
-            if isinstance(result, EngineError):
-                call.future.set_exception(result)
-            else:
-                call.future.set_result(result)
+        for settling in settlings:
+            settling()
 
     if not loop.is_closed():
         loop.call_soon_threadsafe(settle)
+
+
+def _settle(future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError) -> None:
+    if future.done():
+        return
+    if isinstance(result, ReplRLError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
 
 
 def _nothing() -> None:

@@ -28,7 +28,7 @@ class FinishedLine:
     reason: str
 
 
-class Stepper(Protocol):
+class VLLMStepper(Protocol):
     """At most one line of a seat is under way at any time."""
 
     def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
@@ -45,7 +45,7 @@ class Stepper(Protocol):
 
 
 class LineStepper:
-    """A `Stepper` on the engine core. What a line costs does not grow with its transcript, but for copying the ids."""
+    """A `VLLMStepper` on the engine core. What a line costs does not grow with its transcript, but for copying ids."""
 
     def __init__(self, llm: LLM, vocabulary: Vocabulary) -> None:
         self._client: Any = llm.llm_engine.engine_core
@@ -89,7 +89,7 @@ class LineStepper:
 
 
 class RequestStepper:
-    """A `Stepper` on vLLM's public interface."""
+    """A `VLLMStepper` on vLLM's public interface."""
 
     def __init__(self, llm: LLM, vocabulary: Vocabulary) -> None:
         self._engine: Any = llm.llm_engine
@@ -123,7 +123,7 @@ class RequestStepper:
         """Nothing is kept between two lines."""
 
 
-def make_stepper(llm: LLM, vocabulary: Vocabulary) -> Stepper:
+def make_stepper(llm: LLM, vocabulary: Vocabulary) -> VLLMStepper:
     """The faster of the two that `llm` was built for."""
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
     if isinstance(getattr(core, "scheduler", None), LineScheduler):

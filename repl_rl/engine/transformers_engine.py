@@ -14,18 +14,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine.admission import Admission
-from repl_rl.engine.base import Finish, SampledLine, Seat
+from repl_rl.engine.base import Finish, SampledLine
 from repl_rl.engine.line_thread import LineThread
 from repl_rl.engine.row_batch import RowBatch, RowSequence
 from repl_rl.engine.row_model import RowModel
+from repl_rl.engine.threaded_engine import ThreadedEngine
 from repl_rl.engine.threads import engine_threads
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
@@ -33,38 +33,27 @@ from repl_rl.errors import ConfigError
 _GIB = 2**30
 
 
-class TransformersEngine:
+class TransformersEngine(ThreadedEngine["_Place"]):
     """An `Engine` over a model of transformers, on the GPU if there is one."""
 
     def __init__(self, path: str, vocabulary: Vocabulary, dtype: str, config: EngineConfig, seed: int = 0) -> None:
         """Raises ModelError if the checkpoint can't be run, ConfigError if not one trajectory has room."""
-        self.version = 0
         self._model = RowModel(path, dtype)
-        self._context_tokens = config.context_tokens
         capacity_tokens = _capacity_tokens(self._model, config)
-        self.admission = Admission(capacity_tokens)
         self._seed = seed
         self._numbers = itertools.count()
         self._batch = RowBatch(self._model, most_rows=capacity_tokens // config.context_tokens)
         stepper = _RowStepper(self._batch, vocabulary, config.places)
         openmp_threads = engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None
-        self._thread = LineThread(stepper, "the transformers engine", openmp_threads)
+        thread = LineThread(stepper, "the transformers engine", openmp_threads)
+        super().__init__(thread, Admission(capacity_tokens), config.context_tokens)
 
-    @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
-        """Raises ConfigError for a trajectory that is longer than the engine's context."""
-        if tokens > self._context_tokens:
-            raise ConfigError(
-                f"a trajectory of {tokens} tokens does not fit into engine.context_tokens {self._context_tokens}; "
-                "raise it, or lower budget.tokens"
-            )
-        number = next(self._numbers)
-        async with self.admission.reserve(self._context_tokens):
-            place = _Place(RowSequence(random.Random(f"{self._seed}:{number}"), tokens))
-            try:
-                yield _TransformersSeat(self._thread, place, self._context_tokens)
-            finally:
-                self._thread.leave(place)
+    def make_place(self, tokens: int) -> _Place:
+        return _Place(RowSequence(random.Random(f"{self._seed}:{next(self._numbers)}"), tokens))
+
+    def reserved_tokens(self, tokens: int) -> int:
+        """A whole row."""
+        return self._context_tokens
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Replace weights between two steps; lines under way go on with the new ones. Raises EngineError."""
@@ -85,23 +74,6 @@ class _Place:
     sequence: RowSequence
     max_tokens: int = 0
     logprobs: list[float] = field(default_factory=list)
-
-
-class _TransformersSeat:
-    """A `Seat` at a `TransformersEngine`."""
-
-    def __init__(self, thread: LineThread[_Place], place: _Place, context_tokens: int) -> None:
-        self._thread = thread
-        self._place = place
-        self._context_tokens = context_tokens
-
-    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        if max_tokens < 1 or not ids or len(ids) + max_tokens > self._context_tokens:
-            raise ConfigError(
-                f"a line of at most {max_tokens} tokens behind {len(ids)} does not fit: it needs one token or more, "
-                f"and engine.context_tokens is {self._context_tokens}"
-            )
-        return await self._thread.sample_line(self._place, ids, max_tokens, sampling)
 
 
 class _RowStepper:

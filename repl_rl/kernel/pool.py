@@ -197,7 +197,7 @@ class KernelPool:
         self._count()
 
     def _reserve(self) -> int:
-        """Kernels to have ready. While sessions are open, starts take time from them: few then, all once they are over."""
+        """Kernels to have ready: few while sessions are open, which starts take time from, and all once none is."""
         return min(self._warm, self._few) if self._open_sessions else self._warm
 
     async def _start_one(self) -> None:

@@ -13,28 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.background import BackgroundLoop
+from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine
+from repl_rl.engine import Engine, ServesSeats
+from repl_rl.engine.remote import EngineHost
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout import refuse_if_all_aborted
 from repl_rl.scheduler import Cut
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.worker.channel import Channel
-from repl_rl.worker.host import EngineHost
-from repl_rl.worker.messages import (
-    AskLine,
-    AskNumbers,
-    CancelLine,
-    Close,
-    Done,
-    Ended,
-    Failed,
-    GiveUp,
-    LeaveSeat,
-    Numbers,
-    RollOut,
-    TakeSeat,
-)
+from repl_rl.worker.messages import AskNumbers, Close, Done, Ended, Failed, GiveUp, Numbers, RollOut
 from repl_rl.worker.setup import RolloutSetup
 
 _PATIENCE_S = 120.0
@@ -56,16 +43,19 @@ class RolloutWorker:
         self._calls: dict[int, _Call] = {}
         self._names = itertools.count()
         self._loop = BackgroundLoop()
+        self._host: EngineHost | None = None
         ours, theirs = socket.socketpair()
-        with theirs:
+        our_lines, their_lines = socket.socketpair()
+        with theirs, their_lines:
+            descriptors = [theirs.fileno(), their_lines.fileno()]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "repl_rl.worker.program", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "repl_rl.worker.program", *map(str, descriptors)],
+                pass_fds=descriptors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # an interrupt from the terminal is this process's to handle
             )
         try:
-            self._loop.run(self._open(ours, setup))
+            self._loop.run(self._open(ours, our_lines, setup))
         except BaseException:
             self.close()
             raise
@@ -85,9 +75,13 @@ class RolloutWorker:
         self._loop.run(self._close())
         self._loop.close()
 
-    async def _open(self, end: socket.socket, setup: RolloutSetup) -> None:
+    async def _open(self, end: socket.socket, lines: socket.socket, setup: RolloutSetup) -> None:
         self._channel = await Channel.open(end, self._on_message, self._on_end)
-        self._host = EngineHost(self._engine, self._channel.send)
+        if isinstance(self._engine, ServesSeats):
+            self._engine.serve(lines)
+        else:
+            self._host = EngineHost(self._engine)
+            await self._host.open(lines)
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._ask_numbers(setup)
@@ -120,9 +114,7 @@ class RolloutWorker:
         return await asyncio.shield(self._numbers)
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, TakeSeat | AskLine | CancelLine | LeaveSeat):
-            self._host.on_message(message)
-        elif isinstance(message, Ended):
+        if isinstance(message, Ended):
             if call := self._calls.get(message.call):
                 call.ended[message.task] = message.trajectory
         elif isinstance(message, Done):
@@ -153,8 +145,9 @@ class RolloutWorker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if hasattr(self, "_host"):
+        if self._host is not None:
             await self._host.close()
+        if hasattr(self, "_channel"):
             self._channel.close()
 
 

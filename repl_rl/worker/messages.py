@@ -1,7 +1,4 @@
-"""What the process that samples and the worker say to each other.
-
-Seats and calls are numbered by the side that makes them. Of a transcript only what the other side lacks is sent.
-"""
+"""What the worker and its starter say to each other; lines have a channel of their own (repl_rl.engine.remote)."""
 
 from __future__ import annotations
 
@@ -9,67 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import SampledLine
 from repl_rl.scheduler import Cut
 from repl_rl.trajectory import Task, Trajectory
 
 
-class TakeSeat(NamedTuple):
-    """Worker: a trajectory of at most `tokens` tokens wants to begin."""
-
-    seat: int
-    tokens: int
-
-
-class Seated(NamedTuple):
-    """Engine: it may."""
-
-    seat: int
-
-
-class AskLine(NamedTuple):
-    """Worker: go on behind the first `keep` ids that you have of this seat, and these."""
-
-    seat: int
-    number: int
-    keep: int
-    ids: tuple[int, ...]
-    max_tokens: int
-    sampling: SamplingConfig | None
-    """None: as for the seat's last line."""
-
-
-class Sampled(NamedTuple):
-    """Engine: the line. Its ids are yours and mine from now on."""
-
-    seat: int
-    number: int
-    line: SampledLine
-
-
-class Refused(NamedTuple):
-    """Engine: there will be no such line, or no such seat."""
-
-    seat: int
-    number: int
-    error: Exception
-
-
-class CancelLine(NamedTuple):
-    """Worker: nobody waits for this line any more."""
-
-    seat: int
-    number: int
-
-
-class LeaveSeat(NamedTuple):
-    """Worker: the trajectory is over."""
-
-    seat: int
-
-
 class RollOut(NamedTuple):
-    """Engine's side: make these trajectories, under weights that have been updated `version` times."""
+    """Starter: make these trajectories, under weights that have been updated `version` times."""
 
     call: int
     version: int
@@ -95,13 +37,13 @@ class Done(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Engine's side: nobody waits for the rest of this call."""
+    """Starter: nobody waits for the rest of this call."""
 
     call: int
 
 
 class AskNumbers(NamedTuple):
-    """Engine's side: how are the kernels?"""
+    """Starter: how are the kernels?"""
 
 
 class Numbers(NamedTuple):
@@ -117,4 +59,4 @@ class Failed(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Engine's side: end the kernels, then yourself."""
+    """Starter: end the kernels, then yourself."""

@@ -1,4 +1,4 @@
-"""The worker's program: `python -m repl_rl.worker.program DESCRIPTOR`. Ends when the other side has gone."""
+"""The worker's program: `python -m repl_rl.worker.program CONTROL LINES`. Ends when the other side has gone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ import time
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
+from repl_rl.channel import Channel
+from repl_rl.engine.remote import RemoteEngine
 from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout import Rollout
-from repl_rl.worker.channel import Channel
 from repl_rl.worker.messages import (
     AskNumbers,
     Close,
@@ -24,12 +25,8 @@ from repl_rl.worker.messages import (
     Failed,
     GiveUp,
     Numbers,
-    Refused,
     RollOut,
-    Sampled,
-    Seated,
 )
-from repl_rl.worker.remote import RemoteEngine
 from repl_rl.worker.setup import RolloutSetup, make_pool
 
 
@@ -41,10 +38,10 @@ class Worker:
         self._setup: asyncio.Future[RolloutSetup] = asyncio.get_running_loop().create_future()
         self._calls: dict[int, asyncio.Task[None]] = {}
 
-    async def serve(self, end: socket.socket) -> None:
+    async def serve(self, end: socket.socket, lines: socket.socket) -> None:
         """Until the other side closes or is gone; the kernels end with it."""
         self._channel = await Channel.open(end, self._on_message, self._is_over.set)
-        self._engine = RemoteEngine(self._channel.send)
+        self._engine = await RemoteEngine.open(lines)
         over = asyncio.ensure_future(self._is_over.wait())
         either: list[asyncio.Future[Any]] = [self._setup, over]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -60,12 +57,11 @@ class Worker:
                 self._send_numbers(self._pool)
                 await over
             await self._give_up_all()
+        self._engine.close()
         self._channel.close()
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, Seated | Sampled | Refused):
-            self._engine.on_answer(message)
-        elif isinstance(message, RollOut):
+        if isinstance(message, RollOut):
             self._calls[message.call] = asyncio.create_task(self._roll_out(message))
         elif isinstance(message, AskNumbers):
             self._send_numbers(self._pool)
@@ -111,12 +107,12 @@ def _as_sent(failure: Exception) -> Exception:
     return failure
 
 
-async def main(descriptor: int) -> None:
-    """Serve the socket that was inherited as `descriptor`."""
-    await Worker().serve(socket.socket(fileno=descriptor))
+async def main(control: int, lines: int) -> None:
+    """Serve the sockets that were inherited as these descriptors."""
+    await Worker().serve(socket.socket(fileno=control), socket.socket(fileno=lines))
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main(int(sys.argv[1])))
+        asyncio.run(main(*map(int, sys.argv[1:])))

@@ -10,10 +10,34 @@ import asyncio
 import pickle
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _HEADER = struct.Struct("!Q")
+
+
+class Frames:
+    """Bytes as they come, to messages."""
+
+    def __init__(self) -> None:
+        self._received = bytearray()
+
+    def feed(self, chunk: bytes) -> Iterator[Any]:
+        """The messages that `chunk` completes."""
+        self._received += chunk
+        while len(self._received) >= _HEADER.size:
+            end = _HEADER.size + _HEADER.unpack_from(self._received)[0]
+            if len(self._received) < end:
+                return
+            body = bytes(self._received[_HEADER.size : end])
+            del self._received[:end]
+            yield from pickle.loads(body)
+
+
+def frame(messages: list[Any]) -> bytes:
+    """Messages as they go over the socket."""
+    body = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+    return _HEADER.pack(len(body)) + body
 
 
 class Channel(asyncio.Protocol):
@@ -22,7 +46,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, on_message: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         self._on_message = on_message
         self._on_end = on_end
-        self._received = bytearray()
+        self._frames = Frames()
         self._outbox: list[Any] = []
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -50,15 +74,8 @@ class Channel(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._received += data
-        while len(self._received) >= _HEADER.size:
-            end = _HEADER.size + _HEADER.unpack_from(self._received)[0]
-            if len(self._received) < end:
-                return
-            messages = pickle.loads(memoryview(self._received)[_HEADER.size : end].tobytes())
-            del self._received[:end]
-            for message in messages:
-                self._on_message(message)
+        for message in self._frames.feed(data):
+            self._on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -68,5 +85,4 @@ class Channel(asyncio.Protocol):
         """Send what is waiting now."""
         messages, self._outbox = self._outbox, []
         if messages and self._transport is not None:
-            body = pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
-            self._transport.write(_HEADER.pack(len(body)) + body)
+            self._transport.write(frame(messages))

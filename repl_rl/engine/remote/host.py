@@ -1,29 +1,34 @@
-"""The engine's side of the seats that a worker takes."""
+"""Any engine's side of seats in another process: a task per seat, on an event loop of this one."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
 
+from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, Seat
+from repl_rl.engine.base import Engine, Seat
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
 from repl_rl.errors import EngineError, ReplRLError
-from repl_rl.worker.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
 
 
 class EngineHost:
     """Serves each seat by a task of its own. Belongs to one event loop."""
 
-    def __init__(self, engine: Engine, send: Callable[[Any], None]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._send = send
         self._seats: dict[int, _HostedSeat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def on_message(self, message: TakeSeat | AskLine | CancelLine | LeaveSeat) -> None:
+    async def open(self, end: socket.socket) -> None:
+        """Serve the process at the other end, as long as it is there."""
+        self._channel = await Channel.open(end, self._on_message, self._give_back)
+
+    def _on_message(self, message: TakeSeat | AskLine | CancelLine | LeaveSeat) -> None:
         if isinstance(message, TakeSeat):
-            self._seats[message.seat] = seat = _HostedSeat(message, self._engine, self._send)
+            self._seats[message.seat] = seat = _HostedSeat(message, self._engine, self._channel.send)
             self._tasks.add(seat.task)
             seat.task.add_done_callback(self._tasks.discard)
         elif isinstance(message, LeaveSeat):
@@ -34,11 +39,15 @@ class EngineHost:
             self._seats[message.seat].cancel_line(message.number)
 
     async def close(self) -> None:
-        """Give all seats back."""
+        """Give all seats back, and wait until they are."""
         tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
+        self._give_back()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._channel.close()
+
+    def _give_back(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
 
 
 class _HostedSeat:

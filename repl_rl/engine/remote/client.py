@@ -1,46 +1,66 @@
-"""The engine as the worker sees it: the other process, asked for line after line."""
+"""An engine in another process, asked for line after line."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import SampledLine, Seat
-from repl_rl.worker.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+from repl_rl.engine.base import SampledLine, Seat
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+from repl_rl.errors import EngineError
 
 
 class RemoteEngine:
     """An `Engine`. `version` is told with each batch."""
 
-    def __init__(self, send: Callable[[Any], None]) -> None:
+    def __init__(self) -> None:
         self.version = 0
-        self._send = send
+        self._channel: Channel
+        self._is_gone = False
         self._numbers = itertools.count()
         self._seats: dict[int, RemoteSeat] = {}
 
+    @classmethod
+    async def open(cls, end: socket.socket) -> RemoteEngine:
+        """The engine at the other end of a socket."""
+        engine = cls()
+        engine._channel = await Channel.open(end, engine._on_answer, engine._on_end)
+        return engine
+
     @asynccontextmanager
     async def seat(self, tokens: int) -> AsyncIterator[Seat]:
-        seat = RemoteSeat(next(self._numbers), self._send)
+        seat = RemoteSeat(next(self._numbers), self._channel.send)
         self._seats[seat.number] = seat
         try:
+            if self._is_gone:
+                raise _gone()
             await seat.take(tokens)
             yield seat
         finally:
             del self._seats[seat.number]
-            self._send(LeaveSeat(seat.number))
+            self._channel.send(LeaveSeat(seat.number))
 
-    def on_answer(self, answer: Seated | Sampled | Refused) -> None:
+    def _on_answer(self, answer: Seated | Sampled | Refused) -> None:
         """Hand an answer to its seat, if that one is still there."""
         seat = self._seats.get(answer.seat)
         if seat is not None:
             seat.on_answer(answer)
 
+    def _on_end(self) -> None:
+        """Whoever waits hears of it."""
+        self._is_gone = True
+        for seat in self._seats.values():
+            seat.fail(_gone())
+
     def close(self) -> None:
-        """The engine is the other process's."""
+        """End the connection; the engine itself is the other process's."""
+        self._channel.close()
 
 
 class RemoteSeat:
@@ -85,6 +105,15 @@ class RemoteSeat:
         else:
             self._waiter.set_result(answer.line if isinstance(answer, Sampled) else None)
 
+    def fail(self, error: EngineError) -> None:
+        """There will be no answer."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
     async def _answer(self) -> SampledLine | None:
         self._waiter = asyncio.get_running_loop().create_future()
         return await self._waiter
+
+
+def _gone() -> EngineError:
+    return EngineError("the engine is gone: the process that it ran in has closed the connection")
