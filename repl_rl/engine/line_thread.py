@@ -73,7 +73,7 @@ class LineThread(Generic[SeatT]):
 
     def __init__(self, stepper: Stepper[SeatT], name: str, openmp_threads: int | None = None) -> None:
         self._stepper = stepper
-        self._openmp_threads = openmp_threads
+        self.openmp_threads = openmp_threads
         self._name = name
         self._mailbox: deque[Callable[[], None]] = deque()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
@@ -160,8 +160,8 @@ class LineThread(Generic[SeatT]):
 
     def _step_forever(self) -> None:
         try:
-            if self._openmp_threads is not None:
-                limit_openmp(self._openmp_threads)
+            if self.openmp_threads is not None:
+                limit_openmp(self.openmp_threads)
             while not self._closing:
                 if not self._running:
                     self._sleep()

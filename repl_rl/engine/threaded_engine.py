@@ -35,6 +35,11 @@ class ThreadedEngine(ABC, Generic[PlaceT]):
         """What such a trajectory is admitted with."""
         return tokens
 
+    @property
+    def threads(self) -> int | None:
+        """OpenMP threads that it computes with; None: one per core, or a GPU's."""
+        return self._thread.openmp_threads
+
     @asynccontextmanager
     async def seat(self, tokens: int) -> AsyncIterator[Seat]:
         """Raises ConfigError for a trajectory that is longer than the engine's context."""

@@ -17,6 +17,7 @@ from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, ServesSeats
 from repl_rl.engine.remote import EngineHost
+from repl_rl.engine.threads import cores_beside_engine
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout import refuse_if_all_aborted
 from repl_rl.scheduler import Cut
@@ -54,6 +55,8 @@ class RolloutWorker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # an interrupt from the terminal is this process's to handle
             )
+        if isinstance(engine, ServesSeats) and (cores := cores_beside_engine(engine.threads)):
+            os.sched_setaffinity(self._process.pid, cores)
         try:
             self._loop.run(self._open(ours, our_lines, setup))
         except BaseException:
