@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     rollouts.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     rollouts.add_argument("--trajectories", type=int, metavar="N", help="in a batch (default: 256)")
     rollouts.add_argument("--concurrency", type=int, metavar="N", help="places in the engine's batch (default: 64)")
-    rollouts.add_argument("--kernels", type=int, metavar="N", help="trajectories in flight (default: 96)")
+    rollouts.add_argument("--kernels", type=int, metavar="N", help="trajectories in flight (default: 128)")
     rollouts.add_argument("--lines", type=int, metavar="N", help="of each trajectory (default: 16)")
     rollouts.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
     rollouts.add_argument("--trl-trajectories", type=int, metavar="N", help="beside TRL, 0: none (default: 64)")

@@ -57,7 +57,7 @@ class Plan:
     trajectories: int = 256
     concurrency: int = 64
     """Places in the engine's batch, for all sides."""
-    kernels: int = 96
+    kernels: int = 128
     """Trajectories in flight: while one runs a line, another one samples in its place."""
     lines: int = 16
     line_tokens: int = 48
@@ -131,6 +131,7 @@ def _against_plain(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: 
             sides.repl_s.append(time.perf_counter() - started)
             sides.tokens.append(sum(trajectory.sampled_tokens for trajectory in sides.trajectories))
             sides.lines.append(sum(len(trajectory.lines) for trajectory in sides.trajectories))
+            _wait_until_ready(service, plan.kernels)
             sides.plain_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=0))
             sides.bare_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=None))
     return _plain_figures(plan, sides)

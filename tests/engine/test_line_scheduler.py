@@ -85,7 +85,7 @@ def assert_exact(reference: Any, ids: list[int], logprobs: list[float]) -> None:
 
 def test_the_engine_runs_on_our_scheduler(engine: VLLMEngine) -> None:
     assert isinstance(scheduler_of(engine), LineScheduler)
-    assert isinstance(engine._stepper, LineStepper)
+    assert isinstance(engine.stepper, LineStepper)
 
 
 def test_a_line_leaves_its_blocks_to_the_next_one_and_its_seat_gives_them_back(
@@ -214,7 +214,7 @@ def test_the_public_way_types_the_same(engine: VLLMEngine, vocabulary: Vocabular
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=8)
     public = VLLMEngine(str(NANO_PATH), vocabulary, "float32", config, scheduler_cls=Scheduler)
     try:
-        assert isinstance(public._stepper, RequestStepper)
+        assert isinstance(public.stepper, RequestStepper)
         for question, (ids, logprobs) in zip(QUESTIONS, expected, strict=False):
             found_ids, found_logprobs = run(typed(public, vocabulary, question, 3))
             assert found_ids == ids
@@ -245,7 +245,7 @@ def test_a_trajectory_longer_than_the_context_is_refused(engine: VLLMEngine) -> 
 def test_a_line_that_vllm_gives_up_on_is_asked_for_again(
     engine: VLLMEngine, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stepper, failed = engine._stepper, []
+    stepper, failed = engine.stepper, []
     assert isinstance(stepper, LineStepper)
     step = stepper.step
 
