@@ -31,8 +31,9 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: $(STAMP) ## kernels beside stock Jupyter kernels: starts, lines, memory
+bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation and TRL's tool loop
 	@$(BIN)/repl-rl bench kernels
+	@$(BIN)/repl-rl bench rollout
 
 bench-quickstart: $(STAMP) ## the quickstart's table in BENCHMARKS.md: four training runs
 	@$(BIN)/python -m repl_rl.bench.quickstart
