@@ -108,8 +108,8 @@ class EngineConfig(Section):
 
 
 class SamplingConfig(Section):
-    temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
+    temperature: float = Field(1.0, ge=0, le=2)
+    """0 is greedy; vLLM takes no more than 2."""
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     """0 is off."""
@@ -198,7 +198,7 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
-    temperature: float | None = Field(None, ge=0)
+    temperature: float | None = Field(None, ge=0, le=2)
     """None: the sampling section's, as in training."""
     problems: int = Field(240, ge=1)
     """Held-out problems, one rollout each."""

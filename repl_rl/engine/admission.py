@@ -31,11 +31,13 @@ class Admission:
     """Sets tokens aside until `capacity_tokens` are taken. One trajectory is always let in, whatever it asks for.
 
     A trajectory is expected to get as long as the recent ones did on average, never longer than it asks for; one that
-    outgrows that is charged for what it holds. May be used from several threads.
+    outgrows that is charged for what it holds. Without `learns` each gets all that it asks for. Threads may
+    share one.
     """
 
-    def __init__(self, capacity_tokens: int) -> None:
+    def __init__(self, capacity_tokens: int, learns: bool = True) -> None:
         self.capacity_tokens = capacity_tokens
+        self._learns = learns
         self.taken_tokens = 0
         self.seated = 0
         self._waiting: deque[Reservation] = deque()
@@ -68,7 +70,7 @@ class Admission:
             if reservation.is_seated:
                 self.seated -= 1
                 self.taken_tokens -= reservation.tokens
-                if reservation.used:
+                if reservation.used and self._learns:
                     self._lengths.append(reservation.used)
             else:
                 self._waiting.remove(reservation)

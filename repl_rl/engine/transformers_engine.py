@@ -46,7 +46,7 @@ class TransformersEngine(ThreadedEngine["_Place"]):
         stepper = _RowStepper(self._batch, vocabulary, config.places)
         openmp_threads = engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None
         thread = LineThread(stepper, "the transformers engine", openmp_threads)
-        super().__init__(thread, Admission(capacity_tokens), config.context_tokens)
+        super().__init__(thread, Admission(capacity_tokens, learns=False), config.context_tokens)
 
     def make_place(self, tokens: int) -> _Place:
         return _Place(RowSequence(random.Random(f"{self._seed}:{next(self._numbers)}"), tokens))

@@ -137,3 +137,14 @@ def test_one_that_gives_up_waiting_does_not_hold_the_others_up() -> None:
             assert here.seated == ["a", "c"]
 
     run(go())
+
+
+def test_without_learning_each_gets_what_it_asks_for() -> None:
+    async def go() -> None:
+        admission = Admission(100, learns=False)
+        async with admission.reserve(60) as first:
+            admission.grow(first, 10)
+        async with admission.reserve(60):
+            assert admission.taken_tokens == 60
+
+    run(go())
