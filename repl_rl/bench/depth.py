@@ -1,7 +1,7 @@
-"""What a line costs, early and late in a transcript, beyond plain generation of its tokens.
+"""What a line costs, early and late in a transcript, and of that, plain generation of its tokens at the same place.
 
-Attention reads the whole transcript for every token, in plain generation as in rollouts. That part grows with any
-sampler, so it is measured at the same place and taken off: what is left is what interleaving costs.
+Attention reads the whole transcript for every token, in plain generation as in rollouts, so that part grows with any
+sampler. Plain generation computes with all cores, a small model's rollouts with one: what is left may be negative.
 """
 
 from __future__ import annotations

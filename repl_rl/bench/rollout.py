@@ -6,8 +6,9 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
 - ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples as many tokens for
   each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
   others start meanwhile. Medians over the rounds.
-- line20, line200: what the line costs beyond plain generation of its tokens at that place of the transcript, for one
-  trajectory alone: interpreter, our loop, the request, what is computed anew (`repl_rl.bench.depth`).
+- line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
+  alone: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind the same ids; attention
+  reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
   prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long.
 """
@@ -194,8 +195,8 @@ def _deep(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> d
 
 def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
     return {
-        f"line{depth}_ms": cost.own_ms,
-        f"line{depth}_whole_ms": cost.whole_ms,
+        f"line{depth}_ms": cost.whole_ms,
+        f"line{depth}_beyond_plain_ms": cost.own_ms,
         f"plain{depth}_ms": cost.plain_ms,
         f"line{depth}_context_tokens": cost.context_tokens,
     }
@@ -271,8 +272,8 @@ def table(report: dict[str, Any]) -> Table:
     shown.add_row("lines/s", f"{report['lines_per_s']:,.0f}", "", "")
     for depth in (20, 200):
         if f"line{depth}_ms" in report:
-            beside = f"{report[f'plain{depth}_ms']:.2f} ms (its tokens)"
-            shown.add_row(f"line {depth}, beyond its tokens", f"{report[f'line{depth}_ms']:.2f} ms", beside, "")
+            beside = f"{report[f'plain{depth}_ms']:.1f} ms (its tokens)"
+            shown.add_row(f"line {depth}", f"{report[f'line{depth}_ms']:.1f} ms", beside, "")
     for index, latency_ms in enumerate(report.get("tool_latency_ms", ())):
         shown.add_row(
             f"tools of {latency_ms:g} ms",

@@ -179,7 +179,7 @@ class LineThread(Generic[SeatT]):
         """Until a message or a port wakes it."""
         self._is_asleep = True
         if not self._mailbox:
-            select.select([self._bell, *(port.fileno() for port in self._ports)], [], [])
+            select.select([self._bell, *(port.fileno() for port in self._ports if port.is_open)], [], [])
         self._is_asleep = False
         try:
             os.eventfd_read(self._bell)

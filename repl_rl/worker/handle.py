@@ -42,6 +42,7 @@ class RolloutWorker:
         self._engine = engine
         self._numbers: asyncio.Future[dict[str, float]] | None = None
         self._calls: dict[int, _Call] = {}
+        self._is_gone = False
         self._names = itertools.count()
         self._loop = BackgroundLoop()
         self._host: EngineHost | None = None
@@ -128,11 +129,12 @@ class RolloutWorker:
             _settle(self._numbers, message.error if isinstance(message, Failed) else message.kernels)
 
     def _on_end(self) -> None:
+        self._is_gone = True
         for waiting in (self._numbers, *(call.done for call in self._calls.values())):
             _settle(waiting, KernelError(self._how_it_ended()))
 
     def _refuse_if_ended(self) -> None:
-        if self._process.poll() is not None:
+        if self._is_gone or self._process.poll() is not None:
             raise KernelError(self._how_it_ended())
 
     def _how_it_ended(self) -> str:

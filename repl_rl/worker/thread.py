@@ -19,8 +19,8 @@ class RolloutThread:
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         self.loop_share = 0.0
         self._loop = BackgroundLoop()
-        self._pool = make_pool(setup.kernel)
         try:
+            self._pool = make_pool(setup.kernel)
             self._rollout = setup.make(engine, self._pool)
             self._loop.run(self._pool.__aenter__())
         except BaseException:

@@ -74,6 +74,7 @@ class RemoteSeat:
         """Ids that the other side has."""
         self._sampling: SamplingConfig | None = None
         self._waiter: asyncio.Future[SampledLine | None] | None = None
+        self._failure: EngineError | None = None
 
     async def take(self, tokens: int) -> None:
         self._send(TakeSeat(self.number, tokens))
@@ -106,11 +107,14 @@ class RemoteSeat:
             self._waiter.set_result(answer.line if isinstance(answer, Sampled) else None)
 
     def fail(self, error: EngineError) -> None:
-        """There will be no answer."""
+        """There will be no answer, to nothing any more."""
+        self._failure = error
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(error)
 
     async def _answer(self) -> SampledLine | None:
+        if self._failure is not None:
+            raise self._failure
         self._waiter = asyncio.get_running_loop().create_future()
         return await self._waiter
 

@@ -57,36 +57,41 @@ class _HostedSeat:
         self._send = send
         self._ids: list[int] = []
         self._sampling: SamplingConfig | None = None
-        self._asked: asyncio.Future[AskLine] = asyncio.get_running_loop().create_future()
+        self._asked: AskLine | None = None
+        self._has_come = asyncio.Event()
         self._under_way: int | None = None
         """The number of the line that is being sampled."""
         self._is_unwanted = False
         self.task = asyncio.get_running_loop().create_task(self._serve())
 
     def ask(self, message: AskLine) -> None:
-        if not self._asked.done():
-            self._asked.set_result(message)
+        self._sampling = message.sampling or self._sampling  # told once, be the line cancelled or not
+        self._asked = message
+        self._has_come.set()
 
     def cancel_line(self, number: int) -> None:
         if self._under_way == number:
             self._is_unwanted = True
             self.task.cancel()
+        elif self._asked is not None and self._asked.number == number:
+            self._asked = None
 
     async def _serve(self) -> None:
         try:
             async with self._engine.seat(self._wanted.tokens) as seat:
                 self._send(Seated(self._wanted.seat))
                 while True:
-                    asked = await self._asked
-                    self._asked = asyncio.get_running_loop().create_future()
-                    await self._answer(seat, asked)
+                    await self._has_come.wait()
+                    self._has_come.clear()
+                    asked, self._asked = self._asked, None
+                    if asked is not None:
+                        await self._answer(seat, asked)
         except Exception as error:  # noqa: BLE001 - the worker has to hear of it, whatever it is
             self._send(Refused(self._wanted.seat, 0, _as_ours(error)))
 
     async def _answer(self, seat: Seat, asked: AskLine) -> None:
         del self._ids[asked.keep :]
         self._ids.extend(asked.ids)
-        self._sampling = asked.sampling or self._sampling
         assert self._sampling is not None
         self._under_way = asked.number
         try:
