@@ -164,7 +164,7 @@ def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_
         os.kill(pid, signal.SIGKILL)
 
     engine.act = kill
-    with pytest.raises(KernelError, match=r"the process that runs the rollouts has ended \(exit status -9\)"):
+    with pytest.raises(KernelError, match="the process that runs the rollouts has ended"):
         service.generate(TASKS)
     assert len(kernels) >= 2
     with pytest.raises(KernelError, match="has ended"):
