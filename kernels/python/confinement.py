@@ -59,6 +59,7 @@ def enter(boot, request, server_pid):
     """
     os.setsid()  # signals to a process group cross PID namespaces
     walls, own_proc = boot["walls"], os.open("/proc/self", os.O_RDONLY)  # the /proc to come can't be written
+    _give_way(own_proc)
     _own_standard_input()
     if walls == "bwrap":
         _mount(boot["tmp_mb"])
@@ -72,7 +73,6 @@ def enter(boot, request, server_pid):
     if walls == "bwrap":
         _own_user_namespace(own_proc)
     die_with_parent(server_pid)
-    _give_way(own_proc)
     os.close(own_proc)
     if walls != "none":
         _drop_capabilities()
@@ -135,6 +135,7 @@ def _give_way(own_proc):
     """What a model typed runs when nothing else wants the core: a line that never ends must not hold up the others.
 
     Where the scheduler groups processes by session (autogroup), the group's own niceness counts, and it is a new one.
+    Root may always set that; for others Linux allows it ten times a second, so of many sessions some keep their weight.
     """
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):

@@ -10,7 +10,11 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   alone: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind the same ids; attention
   reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
-  prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long.
+  prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long. In TRL each line but the
+  last is a tool call; in ours each cell is, and a line without a newline ends its trajectory. Both counts are reported.
+
+`generate` and TRL compute with all cores, as vLLM does by itself; our engine does with one beside its kernels, where
+the model is small.
 """
 
 from __future__ import annotations

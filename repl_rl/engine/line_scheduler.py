@@ -59,7 +59,18 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
     def schedule(self, throttle_prefills: bool = False) -> Any:
         while self.parked and self.kv_cache_manager.block_pool.get_num_free_blocks() < self._spare_blocks:
             self.release(next(iter(self.parked)))
+        self._break_the_tie()
         return super().schedule(throttle_prefills)
+
+    def _break_the_tie(self) -> None:
+        """Where nothing runs and all who wait hold blocks that the first of them lacks, the others give theirs back."""
+        for request in list(self.kv_holding_waiting)[:0:-1] if not self.running else ():
+            if self.kv_cache_manager.block_pool.get_num_free_blocks() >= self._spare_blocks:
+                return
+            self.kv_holding_waiting.remove_requests([request])
+            super()._free_request_blocks(request)
+            request.num_computed_tokens = 0
+            self.waiting.add_request(request)
 
     def _update_request_with_output(
         self, request: Request, new_token_ids: list[int], is_stale: bool = False

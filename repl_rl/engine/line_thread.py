@@ -8,6 +8,7 @@ together. What the batch is, a `Stepper` knows.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import threading
@@ -97,22 +98,22 @@ class LineThread(Generic[SeatT]):
         begin = partial(self.begin, seat, list(ids), max_tokens, sampling, partial(self._note, loop, future))
         with self._door:
             self._raise_if_down()
-            self._put(begin)
+            self.post(begin)
         try:
             return await future
         except asyncio.CancelledError:
-            self._put(lambda: self._drop_unless_settled(seat, future))
+            self.post(lambda: self._drop_unless_settled(seat, future))
             raise
 
     def leave(self, seat: SeatT) -> None:
         """The seat asks for no more lines."""
-        self._put(lambda: self._stepper.leave(seat))
+        self.post(lambda: self._stepper.leave(seat))
 
     def add_port(self, port: Port) -> None:
         """Serve it from now on. Raises EngineError if the engine is down."""
         with self._door:
             self._raise_if_down()
-            self._put(lambda: self._ports.append(port))
+            self.post(lambda: self._ports.append(port))
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -124,7 +125,7 @@ class LineThread(Generic[SeatT]):
             stands.set()
             may_go.wait()
 
-        self._put(stand)
+        self.post(stand)
         try:
             while not stands.wait(timeout=0.1):
                 self._raise_if_down()
@@ -137,7 +138,7 @@ class LineThread(Generic[SeatT]):
         if self._closing:
             return
         self._closing = True
-        self._put(_nothing)
+        self.post(_nothing)
         self._thread.join(timeout=30)
         self._shut(EngineError("the engine is closed"))
         os.close(self._bell)
@@ -179,7 +180,10 @@ class LineThread(Generic[SeatT]):
         """Until a message or a port wakes it."""
         self._is_asleep = True
         if not self._mailbox:
-            select.select([self._bell, *(port.fileno() for port in self._ports if port.is_open)], [], [])
+            waiting = select.poll()  # select() can't take descriptors of 1024 and more
+            for descriptor in (self._bell, *(port.fileno() for port in self._ports if port.is_open)):
+                waiting.register(descriptor, select.POLLIN)
+            waiting.poll()
         self._is_asleep = False
         try:
             os.eventfd_read(self._bell)
@@ -208,7 +212,8 @@ class LineThread(Generic[SeatT]):
 
     # What follows is called by anybody.
 
-    def _put(self, message: Callable[[], None]) -> None:
+    def post(self, message: Callable[[], None]) -> None:
+        """Have `message` called in the thread, between two steps."""
         self._mailbox.append(message)
         if self._is_asleep:
             os.eventfd_write(self._bell, 1)
@@ -240,7 +245,8 @@ class LineThread(Generic[SeatT]):
             self._running.clear()
             self._answer()
             for port in self._ports:
-                port.close()
+                with contextlib.suppress(Exception):  # what is broken may not let go in order
+                    port.close()
 
 
 def _call_all(loop: asyncio.AbstractEventLoop, settlings: Sequence[Callable[[], None]]) -> None:
@@ -248,7 +254,7 @@ def _call_all(loop: asyncio.AbstractEventLoop, settlings: Sequence[Callable[[], 
         for settling in settlings:
             settling()
 
-    if not loop.is_closed():
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits on it
         loop.call_soon_threadsafe(settle)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -52,40 +53,56 @@ class LineStepper:
         self._core: Any = self._client.engine_core
         self._scheduler: LineScheduler = self._core.scheduler
         self._scheduler.stop_table = stop_table(vocabulary, llm.llm_engine.model_config.get_vocab_size())
+        self._numbers = itertools.count()
+        self._names: dict[str, str] = {}
+        """By seat: the request id of its last line."""
         self._running: dict[str, _Running] = {}
+        """By request id."""
         self._past: dict[str, LineRequest] = {}
         """By seat: its last line, whose block hashes the next one goes on from."""
 
     def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
-        request = LineRequest(seat, ids, params, None, cache_salt=f"w{version}")
+        name = self._name(seat)
+        request = LineRequest(name, ids, params, None, cache_salt=f"w{version}")
         past = self._past.pop(seat, None)
         if past is not None and _goes_on_from(request, past):
             request.block_hashes = past.block_hashes
         else:
-            self._scheduler.release(seat)
+            self._scheduler.release(name)
         request._block_hasher = self._core.request_block_hasher
         request.update_block_hashes()
-        self._running[seat] = _Running(request)
+        self._running[name] = _Running(seat, request)
+        self._names[seat] = name
         self._scheduler.add_line(request)
 
     def step(self) -> Iterator[FinishedLine]:
         for output in self._client.get_output().outputs:
-            running = self._running[output.request_id]
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue
             if output.new_logprobs is not None:
                 running.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
             if output.finish_reason is not None:
                 del self._running[output.request_id]
-                self._past[output.request_id] = running.request
+                self._past[running.seat] = running.request
                 ids = list(running.request.output_token_ids)
-                yield FinishedLine(output.request_id, ids, running.logprobs, str(output.finish_reason))
+                yield FinishedLine(running.seat, ids, running.logprobs, str(output.finish_reason))
 
     def abort(self, seat: str) -> None:
-        if self._running.pop(seat, None) is not None:
-            self._core.abort_requests([seat])
+        name = self._names.get(seat, seat)
+        if self._running.pop(name, None) is not None:
+            self._core.abort_requests([name])
 
     def leave(self, seat: str) -> None:
         self._past.pop(seat, None)
-        self._scheduler.release(seat)
+        self._scheduler.release(self._names.pop(seat, seat))
+
+    def _name(self, seat: str) -> str:
+        """The request id of a seat's next line: the seat's where its blocks wait for it, else a new one each time.
+
+        vLLM hands the tokens of a step in flight to whichever request has the id by then.
+        """
+        return seat if self._scheduler.parks_blocks else f"{seat}/{next(self._numbers)}"
 
 
 class RequestStepper:
@@ -152,6 +169,7 @@ def kv_capacity_tokens(llm: LLM) -> int:
 
 @dataclass(slots=True)
 class _Running:
+    seat: str
     request: LineRequest
     logprobs: list[float] = field(default_factory=list)
 

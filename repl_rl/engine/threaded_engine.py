@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
@@ -59,6 +59,10 @@ class ThreadedEngine(ABC, Generic[PlaceT]):
         """`make_place`, for ports. Raises ConfigError as `seat` does."""
         self._refuse_long(tokens)
         return self.make_place(tokens)
+
+    def post(self, message: Callable[[], None]) -> None:
+        """Have `message` called in the engine's thread, from any thread."""
+        self._thread.post(message)
 
     def begin(self, place: PlaceT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         """Start a line, in the engine's thread. Raises ConfigError if it has no room."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm import LLM
+from vllm.platforms import current_platform
 
 from repl_rl.config import EngineConfig
 from repl_rl.engine.line_scheduler import AsyncLineScheduler, LineScheduler
@@ -26,6 +27,9 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         import vllm._custom_ops as custom_ops
 
         custom_ops._supports_onednn = False
+        # The sampler's few compiled functions want a C++ compiler and a cache that is shared by all of a user's
+        # processes; two installations of torch that fill it at once break each other's. Eager ones cost nothing here.
+        type(current_platform).simple_compile_backend = "eager"
     device = {"block_size": _CPU_BLOCK_TOKENS} if on_cpu else {"gpu_memory_utilization": config.gpu_memory_utilization}
     arguments: dict[str, Any] = {
         "model": path,

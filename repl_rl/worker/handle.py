@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import pickle
+import pickletools
 import socket
 import subprocess
 import sys
@@ -36,7 +38,7 @@ class RolloutWorker:
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
-        _refuse_unpicklable(setup)
+        _refuse_unsendable(setup)
         self.loop_share = 0.0
         """CPU time of the worker's loop over the wall time of the last batch. Near 1, all wait for the loop."""
         self._engine = engine
@@ -56,16 +58,19 @@ class RolloutWorker:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 start_new_session=True,  # an interrupt from the terminal is this process's to handle
             )
-        if isinstance(engine, ServesSeats) and (cores := cores_beside_engine(engine.threads)):
-            os.sched_setaffinity(self._process.pid, cores)
         try:
+            if isinstance(engine, ServesSeats) and (cores := cores_beside_engine(engine.threads)):
+                os.sched_setaffinity(self._process.pid, cores)
             self._loop.run(self._open(ours, our_lines, setup))
         except BaseException:
+            ours.close()
+            our_lines.close()
             self.close()
             raise
 
     def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
-        """As `Rollout.many`, and raises what that raises."""
+        """As `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
+        _refuse_unsendable(tasks)
         return self._loop.run(self._generate(tasks, sampling, cut))
 
     def kernel_numbers(self) -> dict[str, float]:
@@ -76,6 +81,12 @@ class RolloutWorker:
         """End the worker with all its kernels. A second call does nothing."""
         if self._loop.is_closed:
             return
+        self._loop.run(self._say_goodbye())
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._loop.run(self._close())
         self._loop.close()
 
@@ -138,32 +149,38 @@ class RolloutWorker:
             raise KernelError(self._how_it_ended())
 
     def _how_it_ended(self) -> str:
-        code = self._process.poll()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.1)  # its sockets close a moment before it has ended
+        code = self._process.returncode
         return f"the process that runs the rollouts has ended (exit status {code}); its kernels went with it"
 
-    async def _close(self) -> None:
+    async def _say_goodbye(self) -> None:
         if hasattr(self, "_channel"):
             self._channel.send(Close())
             self._channel.flush()
-        try:
-            await asyncio.to_thread(self._process.wait, _PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+
+    async def _close(self) -> None:
         if self._host is not None:
             await self._host.close()
         if hasattr(self, "_channel"):
             self._channel.close()
 
 
-def _refuse_unpicklable(setup: RolloutSetup) -> None:
+def _refuse_unsendable(thing: object) -> None:
+    """What does not pickle, and what lies in the script that was started: in the worker that is another one."""
     try:
-        pickle.dumps(setup)
+        pickled = pickle.dumps(thing)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise ConfigError(
-            f"this can't be sent to the process that runs the rollouts: {error}; define it at the top level of a "
-            "module, or run the rollouts in this process with apart=False"
-        ) from error
+        raise _unsendable(str(error)) from error
+    if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
+        raise _unsendable("it refers to the script that was started (__main__)")
+
+
+def _unsendable(why: str) -> ConfigError:
+    return ConfigError(
+        f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module of "
+        "its own, or run the rollouts in this process with apart=False"
+    )
 
 
 class _Call:

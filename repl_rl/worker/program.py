@@ -14,7 +14,7 @@ from typing import Any
 
 from repl_rl.channel import Channel
 from repl_rl.engine.remote import RemoteEngine
-from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.errors import EngineError
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout import Rollout
 from repl_rl.worker.messages import (
@@ -51,8 +51,8 @@ class Worker:
             try:
                 self._pool = await stack.enter_async_context(make_pool(self._setup.result().kernel))
                 self._rollout: Rollout = self._setup.result().make(self._engine, self._pool)
-            except (ReplRLError, OSError) as error:
-                self._channel.send(Failed(error))
+            except Exception as error:  # noqa: BLE001 - raised on the other side
+                self._channel.send(Failed(_as_sent(error)))
             else:
                 self._send_numbers(self._pool)
                 await over

@@ -19,6 +19,7 @@ class EngineHost:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._channel: Channel | None = None
         self._seats: dict[int, _HostedSeat] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -28,6 +29,7 @@ class EngineHost:
 
     def _on_message(self, message: TakeSeat | AskLine | CancelLine | LeaveSeat) -> None:
         if isinstance(message, TakeSeat):
+            assert self._channel is not None
             self._seats[message.seat] = seat = _HostedSeat(message, self._engine, self._channel.send)
             self._tasks.add(seat.task)
             seat.task.add_done_callback(self._tasks.discard)
@@ -43,7 +45,8 @@ class EngineHost:
         tasks = list(self._tasks)
         self._give_back()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def _give_back(self) -> None:
         for task in list(self._tasks):

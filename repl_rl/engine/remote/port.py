@@ -7,6 +7,7 @@ between two steps the port takes in what has come, and after a step it sends wha
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,12 +21,14 @@ from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refus
 from repl_rl.errors import ReplRLError
 
 _CHUNK_BYTES = 1 << 18
+_SEND_S = 10
+"""A process that takes nothing in for so long has stopped; the others' lines don't wait for it."""
 
 PlaceT = TypeVar("PlaceT")
 
 
 class Counter(Protocol[PlaceT]):
-    """What a port needs of an engine; all of it is called in the engine's thread, and none of it waits."""
+    """What a port needs of an engine. It is called in the engine's thread, so none of it waits."""
 
     admission: Admission
 
@@ -34,6 +37,9 @@ class Counter(Protocol[PlaceT]):
 
     def reserved_tokens(self, tokens: int) -> int:
         """What such a trajectory is admitted with."""
+
+    def post(self, message: Callable[[], None]) -> None:
+        """Have `message` called in the engine's thread, soon; from any thread."""
 
     def begin(
         self,
@@ -68,6 +74,7 @@ class EnginePort(Generic[PlaceT]):
     def __init__(self, engine: Counter[PlaceT], end: socket.socket) -> None:
         self._engine = engine
         self._socket = end
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._frames = Frames()
         self._outbox: list[Any] = []
         self._seats: dict[int, _Seat[PlaceT]] = {}
@@ -106,9 +113,9 @@ class EnginePort(Generic[PlaceT]):
         """Give back all seats. A second call does nothing."""
         if self.is_open:
             self.is_open = False
+            self._socket.close()
             for number in list(self._seats):
                 self._leave(LeaveSeat(number))
-            self._socket.close()
 
     def _on_message(self, message: Any) -> None:
         answers: dict[type, Callable[[Any], None]] = {
@@ -123,9 +130,11 @@ class EnginePort(Generic[PlaceT]):
             self._outbox.append(Refused(wanted.seat, 0, error))
             return
         seat = self._seats[wanted.seat] = _Seat(wanted.seat, place)
-        seat.reservation = self._engine.admission.ask(
-            self._engine.reserved_tokens(wanted.tokens), lambda: self._outbox.append(Seated(wanted.seat))
-        )
+        seated = partial(self._engine.post, partial(self._say, Seated(wanted.seat)))
+        seat.reservation = self._engine.admission.ask(self._engine.reserved_tokens(wanted.tokens), seated)
+
+    def _say(self, message: Any) -> None:
+        self._outbox.append(message)
 
     def _ask(self, asked: AskLine) -> None:
         seat = self._seats[asked.seat]
