@@ -212,8 +212,10 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def close(self) -> None:
         """End kernels and engine. A second call does nothing."""
-        self.service.close()
-        self.engine.close()
+        try:
+            self.service.close()
+        finally:
+            self.engine.close()
 
     def sync_weights(self) -> None:
         """Bring the trainer's weights into the engine, if they have changed since the last time."""

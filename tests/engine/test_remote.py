@@ -409,9 +409,9 @@ def test_a_seat_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) 
     run(go())
 
 
-def test_room_that_a_seat_in_this_process_gives_back_is_heard_of_by_those_at_a_host() -> None:
+def test_room_that_a_seat_in_this_process_gives_back_is_heard_of_by_those_in_another(serve: Serve) -> None:
     async def go() -> None:
-        async with by_host() as served:
+        async with serve() as served:
             remote = await served.remote()
             async with served.engine.seat(90):
                 waiting = asyncio.create_task(one_line(remote, 5, tokens=90))
