@@ -200,6 +200,52 @@ def test_seats_wait_for_the_kv_cache(engine: VLLMEngine) -> None:
         engine.admission._lengths = fresh
 
 
+def test_without_parking_each_line_is_a_request_of_its_own_and_exact(
+    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where the token of a step in flight would go to whichever request has the id by then."""
+    monkeypatch.setattr(LineScheduler, "parks_blocks", False)
+    names: list[str] = []
+    add = scheduler_of(engine).add_line
+
+    def watched(request: Any) -> None:
+        names.append(request.request_id)
+        add(request)
+
+    monkeypatch.setattr(scheduler_of(engine), "add_line", watched)
+    ids, logprobs = run(typed(engine, vocabulary, QUESTIONS[7], 4))
+    assert_exact(reference, ids, logprobs)
+    assert len(set(names)) == 4
+    assert free_blocks(engine) == BLOCKS - 1
+
+
+def test_lines_that_all_wait_with_blocks_in_hand_do_not_wait_for_ever(
+    engine: VLLMEngine, vocabulary: Vocabulary, reference: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six sessions of up to 7 blocks in a cache of 24; what comes back comes at once."""
+    monkeypatch.setattr(engine.admission, "capacity_tokens", 10**6)
+    lines = 6
+    everybody = asyncio.Barrier(lines)
+
+    async def session(question: str) -> tuple[list[int], list[float]]:
+        ids = prompt(vocabulary, question)
+        logprobs, output = [0.0] * len(ids), list(vocabulary.encode_output("1234567890\n" * 2 + ">>>"))
+        async with engine.seat(CONTEXT_TOKENS) as seat:
+            for _ in range(4):
+                await everybody.wait()
+                line = await seat.sample_line(ids, 12, GREEDY)
+                ids = [*ids, *line.ids, *output]
+                logprobs += [*line.logprobs, *[0.0] * len(output)]
+        return ids, logprobs
+
+    async def go() -> list[tuple[list[int], list[float]]]:
+        return await asyncio.gather(*(session(question) for question in QUESTIONS[:lines]))
+
+    for ids, logprobs in run(go()):
+        assert_exact(reference, ids, logprobs)
+    assert free_blocks(engine) == BLOCKS - 1
+
+
 def test_other_requests_are_vllms_own_business(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     ids = prompt(vocabulary, QUESTIONS[5])
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)

@@ -262,3 +262,17 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
         assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
         engine._sessions.clear()
         assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
+
+
+@pytest.mark.parametrize(("value", "why"), [(lambda: 1, "pickle"), (Task.__init__, None)])
+def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
+    vocabulary: Vocabulary, value: Any, why: str | None
+) -> None:
+    with open_service(ScriptedEngine(vocabulary, lines_for), vocabulary) as service:
+        odd = replace(TASKS[0], metadata={"value": value})
+        if why is None:
+            assert service.generate([odd])[0].answer == ("7",)
+        else:
+            with pytest.raises(ConfigError, match=rf"{why}.*apart=False"):
+                service.generate([odd])
+        assert service.generate(TASKS[1:2])[0].answer == ("14",)
