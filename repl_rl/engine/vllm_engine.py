@@ -58,6 +58,8 @@ class VLLMEngine(ThreadedEngine[str]):
     def close(self) -> None:
         if hasattr(self, "llm"):
             self._thread.close()
+            # Left to the garbage collector, vLLM would take down what the next engine of this process has set up.
+            self.llm.llm_engine.engine_core.shutdown()
             del self.stepper, self.llm
 
 
