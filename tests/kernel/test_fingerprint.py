@@ -384,11 +384,11 @@ def test_the_cost_is_bounded() -> None:
 def test_five_small_values_take_microseconds() -> None:
     namespace = {"a": 1, "b": "hello", "c": [1, 2, 3], "d": 3.5, "e": {"x": 1, "y": 2}}
     times = []
-    for _ in range(200):
-        started = time.perf_counter()
+    for _ in range(2000):
+        started = time.thread_time()
         fingerprint(namespace, HIDDEN)
-        times.append(time.perf_counter() - started)
-    assert min(times) < 1e-3  # 9 on the machine that it was written on
+        times.append(time.thread_time() - started)
+    assert min(times) < 100e-6  # 9 on the machine that it was written on
 
 
 def test_it_never_raises() -> None:
