@@ -86,13 +86,14 @@ def fingerprint(namespace, hidden):
     collecting = gc.isenabled()
     gc.disable()  # finalizers are the session's code
     try:
-        encoded = b"".join(_Walk().names(namespace, hidden))
-    except Exception:  # noqa: BLE001 - a thread of the session may be changing it
-        encoded = _UNREADABLE
+        try:
+            encoded = b"".join(_Walk().names(namespace, hidden))
+        except Exception:  # noqa: BLE001 - a thread of the session may be changing it
+            encoded = _UNREADABLE
+        return blake2b(encoded, digest_size=8).hexdigest()
     finally:
         if collecting:
             gc.enable()
-    return blake2b(encoded, digest_size=8).hexdigest()
 
 
 class _Walk:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -78,3 +82,13 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
+
+
+def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:
+    """Where no other test's kernels come and go. What `function` raises is raised here."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(function, *args).result()
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, Typed, in_one_session
+from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelDiedError, KernelStartError
@@ -227,6 +227,13 @@ def test_jupyter_waits_for_the_line_that_runs() -> None:
 
 
 def test_callers_that_go_away_leave_nothing_open() -> None:
+    before, after = in_a_process_of_its_own(descriptors_before_and_after_callers_go_away)
+    assert before == after
+
+
+def descriptors_before_and_after_callers_go_away() -> list[int]:
+    counts: list[int] = []
+
     async def give_up(pool: KernelPool) -> None:
         with contextlib.suppress(TimeoutError):
             async with pool.session() as kernel, asyncio.timeout(0.1):
@@ -234,13 +241,14 @@ def test_callers_that_go_away_leave_nothing_open() -> None:
 
     async def use(pool: KernelPool) -> None:
         await give_up(pool)
-        before = len(os.listdir("/proc/self/fd"))
+        counts.append(open_descriptors())
         await asyncio.gather(*(give_up(pool) for _ in range(6)))
-        assert len(os.listdir("/proc/self/fd")) == before
+        counts.append(open_descriptors())
         [result] = await in_one_session(pool, "1 + 1")
         assert result.output == "2\n"
 
     with_pool(use, warm=0)
+    return counts
 
 
 def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch) -> None:

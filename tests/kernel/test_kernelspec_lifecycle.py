@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
-from kernel.conftest import LIMITS
+from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors
 from kernel.kernelspecs import ECHO, OWN, SANDBOX, STOCK, add_spec, kernelspecs, typed, with_kernel
 
 from repl_rl.background import BackgroundLoop
@@ -84,6 +83,11 @@ def attached(connection_file: Path, cell: str) -> str:
 
 @pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
 def test_nothing_is_left_after_the_close(name: str) -> None:
+    counts = in_a_process_of_its_own(descriptors_after_each_of_three, name)
+    assert counts[0] == counts[1] == counts[2]
+
+
+def descriptors_after_each_of_three(name: str) -> list[int]:
     counts: list[int] = []
 
     async def use() -> tuple[list[str], list[str], Path]:
@@ -99,8 +103,7 @@ def test_nothing_is_left_after_the_close(name: str) -> None:
             await kernel.close()
             await kernel.close()
             assert (running(SLEEP), running(f"{folder}/{number}")) == (0, 0)
-            gc.collect()  # what other tests have left behind is no part of the count
-            counts.append(len(os.listdir("/proc/self/fd")))
+            counts.append(open_descriptors())
         after = sorted(os.listdir(folder))
         await backend.close()
         return before, after, folder
@@ -108,7 +111,7 @@ def test_nothing_is_left_after_the_close(name: str) -> None:
     before, after, folder = asyncio.run(use())
     assert before == after
     assert (running(str(folder)), folder.exists()) == (0, False)
-    assert counts[0] == counts[1] == counts[2]
+    return counts
 
 
 @pytest.mark.parametrize("name", [STOCK, OWN])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import LIMITS, in_one_session
+from kernel.conftest import LIMITS, in_one_session, open_descriptors
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool
@@ -139,14 +139,11 @@ def test_a_session_leaves_nothing_in_the_folder(pool: KernelPool, loop: Backgrou
 
 
 def test_descriptors_are_given_back(pool: KernelPool, loop: BackgroundLoop) -> None:
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
     loop.run(in_one_session(pool, "1"))
-    before = count()
+    before = open_descriptors()
     for _ in range(6):
         loop.run(in_one_session(pool, "1", "exit()"))
-    assert count() <= before + 4 * pool.size
+    assert open_descriptors() <= before + 4 * pool.size
 
 
 def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop: BackgroundLoop) -> None:

@@ -88,7 +88,9 @@ class ForkedKernel:
 
     @property
     def is_alive(self) -> bool:
-        return self._closing is None and not self._channel.look()
+        if self._closing is not None or self._channel.look():
+            return False
+        return self._has_run or not self._server.is_gone()  # one without state is of no use once its server is gone
 
     @property
     def pid(self) -> int:
