@@ -19,7 +19,7 @@ import seccomp_filter
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 0x4000, 1 << 18
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 23, 24, 38
 _CAPABILITY_VERSION_3, _MOST_CAPABILITIES = 0x20080522, 64
 _UID_INSIDE = 1000
 _NICENESS = 10
@@ -51,38 +51,51 @@ class Forks:
         return pid
 
 
-def enter(boot, request, server_pid):
-    """Confine this process for good; returns the soft and the hard limit on its address space in bytes, or None.
+class Walls:
+    """What is the same for all sessions of a server, worked out before they are forked.
 
-    `boot` is the server's record, `request` the one for this session (fork_server.py). Raises OSError where a wall
-    can't be put up.
+    `boot` is the server's record (fork_server.py).
     """
-    os.setsid()  # signals to a process group cross PID namespaces
-    walls, own_proc = boot["walls"], os.open("/proc/self", os.O_RDONLY)  # the /proc to come can't be written
-    _give_way(own_proc)
-    _own_standard_input()
-    if walls == "bwrap":
-        _mount(boot["tmp_mb"])
-    else:
-        _settle_in(request["tmp"])
-    _go_first_when_memory_runs_out(own_proc)
-    if request["uid"] is not None:
-        os.setgroups([])
-        os.setresgid(*[request["uid"]] * 3)
-        os.setresuid(*[request["uid"]] * 3)
-    if walls == "bwrap":
-        _own_user_namespace(own_proc)
-    die_with_parent(server_pid)
-    os.close(own_proc)
-    if walls != "none":
-        _drop_capabilities()
-    memory_bytes = _limit(boot["rlimits"])
-    _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    if walls == "sandlock":
-        _landlock(boot["readable"], [request["tmp"], "/dev/null"])
-    if walls != "none":
-        seccomp_filter.install(may_fork=walls == "bwrap")
-    return memory_bytes
+
+    def __init__(self, boot):
+        self._kind = boot["walls"]
+        self._tmp_mb = boot["tmp_mb"]
+        self._readable = boot["readable"]
+        self._rlimits = [(getattr(resource, name), limits) for name, limits in boot["rlimits"].items()]
+        self._capabilities = _known_capabilities()
+        self._filter = None if self._kind == "none" else seccomp_filter.Filter(may_fork=self._kind == "bwrap")
+
+    def enter(self, request, server_pid):
+        """Confine this process for good; returns the soft and the hard limit on its address space in bytes, or None.
+
+        `request` is the one for this session. Raises OSError where a wall can't be put up.
+        """
+        os.setsid()  # signals to a process group cross PID namespaces
+        own_proc = os.open("/proc/self", os.O_RDONLY)  # the /proc to come can't be written
+        _give_way(own_proc)
+        _own_standard_input()
+        if self._kind == "bwrap":
+            _mount(self._tmp_mb)
+        else:
+            _settle_in(request["tmp"])
+        _go_first_when_memory_runs_out(own_proc)
+        if request["uid"] is not None:
+            os.setgroups([])
+            os.setresgid(*[request["uid"]] * 3)
+            os.setresuid(*[request["uid"]] * 3)
+        if self._kind == "bwrap":
+            _own_user_namespace(own_proc)
+        die_with_parent(server_pid)
+        os.close(own_proc)
+        if self._kind != "none":
+            _drop_capabilities(self._capabilities)
+        memory_bytes = _limit(self._rlimits)
+        _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+        if self._kind == "sandlock":
+            _landlock(self._readable, [request["tmp"], "/dev/null"])
+        if self._filter is not None:
+            self._filter.install()
+        return memory_bytes
 
 
 def die_with_parent(parent_pid):
@@ -162,10 +175,15 @@ def _own_user_namespace(own_proc):
         _write(own_proc, name, text)
 
 
-def _drop_capabilities():
-    for capability in range(_MOST_CAPABILITIES):
+def _known_capabilities():
+    """All that this Linux knows."""
+    return [number for number in range(_MOST_CAPABILITIES) if _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0]
+
+
+def _drop_capabilities(capabilities):
+    for capability in capabilities:
         if _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
-            break  # the kernel knows no further one, or there is none to drop
+            break  # there is none to drop
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
@@ -173,14 +191,20 @@ def _drop_capabilities():
 def _limit(rlimits):
     """Returns what RLIMIT_AS became: it counts from what this process has mapped already."""
     memory_bytes = None
-    if "RLIMIT_AS" in rlimits:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            mapped = int(file.read().split()[0]) * resource.getpagesize()
-        memory_bytes = [mapped + limit for limit in rlimits["RLIMIT_AS"]]
-        rlimits = rlimits | {"RLIMIT_AS": memory_bytes}
-    for name, limits in rlimits.items():
-        resource.setrlimit(getattr(resource, name), tuple(limits))
+    for which, limits in rlimits:
+        if which == resource.RLIMIT_AS:
+            mapped = _mapped_bytes()
+            limits = memory_bytes = [mapped + limit for limit in limits]
+        resource.setrlimit(which, tuple(limits))
     return memory_bytes
+
+
+def _mapped_bytes():
+    descriptor = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(descriptor, 100).split()[0]) * resource.getpagesize()
+    finally:
+        os.close(descriptor)
 
 
 def _check(result, what):

@@ -28,6 +28,7 @@ import socket
 import sys
 
 import confinement
+import huge_pages
 import slim_imports
 
 _MOST_BYTES = 1 << 16
@@ -39,7 +40,6 @@ class ForkServer:
     """One server. Making it imports what the sessions will find imported."""
 
     def __init__(self, boot):
-        self._boot = boot
         self._control = socket.socket(fileno=boot["control"])
         self._control.set_inheritable(False)
         sys.path.extend(boot["site_packages"])
@@ -56,12 +56,14 @@ class ForkServer:
         self._warm_up_error = _error_of(boot["warm_up"])
         os.environ.pop("PYTHONHASHSEED", None)
         self._forks = confinement.Forks(boot["walls"])
+        self._walls = confinement.Walls(boot)
 
     def serve(self):
         """Fork on request until the owner is gone. Never returns."""
         self._warm_up()
         gc.collect()
         gc.freeze()  # the sessions' collections leave alone what they share
+        huge_pages.collapse()
         self._send({"ready": True, "missing": self._missing, "warm_up_error": self._warm_up_error})
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 2)
@@ -97,10 +99,9 @@ class ForkServer:
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _keep_only(channel, output)
-            memory_bytes = confinement.enter(self._boot, request, server_pid)
+            memory_bytes = self._walls.enter(request, server_pid)
             gc.enable()
             _draw_new_chances()
-            self._warm_up(rounds=1)
             self._session_class(_CHANNEL, memory_bytes).serve()
         except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
             sys.__excepthook__(*sys.exc_info())

@@ -31,14 +31,14 @@ _WARM_UP_CELLS = (
 )  # fmt: skip
 
 
-def warm_up(rounds=_WARM_UP_ROUNDS):
+def warm_up():
     """Run cells in this process until CPython has adapted to it: sessions forked from it then share what that changed,
     and what lies below their cells on the stack stays as it is.
     """
     ours, theirs = socket.socketpair()
     with ours, open(os.devnull, "wb") as output:
         session = Session(theirs.detach(), None, (output.fileno(), output.fileno()))
-        for _ in range(rounds):
+        for _ in range(_WARM_UP_ROUNDS):
             for cell in _WARM_UP_CELLS:
                 ours.sendall(frame({"id": "", "run": cell}))
                 session.answer_one()

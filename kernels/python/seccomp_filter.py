@@ -206,16 +206,21 @@ _RESULTS = {
 }
 
 
-def install(*, may_fork=True):
-    """Put the filter on the calling thread, for good; it also gives up new privileges (setuid programs) for good.
+class Filter:
+    """The filter, made before it is needed. Raises NotImplementedError on a machine that it is not written for."""
 
-    Raises NotImplementedError on a machine that it is not written for, and OSError where the kernel refuses.
-    """
-    program = build(platform.machine(), may_fork)
-    code = ctypes.create_string_buffer(program, len(program))
-    header = _Program(len(program) // 8, ctypes.addressof(code))
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(header))
+    def __init__(self, *, may_fork=True):
+        program = build(platform.machine(), may_fork)
+        self._code = ctypes.create_string_buffer(program, len(program))
+        self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
+
+    def install(self):
+        """Put it on the calling thread, for good; it also gives up new privileges (setuid programs) for good.
+
+        Raises OSError where the kernel refuses.
+        """
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header))
 
 
 class _Program(ctypes.Structure):
@@ -224,11 +229,13 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
+_prctl_call = ctypes.CDLL(None, use_errno=True).prctl
+_prctl_call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+
 def _prctl(option, *arguments):
-    call = ctypes.CDLL(None, use_errno=True).prctl
-    call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
     padded = (*arguments, 0, 0, 0, 0)[:4]
-    if call(option, *padded) != 0:
+    if _prctl_call(option, *padded) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}) for the seccomp filter: {os.strerror(number)}")
 

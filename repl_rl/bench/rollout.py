@@ -11,7 +11,8 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
   prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long. In TRL each line but the
-  last is a tool call; in ours each cell is, and a line without a newline ends its trajectory. Both counts are reported.
+  last is a tool call; in ours each cell is, and a line without a newline ends its trajectory. Both counts are reported,
+  and what plain generation of our tokens takes: less than that neither side can need.
 
 `generate` and TRL compute with all cores, as vLLM does by itself; our engine does with one beside its kernels, where
 the model is small.
@@ -211,7 +212,7 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
 
     tasks = make_tasks(None, plan.trl_trajectories, seed=5, split="heldout")
     prompts = [make_dialect(DialectConfig()).completion_prompt(task.question) for task in tasks]
-    rows: dict[str, list[float]] = {name: [] for name in ("trl_s", "repl_s", "calls", "cells")}
+    rows: dict[str, list[float]] = {name: [] for name in ("trl_s", "repl_s", "calls", "cells", "plain_s")}
     with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, plan.trl_lines, plan.line_tokens, CONTEXT_TOKENS) as trl:
         trl.roll_out(prompts, 0.0)
         for latency_ms in plan.tool_latency_ms:
@@ -219,8 +220,14 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
             latency_s = latency_ms / 1000
             with open_ended(plan, engine, vocabulary, plan.trl_lines, len(tasks), latency_s) as service:
                 service.generate(tasks)
-                pairs = [(*trl.roll_out(prompts, latency_s), *_ours(service, tasks)) for _ in range(plan.trl_rounds)]
-            for name, values in zip(("trl_s", "calls", "repl_s", "cells"), zip(*pairs, strict=True), strict=True):
+                rounds = []
+                for _ in range(plan.trl_rounds):
+                    trl_s, calls = trl.roll_out(prompts, latency_s)
+                    ours = _ours(service, tasks)
+                    _wait_until_ready(service, len(tasks))
+                    plain_s = plain_seconds(engine.llm, ours.trajectories, logprobs=0)
+                    rounds.append((trl_s, ours.seconds, calls, ours.cells, plain_s))
+            for name, values in zip(rows, zip(*rounds, strict=True), strict=True):
                 rows[name].append(statistics.median(values))
     return {
         "tool_latency_ms": list(plan.tool_latency_ms),
@@ -229,16 +236,24 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
         "trl_ratio": [trl / repl for trl, repl in zip(rows["trl_s"], rows["repl_s"], strict=True)],
         "trl_tool_executions": rows["calls"],
         "repl_tool_executions": rows["cells"],
+        "plain_rollouts_s": rows["plain_s"],
     }
 
 
-def _ours(service: RolloutService, tasks: Sequence[Task]) -> tuple[float, int]:
-    """Seconds, and how many cells ran."""
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    seconds: float
+    cells: int
+    trajectories: list[Trajectory]
+
+
+def _ours(service: RolloutService, tasks: Sequence[Task]) -> _Ours:
     _wait_until_ready(service, len(tasks))
     before = service.kernel_numbers()["executions"]
     started = time.perf_counter()
-    service.generate(tasks)
-    return time.perf_counter() - started, int(service.kernel_numbers()["executions"] - before)
+    trajectories = service.generate(tasks)
+    seconds = time.perf_counter() - started
+    return _Ours(seconds, int(service.kernel_numbers()["executions"] - before), trajectories)
 
 
 @contextmanager

@@ -56,6 +56,7 @@ class LineStepper:
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
         """By seat: the request id of its last line."""
+        self._arrivals = _Arrivals()
         self._running: dict[str, _Running] = {}
         """By request id."""
         self._past: dict[str, LineRequest] = {}
@@ -63,7 +64,7 @@ class LineStepper:
 
     def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
         name = self._name(seat)
-        request = LineRequest(name, ids, params, None, cache_salt=f"w{version}")
+        request = LineRequest(name, ids, params, None, arrival_time=self._arrivals.of(seat), cache_salt=f"w{version}")
         past = self._past.pop(seat, None)
         if past is not None and _goes_on_from(request, past):
             request.block_hashes = past.block_hashes
@@ -95,6 +96,7 @@ class LineStepper:
 
     def leave(self, seat: str) -> None:
         self._past.pop(seat, None)
+        self._arrivals.forget(seat)
         self._scheduler.release(self._names.pop(seat, seat))
 
     def _name(self, seat: str) -> str:
@@ -112,12 +114,14 @@ class RequestStepper:
         self._engine: Any = llm.llm_engine
         self._stop_ids = sorted(vocabulary.newline_ids | vocabulary.eos_ids)
         self._ids: dict[str, list[int]] = {}
+        self._arrivals = _Arrivals()
 
     def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
         stopping = params.clone()
         stopping.stop_token_ids = self._stop_ids
         self._ids[seat] = ids
-        self._engine.add_request(seat, {"prompt_token_ids": ids, "cache_salt": f"w{version}"}, stopping)
+        prompt = {"prompt_token_ids": ids, "cache_salt": f"w{version}"}
+        self._engine.add_request(seat, prompt, stopping, arrival_time=self._arrivals.of(seat))
 
     def step(self) -> Iterator[FinishedLine]:
         for output in self._engine.step():
@@ -137,7 +141,7 @@ class RequestStepper:
             self._engine.abort_request([seat])
 
     def leave(self, seat: str) -> None:
-        """Nothing is kept between two lines."""
+        self._arrivals.forget(seat)
 
 
 def make_stepper(llm: LLM, vocabulary: Vocabulary) -> VLLMStepper:
@@ -165,6 +169,27 @@ def kv_capacity_tokens(llm: LLM) -> int:
         return int((config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size)
     sequences = get_max_concurrency_for_kv_cache_config(config, core.scheduler.kv_cache_config)
     return int(sequences * config.model_config.max_model_len)
+
+
+class _Arrivals:
+    """When each seat asked for its first line: what vLLM takes for the arrival of all its lines.
+
+    The batch then finishes what was begun first, as it does with sequences that never stop. By the arrival of each
+    line, all trajectories would go on side by side and end together, their kernels with them.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._by_seat: dict[str, int] = {}
+
+    def of(self, seat: str) -> float:
+        number = self._by_seat.get(seat)
+        if number is None:
+            number = self._by_seat[seat] = next(self._numbers)
+        return float(number)
+
+    def forget(self, seat: str) -> None:
+        self._by_seat.pop(seat, None)
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from repl_rl.config import EngineConfig, SamplingConfig
@@ -115,15 +116,26 @@ def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
 ) -> None:
     """Eight sessions of up to 6 blocks in a cache of 24, let in all at once."""
     monkeypatch.setattr(engine.admission, "capacity_tokens", 10**6)
-    released: list[str] = []
-    release = scheduler_of(engine).release
-    monkeypatch.setattr(scheduler_of(engine), "release", lambda name: (released.append(name), release(name)))
+    scheduler, given_back = scheduler_of(engine), []
+    release, preempt = scheduler.release, scheduler._preempt_request
+
+    def releasing(name: str) -> None:
+        if name in scheduler.parked:
+            given_back.append("parked")
+        release(name)
+
+    def preempting(*arguments: Any, **named: Any) -> None:
+        given_back.append("preempted")
+        preempt(*arguments, **named)
+
+    monkeypatch.setattr(scheduler, "release", releasing)
+    monkeypatch.setattr(scheduler, "_preempt_request", preempting)
 
     async def go() -> list[tuple[list[int], list[float]]]:
         return await asyncio.gather(*(typed(engine, vocabulary, question, 8) for question in QUESTIONS))
 
     together = run(go())
-    assert len(released) > 2 * len(QUESTIONS)
+    assert given_back
     for ids, logprobs in together:
         assert_exact(reference, ids, logprobs)
     assert free_blocks(engine) == BLOCKS - 1  # vLLM keeps one for itself
@@ -308,6 +320,40 @@ def test_the_stop_table_has_a_row_for_each_of_the_models_rows(vocabulary: Vocabu
 
 def test_make_stepper_takes_what_the_engine_was_built_for(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     assert isinstance(make_stepper(engine.llm, vocabulary), LineStepper)
+
+
+@pytest.mark.parametrize("make", [LineStepper, RequestStepper])
+def test_who_came_first_goes_on_first(
+    engine: VLLMEngine,
+    vocabulary: Vocabulary,
+    monkeypatch: pytest.MonkeyPatch,
+    make: type[LineStepper | RequestStepper],
+) -> None:
+    """Three seats and one place. Their second lines are asked for in reverse."""
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
+    seats = ["first", "second", "third"]
+    asked = {seat: prompt(vocabulary, question) for seat, question in zip(seats, QUESTIONS, strict=False)}
+
+    def ended(stepper: LineStepper | RequestStepper) -> list[str]:
+        order: list[str] = []
+        while len(order) < len(seats):
+            for line in stepper.step():
+                asked[line.seat] += line.ids
+                order.append(line.seat)
+        return order
+
+    with engine.quiet():
+        monkeypatch.setattr(scheduler_of(engine), "max_num_active_reqs", 1)
+        stepper = make(engine.llm, vocabulary)
+        for seat in seats:
+            stepper.add(seat, list(asked[seat]), params, 0)
+        first_lines = ended(stepper)
+        for seat in reversed(seats):
+            stepper.add(seat, list(asked[seat]), params, 0)
+        second_lines = ended(stepper)
+        for seat in seats:
+            stepper.leave(seat)
+    assert first_lines == second_lines == seats
 
 
 # An engine that is closed takes what vLLM keeps per process with it: the tests with engines of their own come last.

@@ -190,7 +190,7 @@ def child(source: str, may_fork: bool = True) -> subprocess.CompletedProcess[str
             ctypes.set_errno(0)
             failed = libc.syscall(number, *(*arguments, 0, 0, 0, 0, 0, 0)[:6]) < 0
             return errno.errorcode[ctypes.get_errno()] if failed else "done"
-        seccomp_filter.install(may_fork={may_fork})
+        seccomp_filter.Filter(may_fork={may_fork}).install()
     """
     code = textwrap.dedent(preamble) + textwrap.dedent(source)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
@@ -349,8 +349,8 @@ def test_a_session_that_may_not_fork() -> None:
 @here
 def test_it_can_be_installed_twice_and_only_grows_tighter() -> None:
     source = """
-        seccomp_filter.install(may_fork=False)
-        seccomp_filter.install(may_fork=True)
+        seccomp_filter.Filter(may_fork=False).install()
+        seccomp_filter.Filter(may_fork=True).install()
         try:
             os.fork()
         except PermissionError:
