@@ -27,7 +27,7 @@ MARK = f"attack-{os.getpid()}"
 """Names that attacks give to what they try to leave behind."""
 SECRET = "s3cret-of-the-host"
 LIMITS = Limits(
-    line_s=0.55,
+    line_s=1.0,
     grace_s=0.2,
     memory_mb=128,
     cpu_s=20,
@@ -154,7 +154,8 @@ class Arena:
         async with self.pool.session() as kernel:
             pid = kernel._kernel.pid  # type: ignore[attr-defined]
             pids = [pid]
-            assert (await kernel.execute(TOOLS)).status is OK
+            tools = await kernel.execute(TOOLS)
+            assert tools.status is OK, tools
             for cell in cells:
                 results.append(await kernel.execute(cell))
                 if results[-1].state_lost:
