@@ -12,7 +12,7 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
   prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long. In TRL each line but the
   last is a tool call; in ours each cell is, and a line without a newline ends its trajectory. Both counts are reported,
-  and what plain generation of our tokens takes: less than that neither side can need.
+  and what plain generation of our tokens takes, in one go and without turns.
 
 `generate` and TRL compute with all cores, as vLLM does by itself; our engine does with one beside its kernels, where
 the model is small.
