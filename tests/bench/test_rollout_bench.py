@@ -31,6 +31,9 @@ def test_the_figures_hang_together(tmp_path: Path) -> None:
     assert report["tool_latency_ms"] == [0.0, 5.0]
     assert report["trl_tool_executions"] == [16, 16]  # 8 trajectories of 3 turns, the last of which calls no tool
     assert all(16 <= cells <= 24 for cells in report["repl_tool_executions"])
+    assert all(tokens > 8 * 3 for tokens in report["trl_sampled_tokens"] + report["repl_sampled_tokens"])
+    in_tools = list(zip(report["trl_in_tools_s"], report["trl_rollouts_s"], strict=True))
+    assert all(0 < tools_s < whole_s for tools_s, whole_s in in_tools)
     pairs: Sequence[tuple[float, float]] = list(zip(report["trl_rollouts_s"], report["repl_rollouts_s"], strict=True))
     assert report["trl_ratio"] == pytest.approx([trl / ours for trl, ours in pairs])
     assert report["trl_rollouts_s"][1] > 16 * 0.005
