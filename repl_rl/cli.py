@@ -103,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     rollouts.add_argument("--lines", type=int, metavar="N", help="of each trajectory (default: 16)")
     rollouts.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
     rollouts.add_argument("--trl-trajectories", type=int, metavar="N", help="beside TRL, 0: none (default: 64)")
-    rollouts.add_argument("--deep", type=int, metavar="N", help="trajectories of 205 lines, 0: none (default: 4)")
+    rollouts.add_argument("--deep", type=int, metavar="N", help="trajectories of 205 lines, 0: none (default: 16)")
     rollouts.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
     rollouts.set_defaults(command=_bench_rollout)
 

@@ -1,5 +1,6 @@
 """What a line costs, early and late in a transcript, and of that, plain generation of its tokens at the same place.
 
+Lines differ in length, early ones from late ones too: only those of about the median length over all depths count.
 Attention reads the whole transcript for every token, in plain generation as in rollouts, so that part grows with any
 sampler. Plain generation computes with all cores, a small model's rollouts with one: what is left may be negative.
 """
@@ -19,19 +20,22 @@ from repl_rl.service import RolloutService
 from repl_rl.trajectory import Task, Trajectory
 
 DEPTHS = (20, 200)
-_WINDOW = 5
+_WINDOW = 10
 """Lines before and behind a depth that are measured with it."""
+_SAME_LENGTH_TOKENS = 1
+"""How far a line may be from the median length."""
 _PLAIN_TOKENS = 33
 _PLAIN_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LineCost:
-    """Medians for one line: from its request to the request of the next one, and of that, plain generation."""
+    """One line of about `tokens`: from its request to the request of the next one, and of that, plain generation."""
 
     own_ms: float
     whole_ms: float
     plain_ms: float
+    tokens: float
     context_tokens: float
 
 
@@ -44,31 +48,43 @@ class TimedLine:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A line at a depth, and what plain generation of one token takes there."""
+
+    tokens: int
+    seconds: float
+    plain_token_s: float
+    context_tokens: int
+
+
 def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
     """Roll out the tasks one by one, and generate plainly where their lines at `DEPTHS` stand.
 
-    A depth that no trajectory reaches is left out. The stopwatch stands between engine and worker, so each line takes a
-    turn on an event loop of this process besides: a little more than it costs without.
+    A depth that no trajectory reaches, or with no line of the common length, is left out. The stopwatch stands between
+    engine and worker, so each line takes a turn on an event loop of this process besides: a little more than it costs
+    without.
     """
-    measured: dict[int, list[tuple[float, float, float, float]]] = {depth: [] for depth in DEPTHS}
+    measured: dict[int, list[Timing]] = {depth: [] for depth in DEPTHS}
     for task in tasks:
         watch.lines.clear()
         (trajectory,) = service.generate([task])
         for depth in DEPTHS:
             measured[depth] += _at_depth(depth, watch.lines, trajectory, llm)
-    return {depth: _summary(rows) for depth, rows in measured.items() if rows}
+    lengths = [timing.tokens for timings in measured.values() for timing in timings]
+    tokens = statistics.median(lengths) if lengths else 0.0
+    costs = {depth: cost_of(timings, tokens) for depth, timings in measured.items()}
+    return {depth: cost for depth, cost in costs.items() if cost is not None}
 
 
-def _at_depth(
-    depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any
-) -> list[tuple[float, float, float, float]]:
-    """(own, whole, plain, context) per line around `depth`; none if the trajectory ended before."""
+def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any) -> list[Timing]:
+    """The lines around `depth`; none if the trajectory ended before."""
     if len(trajectory.lines) < depth:
         return []
     context = trajectory.prompt_ids + trajectory.completion_ids[: trajectory.lines[depth - 1].start]
     token_s = _plain_token_s(llm, context)
     near = [line for line in lines if abs(line.number - depth) <= _WINDOW]
-    return [(line.seconds - line.tokens * token_s, line.seconds, line.tokens * token_s, len(context)) for line in near]
+    return [Timing(line.tokens, line.seconds, token_s, len(context)) for line in near]
 
 
 def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
@@ -87,13 +103,16 @@ def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
     return statistics.median(slopes)
 
 
-def _summary(rows: Sequence[tuple[float, float, float, float]]) -> LineCost:
-    own, whole, plain, context = zip(*rows, strict=True)
+def cost_of(timings: Sequence[Timing], tokens: float) -> LineCost | None:
+    """Medians over the lines of about `tokens`; None if there is none."""
+    alike = [timing for timing in timings if abs(timing.tokens - tokens) <= _SAME_LENGTH_TOKENS]
+    if not alike:
+        return None
+    whole_ms = 1000 * statistics.median(timing.seconds for timing in alike)
+    plain_ms = 1000 * statistics.median(timing.plain_token_s * timing.tokens for timing in alike)
+    context_tokens = statistics.median(timing.context_tokens for timing in alike)
     return LineCost(
-        own_ms=1000 * statistics.median(own),
-        whole_ms=1000 * statistics.median(whole),
-        plain_ms=1000 * statistics.median(plain),
-        context_tokens=statistics.median(context),
+        whole_ms - plain_ms, whole_ms, plain_ms, statistics.fmean(one.tokens for one in alike), context_tokens
     )
 
 

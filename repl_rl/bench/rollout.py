@@ -7,8 +7,8 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
   others start meanwhile. Medians over the rounds.
 - line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
-  alone: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind the same ids; attention
-  reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
+  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind
+  the same ids; attention reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
   prompts. Its tool runs the line in a kernel of the same kind that is up before the clock starts, and takes as much
   longer as ours (`repl_rl.bench.python_tool`). In TRL each line but the last is a tool call; in ours each cell is, and
@@ -67,7 +67,7 @@ class Plan:
     lines: int = 16
     line_tokens: int = 48
     rounds: int = 5
-    deep: int = 4
+    deep: int = 16
     """Trajectories of 205 lines, one after another; 0 leaves that part out."""
     trl_trajectories: int = 64
     """0 leaves that part out."""
@@ -202,6 +202,7 @@ def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
         f"line{depth}_ms": cost.whole_ms,
         f"line{depth}_beyond_plain_ms": cost.own_ms,
         f"plain{depth}_ms": cost.plain_ms,
+        f"line{depth}_tokens": cost.tokens,
         f"line{depth}_context_tokens": cost.context_tokens,
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.bench.depth import LineCost, TimedLine, _summary
+from repl_rl.bench.depth import LineCost, Timing, cost_of
 from repl_rl.bench.rollout import Plan
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
@@ -39,10 +39,13 @@ def test_the_figures_hang_together(tmp_path: Path) -> None:
     assert report["trl_rollouts_s"][1] > 16 * 0.005
 
 
-def test_what_a_line_costs_is_what_plain_generation_leaves() -> None:
-    rows = [(0.002, 0.010, 0.008, 100), (0.004, 0.010, 0.006, 110), (0.003, 0.012, 0.009, 120)]
-    assert _summary(rows) == LineCost(own_ms=3.0, whole_ms=10.0, plain_ms=8.0, context_tokens=110)
-    assert TimedLine(1, 0.01, 8).tokens == 8
+def test_only_lines_of_one_length_are_compared() -> None:
+    def timing(tokens: int, seconds: float) -> Timing:
+        return Timing(tokens, seconds, plain_token_s=0.0015, context_tokens=100)
+
+    cost = cost_of([timing(8, 0.020), timing(8, 0.024), timing(8, 0.021), timing(30, 0.090)], tokens=8.0)
+    assert cost == LineCost(own_ms=pytest.approx(9.0), whole_ms=21.0, plain_ms=12.0, tokens=8, context_tokens=100)
+    assert cost_of([timing(30, 0.090)], tokens=8.0) is None
 
 
 @pytest.mark.parametrize(
