@@ -46,6 +46,19 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     }
 
 
+def credit_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
+    """What teaches nothing, counted over consecutive groups of trajectories whose lines carry advantages.
+
+    `credit/groups_without_variance`: groups with a valid trajectory in which all advantages are zero.
+    `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
+    """
+    groups = [trajectories[start : start + group_size] for start in range(0, len(trajectories), group_size)]
+    return {
+        "credit/groups_without_variance": float(sum(map(_is_without_variance, groups))),
+        "credit/void_trajectories": float(sum(trajectory.is_void for trajectory in trajectories)),
+    }
+
+
 def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tuple[float, dict[str, float]]:
     """The share of trajectories graded right, overall and per family."""
     by_family: dict[str, list[float]] = {}
@@ -59,6 +72,11 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _is_without_variance(group: Sequence[Trajectory]) -> bool:
+    valid = [trajectory for trajectory in group if not trajectory.is_void]
+    return bool(valid) and not any(line.advantage for trajectory in valid for line in trajectory.lines)
 
 
 def _line_shares(lines: Sequence[Line]) -> dict[str, float]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit import line_advantages, spread
+from repl_rl.credit import batch_line_advantages, spread
+from repl_rl.metrics import credit_metrics
+from repl_rl.processes import gather
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.trajectory import Task, Trajectory
 
@@ -34,15 +36,30 @@ def score(
 
 
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:
-    """Advantages within consecutive groups of `group_size`. Raises ValueError if they don't come out even."""
+    """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator asks.
+
+    All processes call it in step. Raises ValueError if the groups don't come out even.
+    """
     if len(scored) % group_size:
         raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")
-    credited: list[CreditedTrajectory] = []
-    for start in range(0, len(scored), group_size):
-        group = scored[start : start + group_size]
-        per_line = line_advantages([item.trajectory for item in group], [item.line_rewards for item in group], config)
-        credited.extend(_with_advantages(item, values) for item, values in zip(group, per_line, strict=True))
-    return credited
+    groups = [scored[start : start + group_size] for start in range(0, len(scored), group_size)]
+    per_line = batch_line_advantages(
+        [[item.trajectory for item in group] for group in groups],
+        [[item.line_rewards for item in group] for group in groups],
+        config,
+        gather,
+    )
+    return [
+        _with_advantages(item, values)
+        for group, of_group in zip(groups, per_line, strict=True)
+        for item, values in zip(group, of_group, strict=True)
+    ]
+
+
+def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
+    """`credit_metrics` summed over all processes, which call it in step."""
+    counts = gather([credit_metrics([item.trajectory for item in credited], group_size)])
+    return {name: sum(of_one[name] for of_one in counts) for name in counts[0]}
 
 
 def _with_advantages(scored: ScoredTrajectory, per_line: Sequence[float]) -> CreditedTrajectory:

@@ -47,7 +47,7 @@ from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.scheduler import Cut
-from repl_rl.scoring import CreditedTrajectory, Grader, credit, score
+from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, score
 from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -259,7 +259,9 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         extra = (self._rewards_per_func[:, own:] * weights).nansum(dim=1).tolist()  # (B,)
         first = self.accelerator.process_index * len(self._last_scored)
         scored = [item.with_bonus(bonus) for item, bonus in zip(self._last_scored, extra[first:], strict=False)]
-        return credit(scored, group_size, self.args.credit)
+        credited = credit(scored, group_size, self.args.credit)
+        self._log_values(credit_numbers(credited, group_size))
+        return credited
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
         """Write the trajectories of all processes."""

@@ -3,7 +3,7 @@
 Each module gets its own small section, never the whole `Config`.
 """
 
-from repl_rl.config.credit import CreditConfig
+from repl_rl.config.credit import Baseline, CreditConfig
 from repl_rl.config.file import Config, dump_config, load_config, parse_config, shipped_configs
 from repl_rl.config.rewards import Reward, RewardsConfig
 from repl_rl.config.rollout import (
@@ -19,6 +19,7 @@ from repl_rl.config.section import Section
 from repl_rl.config.train import EvalConfig, TrainConfig
 
 __all__ = [
+    "Baseline",
     "BudgetConfig",
     "Config",
     "CreditConfig",

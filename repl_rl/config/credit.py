@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from repl_rl.config.section import Section
 
+Baseline = Literal["mean", "leave_one_out", "none"]
+EstimatorName = Literal["outcome", "dr_grpo", "rloo", "reinforce++", "return_to_go", "turn", "gigpo"]
+
+USED: dict[EstimatorName, tuple[str, ...]] = {
+    "outcome": ("baseline", "scale", "clip"),
+    "dr_grpo": ("clip",),
+    "rloo": ("clip",),
+    "reinforce++": ("baseline", "clip"),
+    "return_to_go": ("gamma", "baseline", "scale", "clip"),
+    "turn": ("gamma", "scale", "clip"),
+    "gigpo": ("gamma", "scale", "omega", "clip"),
+}
+"""The fields that mean something to an estimator. Any other is refused where it is set, and not written out."""
+
 
 class CreditConfig(Section):
-    estimator: Literal["outcome", "return_to_go"] = "return_to_go"
+    """Formulas and sources stand in `repl_rl/credit/`, one file per estimator."""
+
+    estimator: EstimatorName = "return_to_go"
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
+    baseline: Baseline = "mean"
+    """What is subtracted: the group's mean, that of the other trajectories, or nothing."""
     scale: bool = True
-    """Divide by the group's standard deviation."""
+    """Divide by the standard deviation of what is compared."""
+    omega: float = Field(1.0, ge=0)
+    """GiGPO's weight of the advantage among lines that began in equal states."""
+    clip: float | None = Field(None, gt=0)
+    """Bound on an advantage's absolute value, after all else; None leaves them as they are."""
+
+    @model_validator(mode="after")
+    def _only_what_the_estimator_uses(self) -> CreditConfig:
+        for name in sorted(self.model_fields_set - {"estimator", *USED[self.estimator]}):
+            users = ", ".join(estimator for estimator, fields in USED.items() if name in fields)
+            raise ValueError(f"{name} means nothing to estimator {self.estimator}; leave it out (it is for {users})")
+        return self
+
+    @model_validator(mode="after")
+    def _the_baseline_fits(self) -> CreditConfig:
+        if self.estimator == "reinforce++" and self.baseline == "leave_one_out":
+            raise ValueError("estimator reinforce++ takes baseline mean or none, not leave_one_out")
+        if self.baseline == "none" and "scale" in USED[self.estimator] and self.scale:
+            raise ValueError(
+                "baseline none goes with scale false: equal rewards would be divided by a deviation of nothing"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _what_takes_effect(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in handler(self).items() if name in ("estimator", *USED[self.estimator])}
+
+    def require_group(self, size: int) -> None:
+        """Raises ValueError where groups of `size` have no baseline."""
+        if size < 2 and self.baseline != "none":
+            raise ValueError(
+                f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
+                "or more, or do without: credit.estimator reinforce++ with credit.baseline none, outcome or "
+                f"return_to_go with credit.scale false besides (got {size})"
+            )

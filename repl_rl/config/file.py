@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from repl_rl.config.credit import CreditConfig
 from repl_rl.config.rewards import RewardsConfig
@@ -50,6 +50,16 @@ class Config(Section):
         if self.eval.temperature is None:
             return self.sampling
         return self.sampling.model_copy(update={"temperature": self.eval.temperature})
+
+    @model_validator(mode="after")
+    def _credit_finds_what_it_compares(self) -> Config:
+        self.credit.require_group(self.train.group_size)
+        if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":
+            raise ValueError(
+                "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
+                f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
+            )
+        return self
 
 
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
@@ -135,7 +145,9 @@ def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r}; {nearest(str(problem['loc'][-1]), _known_keys(problem['loc'][:-1]))}"
-    message = problem["msg"].removeprefix("Value error, ")
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if not where:
+        return message
     return f"{where}: {message}" + (f" (got {problem['input']!r})" if problem["type"] != "value_error" else "")
 
 

@@ -1,6 +1,7 @@
-"""From the rewards of a group to one advantage per token. Pure functions; one estimator per file.
+"""From the rewards of groups to one advantage per token. Pure functions; one estimator per file.
 
-A group is the trajectories that answer one task. Aborted and empty ones take no part in any baseline and get zeros.
+A group is the trajectories that answer one task. Aborted and empty ones take no part in any baseline and get zeros. An
+estimator sees one group; one that compares groups as well has a second step, over the batch, in `BATCH_STEPS`.
 """
 
 from __future__ import annotations
@@ -8,33 +9,59 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from repl_rl.config import CreditConfig
+from repl_rl.credit.dr_grpo import dr_grpo
+from repl_rl.credit.gigpo import gigpo
 from repl_rl.credit.outcome import outcome
+from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
+from repl_rl.credit.rloo import rloo
+from repl_rl.credit.turn import turn
 from repl_rl.trajectory import Trajectory
 
 LineValues = list[list[float]]
-Estimator = Callable[[Sequence[Sequence[float]], CreditConfig], LineValues]
+Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
+"""The valid trajectories of a group, at least one, and their rewards per line, to advantages per line."""
 
-ESTIMATORS: dict[str, Estimator] = {"outcome": outcome, "return_to_go": return_to_go}
+WeightedLine = tuple[float, int]
+"""A line's advantage and its number of tokens."""
+BatchStep = Callable[[Sequence[WeightedLine]], tuple[float, float]]
+"""All lines of the batch that take part, to what each advantage is lessened and then divided by."""
+
+ESTIMATORS: dict[str, Estimator] = {
+    "outcome": outcome,
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+    "reinforce++": reinforce_pp,
+    "return_to_go": return_to_go,
+    "turn": turn,
+    "gigpo": gigpo,
+}
+BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
+
+
+def batch_line_advantages(
+    groups: Sequence[Sequence[Trajectory]],
+    rewards: Sequence[Sequence[Sequence[float]]],
+    config: CreditConfig,
+    gather: Callable[[list[WeightedLine]], list[WeightedLine]] = list,
+) -> list[LineValues]:
+    """One advantage per line of each trajectory of each group, zeros for void ones.
+
+    `rewards` holds one value per line, outcome included. `gather` brings together what all processes hold; it is called
+    by every one of them or by none. Raises ValueError where the rewards don't fit the lines.
+    """
+    estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
+    if config.estimator in BATCH_STEPS:
+        estimated = _over_batch(groups, estimated, config, gather)
+    bound = float("inf") if config.clip is None else config.clip
+    return [[[max(-bound, min(bound, value)) for value in of_one] for of_one in group] for group in estimated]
 
 
 def line_advantages(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> LineValues:
-    """One advantage per line of each trajectory, zeros for void ones.
-
-    `rewards` holds one value per line of each trajectory, outcome included. Raises ValueError where they don't fit.
-    """
-    for trajectory, values in zip(group, rewards, strict=True):
-        if len(values) != len(trajectory.lines):
-            raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
-    valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
-    result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
-    if valid:
-        estimated = ESTIMATORS[config.estimator]([rewards[index] for index in valid], config)
-        for index, values in zip(valid, estimated, strict=True):
-            result[index] = values
-    return result
+    """`batch_line_advantages` of a batch of one group."""
+    return batch_line_advantages([group], [rewards], config)[0]
 
 
 def advantages(
@@ -51,3 +78,47 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     for line, value in zip(trajectory.lines, per_line, strict=True):
         values[line.start : line.end] = [value] * (line.end - line.start)
     return values
+
+
+def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
+    for trajectory, values in zip(group, rewards, strict=True):
+        if len(values) != len(trajectory.lines):
+            raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
+    valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
+    result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
+    if valid:
+        estimate = ESTIMATORS[config.estimator]
+        estimated = estimate([group[index] for index in valid], [rewards[index] for index in valid], config)
+        for index, values in zip(valid, estimated, strict=True):
+            result[index] = values
+    return result
+
+
+def _over_batch(
+    groups: Sequence[Sequence[Trajectory]],
+    estimated: Sequence[LineValues],
+    config: CreditConfig,
+    gather: Callable[[list[WeightedLine]], list[WeightedLine]],
+) -> list[LineValues]:
+    part = [_taking_part(group, values, config) for group, values in zip(groups, estimated, strict=True)]
+    lines = [
+        (value, line.end - line.start)
+        for group, of_group, takes in zip(groups, estimated, part, strict=True)
+        for trajectory, of_one, takes_part in zip(group, of_group, takes, strict=True)
+        if takes_part
+        for line, value in zip(trajectory.lines, of_one, strict=True)
+    ]
+    shift, divisor = BATCH_STEPS[config.estimator](gather(lines))
+    return [
+        [
+            [(value - shift) / divisor for value in of_one] if takes_part else of_one
+            for of_one, takes_part in zip(of_group, takes, strict=True)
+        ]
+        for of_group, takes in zip(estimated, part, strict=True)
+    ]
+
+
+def _taking_part(group: Sequence[Trajectory], values: LineValues, config: CreditConfig) -> list[bool]:
+    """Which trajectories the batch's step covers: the valid ones, if their group has variance or needs none."""
+    varies = config.baseline == "none" or any(value for of_one in values for value in of_one)
+    return [varies and not trajectory.is_void for trajectory in group]

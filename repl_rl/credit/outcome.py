@@ -1,22 +1,23 @@
 """GRPO: every token of a trajectory gets the trajectory's standardised return.
 
-    R_i = sum_l r_{i,l}        A_{i,t} = (R_i - mean_j R_j) / (std_j R_j + 1e-4)
+    R_i = sum_l r_{i,l}        A_{i,l} = (R_i - mean_j R_j) / (std_j R_j + 1e-4)
 
-Shao et al. 2024, DeepSeekMath, equation 3 and section 4.1.2. With `scale: false` the division is left out
-(Liu et al. 2025, Dr. GRPO).
+Shao et al. 2024, DeepSeekMath, equation 3 and section 4.1.2. `baseline: leave_one_out` takes the mean over the others,
+`baseline: none` leaves R_i as it is (REINFORCE), `scale: false` does not divide.
+
+Unbiased with `scale: false` and the baselines `leave_one_out` and `none`. `mean` counts R_i itself and so shrinks the
+expected gradient by (G - 1) / G; the deviation depends on R_i and turns it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit.normalize import standardize
+from repl_rl.credit.normalize import relative_returns
+from repl_rl.trajectory import Trajectory
 
 
-def outcome(rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
+def outcome(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    returns = [math.fsum(values) for values in rewards]
-    standardized = standardize(returns, config.scale)
-    return [[advantage] * len(values) for advantage, values in zip(standardized, rewards, strict=True)]
+    return relative_returns(rewards, config.baseline, config.scale)

@@ -4,7 +4,13 @@
 
 where mean and std run over the lines of all trajectories in the group (turn-level returns as in GTPO, Ding et al. 2025;
 reward-to-go as in Sutton and Barto, section 13.3). A line is credited with what came after it and not with what
-came before.
+came before. `baseline: leave_one_out` takes the mean over the lines of the others, `none` none; `scale: false` does
+not divide.
+
+Unbiased with `gamma: 1`, `scale: false` and the baselines `leave_one_out` and `none`. `mean` counts the trajectory's
+own lines, those before l included, which what is typed at l can't change and those after it can: the gradient turns,
+but where all trajectories have one length and only the last line pays ((G - 1) / G then). A discount optimises the
+discounted return of every line it starts from, as everywhere in practice, not that of the first.
 """
 
 from __future__ import annotations
@@ -12,14 +18,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit.normalize import standardize
+from repl_rl.credit.normalize import relative
+from repl_rl.trajectory import Trajectory
 
 
-def return_to_go(rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
+def return_to_go(
+    group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
+) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    returns = [discounted_returns(values, config.gamma) for values in rewards]
-    standardized = iter(standardize([value for values in returns for value in values], config.scale))
-    return [[next(standardized) for _ in values] for values in returns]
+    return relative([discounted_returns(values, config.gamma) for values in rewards], config.baseline, config.scale)
 
 
 def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:

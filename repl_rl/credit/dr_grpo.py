@@ -1,0 +1,22 @@
+"""Dr. GRPO: the return less the group's mean, and no standard deviation.
+
+    R_i = sum_l r_{i,l}        A_{i,l} = R_i - mean_j R_j
+
+Liu et al. 2025, Understanding R1-Zero-Like Training, section 3.2. The other half of that paper, no division by a
+trajectory's length, is the loss's: `train.loss_type: dr_grpo`.
+
+The expected gradient is (G - 1) / G times the exact one, for R_i stands in its own mean; the direction is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit.normalize import relative_returns
+from repl_rl.trajectory import Trajectory
+
+
+def dr_grpo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
+    """Per-line advantages from per-line rewards of one group."""
+    return relative_returns(rewards, "mean", scale=False)

@@ -1,0 +1,41 @@
+"""MT-GRPO: each line's reward is compared with those at the same place, the last line's as the outcome.
+
+    AI_{i,l} = (r_{i,l} - mean_j r_{j,l}) / (std_j r_{j,l} + 1e-4)      for the lines before the last
+    AO_i = (r_{i,K_i} - mean_j r_{j,K_j}) / (std_j r_{j,K_j} + 1e-4)    K_i: the last line of trajectory i
+    A_{i,l} = sum_{k=l}^{K_i - 1} gamma^(k - l) AI_{i,k} + gamma^(K_i - l) AO_i
+
+Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design, equations 10 to 12; a
+line is a turn, and `gamma` is their alpha. `scale: false` does not divide.
+
+Departures: the paper branches G times in every state; here mean and std of AI_{i,l} run over the trajectories of the
+group that have a line l before their last, whatever came before it. One that is alone at its place has AI = 0. What the
+last line earns besides the outcome counts as outcome.
+
+With `gamma: 1`, `scale: false` and trajectories of one length the expected gradient is (G - 1) / G times the exact one.
+It is biased otherwise, and badly where lines earn something by being there: a line is compared only with lines at its
+place, so what a trajectory forgoes by ending early, or spares itself, counts nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit.normalize import relative
+from repl_rl.credit.return_to_go import discounted_returns
+from repl_rl.trajectory import Trajectory
+
+
+def turn(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
+    """Per-line advantages from per-line rewards of one group."""
+    intermediate: list[list[float]] = [[] for _ in rewards]
+    for place in range(max(map(len, rewards)) - 1):
+        present = [index for index, values in enumerate(rewards) if place < len(values) - 1]
+        compared = relative([[rewards[index][place]] for index in present], "mean", config.scale)
+        for index, (advantage,) in zip(present, compared, strict=True):
+            intermediate[index].append(advantage)
+    outcomes = relative([[values[-1]] for values in rewards], "mean", config.scale)
+    return [
+        discounted_returns([*before, last], config.gamma)
+        for before, (last,) in zip(intermediate, outcomes, strict=True)
+    ]

@@ -1,0 +1,178 @@
+"""The papers' formulas a second time, symbol by symbol. Shares nothing with repl_rl.credit but the epsilon's value."""
+
+from __future__ import annotations
+
+import math
+
+from groups import UNKNOWN, Rewards, Typed
+
+from repl_rl.config import CreditConfig
+
+EPSILON = 1e-4
+
+
+def mean(numbers: list[float]) -> float:
+    total = 0.0
+    for number in numbers:
+        total += number
+    return total / len(numbers)
+
+
+def std(numbers: list[float]) -> float:
+    """Of a sample: over n - 1."""
+    if len(numbers) == 1:
+        return 0.0
+    total = 0.0
+    for number in numbers:
+        total += (number - mean(numbers)) ** 2
+    return math.sqrt(total / (len(numbers) - 1))
+
+
+def f_norm(numbers: list[float], config: CreditConfig) -> float:
+    return std(numbers) + EPSILON if config.scale else 1.0
+
+
+def discounted(rewards: list[float], start: int, gamma: float) -> float:
+    total = 0.0
+    for k in range(start, len(rewards)):
+        total += gamma ** (k - start) * rewards[k]
+    return total
+
+
+def others_mean(numbers: list[list[float]], i: int) -> float | None:
+    others = [number for j in range(len(numbers)) if j != i for number in numbers[j]]
+    return mean(others) if others else None
+
+
+def outcome(rewards: Rewards, config: CreditConfig) -> Rewards:
+    """DeepSeekMath, equation 3, and its variants."""
+    returns = [discounted(r, 0, 1.0) for r in rewards]
+    result = []
+    for i, r in enumerate(rewards):
+        if config.baseline == "mean":
+            value = (returns[i] - mean(returns)) / f_norm(returns, config)
+        elif config.baseline == "none":
+            value = returns[i]
+        else:
+            baseline = others_mean([[one] for one in returns], i)
+            value = 0.0 if baseline is None else (returns[i] - baseline) / f_norm(returns, config)
+        result.append([value] * len(r))
+    return result
+
+
+def dr_grpo(rewards: Rewards) -> Rewards:
+    returns = [discounted(r, 0, 1.0) for r in rewards]
+    return [[returns[i] - mean(returns)] * len(r) for i, r in enumerate(rewards)]
+
+
+def rloo(rewards: Rewards) -> Rewards:
+    """Ahmadian et al., section 2.3: 1 / (k - 1) over all others."""
+    returns = [discounted(r, 0, 1.0) for r in rewards]
+    k = len(returns)
+    if k == 1:
+        return [[0.0] * len(rewards[0])]
+    return [[returns[i] - sum(returns[j] for j in range(k) if j != i) / (k - 1)] * len(rewards[i]) for i in range(k)]
+
+
+def reinforce_pp(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
+    """Hu et al., equations 6 and 7 (5 without a baseline), token by token; groups without variance stay out."""
+    first = []
+    for group in batch:
+        returns = [sum(one.reward for one in typed) for typed in group]
+        subtracted = mean(returns) if config.baseline == "mean" else 0.0
+        varies = config.baseline == "none" or max(returns) - min(returns) > 1e-9
+        first.append([(value - subtracted) if varies else None for value in returns])
+    tokens: list[float] = []
+    for group, values in zip(batch, first, strict=True):
+        for typed, value in zip(group, values, strict=True):
+            for one in typed:
+                if value is not None:
+                    tokens.extend([value] * one.tokens)
+    return [
+        [
+            [0.0 if value is None else (value - mean(tokens)) / (std(tokens) + EPSILON)] * len(typed)
+            for typed, value in zip(group, values, strict=True)
+        ]
+        for group, values in zip(batch, first, strict=True)
+    ]
+
+
+def return_to_go(rewards: Rewards, config: CreditConfig) -> Rewards:
+    returns = [[discounted(r, line, config.gamma) for line in range(len(r))] for r in rewards]
+    pool = [value for of_one in returns for value in of_one]
+    result: Rewards = []
+    for i in range(len(returns)):
+        result.append([])
+        for value in returns[i]:
+            if config.baseline == "mean":
+                result[i].append((value - mean(pool)) / f_norm(pool, config))
+            elif config.baseline == "none":
+                result[i].append(value)
+            else:
+                baseline = others_mean(returns, i)
+                result[i].append(0.0 if baseline is None else (value - baseline) / f_norm(pool, config))
+    return result
+
+
+def turn(rewards: Rewards, config: CreditConfig) -> Rewards:
+    """Zeng et al., equations 10 to 12, with alpha = gamma, over the members that have an intermediate turn l."""
+    outcomes = [r[-1] for r in rewards]
+    result: Rewards = []
+    for i, r in enumerate(rewards):
+        result.append([])
+        last = len(r) - 1
+        for k in range(len(r)):
+            total = config.gamma ** (last - k) * (outcomes[i] - mean(outcomes)) / f_norm(outcomes, config)
+            for place in range(k, last):
+                peers = [other[place] for other in rewards if place < len(other) - 1]
+                total += config.gamma ** (place - k) * (r[place] - mean(peers)) / f_norm(peers, config)
+            result[i].append(total)
+    return result
+
+
+def gigpo(group: list[list[Typed]], config: CreditConfig) -> Rewards:
+    """Feng et al., equations 3 and 5 to 8, on states told by the lines that ran."""
+    steps = []
+    for i, typed in enumerate(group):
+        state = "start"
+        for line, one in enumerate(typed):
+            steps.append((i, line, state, discounted([other.reward for other in typed], line, config.gamma)))
+            if one.left == UNKNOWN:
+                state = f"unknown after {i}, {line}"
+            elif one.left is not None:
+                state = one.left
+            elif state.startswith("unknown"):
+                state = f"unknown after {i}, {line}"
+    returns = [sum(one.reward for one in typed) for typed in group]
+    result: Rewards = [[] for _ in group]
+    for i, _, state, value in steps:
+        peers = [peer for _, _, other, peer in steps if other == state]
+        episode = (returns[i] - mean(returns)) / f_norm(returns, config)
+        step = (value - mean(peers)) / f_norm(peers, config)
+        result[i].append(episode + config.omega * step)
+    return result
+
+
+def of_batch(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
+    """What the estimator of `config` says, clipped."""
+    if config.estimator == "reinforce++":
+        values = reinforce_pp(batch, config)
+    else:
+        values = [_of_group(group, config) for group in batch]
+    if config.clip is None:
+        return values
+    bound = config.clip
+    return [
+        [[-bound if v < -bound else bound if v > bound else v for v in of_one] for of_one in group] for group in values
+    ]
+
+
+def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
+    rewards = [[one.reward for one in typed] for typed in group]
+    if config.estimator == "gigpo":
+        return gigpo(group, config)
+    if config.estimator == "dr_grpo":
+        return dr_grpo(rewards)
+    if config.estimator == "rloo":
+        return rloo(rewards)
+    return {"outcome": outcome, "return_to_go": return_to_go, "turn": turn}[config.estimator](rewards, config)

@@ -1,0 +1,231 @@
+"""The expected gradient that an estimator's advantages give, beside the exact one of the expected return.
+
+A small decision process: three lines, two or three actions each, states that different beginnings share, and (with
+`early`) an action that ends the episode. All trajectories are enumerated, and all groups, each with its probability;
+nothing is sampled, so equality is equality.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from groups import Typed, config, of_lines
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit import advantages, batch_line_advantages
+
+STATES = 5  # the start; two after the first line; two after the second
+NEXT = {0: (1, 2, 1), 1: (3, 4, 4), 2: (4, 3, 4)}
+
+
+@dataclass(frozen=True)
+class Path:
+    """One way through: states, actions and rewards of its lines."""
+
+    states: tuple[int, ...]
+    actions: tuple[int, ...]
+    rewards: tuple[float, ...]
+
+    def typed(self) -> list[Typed]:
+        left = [*map(str, self.states[1:]), "end"]
+        return [Typed(1, reward, state) for reward, state in zip(self.rewards, left, strict=True)]
+
+
+class Process:
+    """The enumerated process with a softmax policy over a table of logits, theta (S, A)."""
+
+    def __init__(
+        self, actions: int, *, early: bool = False, last_line_pays: bool = False, uniform: bool = False
+    ) -> None:
+        generator = torch.Generator().manual_seed(5)
+        self._pays = (4 * torch.rand(STATES, actions, generator=generator, dtype=torch.float64) - 1).tolist()  # (S, A)
+        theta = torch.randn(STATES, actions, generator=generator, dtype=torch.float64)  # (S, A)
+        self.theta = (torch.zeros_like(theta) if uniform else theta).requires_grad_()
+        self._early, self._last_line_pays = early, last_line_pays
+        self.paths = self._enumerate(actions)
+
+    def _enumerate(self, actions: int) -> list[Path]:
+        paths, open_paths = [], [Path((0,), (), ())]
+        while open_paths:
+            begun = open_paths.pop()
+            state = begun.states[-1]
+            for action in range(actions):
+                ends = state not in NEXT or (self._early and state > 0 and action == 0)
+                reward = 0.0 if self._last_line_pays and not ends else self._pays[state][action]
+                after = begun.states if ends else (*begun.states, NEXT[state][action])
+                path = Path(after, (*begun.actions, action), (*begun.rewards, reward))
+                (paths if ends else open_paths).append(path)
+        return paths
+
+    def log_probability(self, path: Path) -> torch.Tensor:  # ()
+        logits = torch.log_softmax(self.theta, dim=1)  # (S, A)
+        return logits[list(path.states), list(path.actions)].sum()
+
+    def exact_gradient(self) -> torch.Tensor:  # (S, A)
+        """Of sum_path p(path) R(path)."""
+        value = torch.stack([self.log_probability(path).exp() * math.fsum(path.rewards) for path in self.paths]).sum()
+        return torch.autograd.grad(value, self.theta)[0]
+
+    def visits(self, state: int) -> float:
+        """The share of trajectories that visit a state."""
+        return math.fsum(self.log_probability(path).exp().item() for path in self.paths if state in path.states)
+
+    def expected_gradient(self, credit: CreditConfig, group_size: int) -> torch.Tensor:  # (S, A)
+        """Of the loss that trajectories are averaged in, E[sum_i sum_l A_{i,l} log pi(line l of i) / G]."""
+        weights = torch.zeros_like(self.theta)  # (S, A)
+        probabilities = [self.log_probability(path).exp().item() for path in self.paths]
+        trajectories = [of_lines(path.typed()) for path in self.paths]
+        for group in itertools.product(range(len(self.paths)), repeat=group_size):
+            members = [trajectories[index] for index in group]
+            per_token = advantages(members, [self.paths[index].rewards for index in group], credit)
+            probability = math.prod(probabilities[index] for index in group) / group_size
+            for index, made, values in zip(group, members, per_token, strict=True):
+                of_lines_ = [values[line.start] for line in made.lines]
+                _add(weights, self.paths[index], [probability * value for value in of_lines_])
+        return self.gradient(weights)
+
+    def gradient(self, weights: torch.Tensor) -> torch.Tensor:  # (S, A) -> (S, A)
+        """What autograd gives for `weights` on the log-probabilities of actions."""
+        return torch.autograd.grad((weights * torch.log_softmax(self.theta, dim=1)).sum(), self.theta)[0]
+
+
+def _add(weights: torch.Tensor, path: Path, values: Sequence[float]) -> None:
+    for state, action, value in zip(path.states, path.actions, values, strict=True):
+        weights[state, action] += value
+
+
+def assert_equal(gradient: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-10)
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return torch.cosine_similarity(one.flatten(), other.flatten(), dim=0).item()
+
+
+UNBIASED: list[tuple[str, dict[str, Any]]] = [
+    ("rloo", {}),
+    ("outcome", {"baseline": "leave_one_out", "scale": False}),
+    ("outcome", {"baseline": "none", "scale": False}),
+    ("return_to_go", {"baseline": "leave_one_out", "scale": False}),
+    ("return_to_go", {"baseline": "none", "scale": False}),
+]
+
+
+def test_the_processes_are_what_the_tests_take_them_for() -> None:
+    fixed, early = Process(3), Process(3, early=True)
+    assert len(fixed.paths) == 27
+    assert {len(path.actions) for path in fixed.paths} == {3}
+    assert {len(path.actions) for path in early.paths} == {2, 3}
+    for process in (fixed, early):
+        assert math.fsum(process.log_probability(path).exp().item() for path in process.paths) == pytest.approx(1.0)
+        assert process.visits(0) == pytest.approx(1.0)
+        assert process.visits(1) + process.visits(2) == pytest.approx(1.0)
+        assert process.exact_gradient().abs().min() > 1e-4
+
+
+@pytest.mark.parametrize(("estimator", "values"), UNBIASED)
+@pytest.mark.parametrize("early", [False, True])
+def test_the_unbiased_estimators_give_the_exact_gradient(estimator: str, values: dict[str, Any], early: bool) -> None:
+    process = Process(3, early=early)
+    assert_equal(process.expected_gradient(config(estimator, **values), 2), process.exact_gradient())
+
+
+@pytest.mark.parametrize(("estimator", "values"), UNBIASED)
+def test_the_unbiased_ones_are_so_for_groups_of_three(estimator: str, values: dict[str, Any]) -> None:
+    process = Process(2, early=True)
+    assert_equal(process.expected_gradient(config(estimator, **values), 3), process.exact_gradient())
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize(("group_size", "actions"), [(2, 3), (3, 2)])
+@pytest.mark.parametrize(
+    ("estimator", "values"), [("dr_grpo", {}), ("outcome", {"scale": False}), ("gigpo", {"scale": False, "omega": 0.0})]
+)
+def test_a_mean_that_counts_oneself_shrinks_the_gradient(
+    estimator: str, values: dict[str, Any], group_size: int, actions: int, early: bool
+) -> None:
+    """E[(R_i - (R_i + sum of others) / G) grad] = (1 - 1 / G) E[R_i grad], the others' share being 0."""
+    process = Process(actions, early=early)
+    factor = (group_size - 1) / group_size
+    assert_equal(process.expected_gradient(config(estimator, **values), group_size), factor * process.exact_gradient())
+
+
+@pytest.mark.parametrize(("group_size", "actions"), [(2, 3), (3, 2)])
+def test_turns_of_one_number_only_shrink_the_gradient(group_size: int, actions: int) -> None:
+    process = Process(actions)
+    factor = (group_size - 1) / group_size
+    assert_equal(process.expected_gradient(config("turn", scale=False), group_size), factor * process.exact_gradient())
+
+
+def test_a_mean_over_lines_only_shrinks_the_gradient_where_the_last_line_pays_and_lengths_are_one() -> None:
+    credit = config("return_to_go", scale=False)
+    process = Process(3, last_line_pays=True)
+    assert_equal(process.expected_gradient(credit, 2), 0.5 * process.exact_gradient())
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("omega", [1.0, 0.5])
+def test_gigpo_shrinks_each_states_gradient_by_how_often_it_is_shared(omega: float, early: bool) -> None:
+    """In a group of two, a line has a peer where the other visits its state, with probability d: 1/2 + omega d / 2."""
+    process = Process(3, early=early)
+    result = process.expected_gradient(config("gigpo", scale=False, omega=omega), 2)
+    factors = torch.tensor([0.5 + omega * process.visits(s) / 2 for s in range(STATES)], dtype=torch.float64)  # (S,)
+    assert_equal(result, factors[:, None] * process.exact_gradient())
+
+
+@pytest.mark.parametrize("baseline", ["mean", "none"])
+def test_over_the_batch_of_all_that_can_happen_only_a_scale_is_left_of_reinforce_pp(baseline: str) -> None:
+    """All trajectories are equally likely here, so a batch of each group once is the whole distribution."""
+    process = Process(3, uniform=True)
+    size = 2 if baseline == "mean" else 1
+    groups = list(itertools.product(process.paths, repeat=size))
+    per_line = batch_line_advantages(
+        [[of_lines(path.typed()) for path in group] for group in groups],
+        [[path.rewards for path in group] for group in groups],
+        config("reinforce++", baseline=baseline),
+    )
+    weights = torch.zeros_like(process.theta)  # (S, A)
+    tokens = []
+    for group, of_group in zip(groups, per_line, strict=True):
+        returns = [math.fsum(path.rewards) for path in group]
+        subtracted = sum(returns) / 2 if baseline == "mean" else 0.0
+        if size == 1 or abs(returns[0] - returns[1]) > 1e-9:
+            tokens += [value - subtracted for value in returns for _ in range(3)]
+        for path, values in zip(group, of_group, strict=True):
+            _add(weights, path, [value / len(groups) / size for value in values])
+    deviation = torch.tensor(tokens, dtype=torch.float64).std().item() + 1e-4
+    factor = (0.5 if baseline == "mean" else 1.0) / deviation
+    assert_equal(process.gradient(weights), factor * process.exact_gradient())
+
+
+@pytest.mark.parametrize(
+    ("estimator", "values"),
+    [
+        ("outcome", {}),  # R_i moves the deviation that divides it
+        ("outcome", {"baseline": "leave_one_out"}),  # as above
+        ("reinforce++", {}),  # as above, with a batch of one group
+        ("return_to_go", {}),  # as above
+        ("return_to_go", {"scale": False}),  # the mean counts the lines before l, with what l earned in them
+        ("return_to_go", {"baseline": "none", "scale": False, "gamma": 0.5}),  # another objective
+        ("turn", {}),
+        ("gigpo", {"scale": False}),  # states that are rarely shared learn less
+        ("gigpo", {}),
+    ],
+)
+def test_the_others_turn_the_gradient(estimator: str, values: dict[str, Any]) -> None:
+    process = Process(3, early=True)
+    alignment = cosine(process.expected_gradient(config(estimator, **values), 2), process.exact_gradient())
+    assert alignment < 0.9999
+
+
+def test_turns_are_blind_to_what_ending_early_forgoes() -> None:
+    """Lines earn more than 0 on average here, so going on pays; a line is compared only with lines at its place."""
+    process = Process(3, early=True)
+    credit = config("turn", scale=False)
+    assert cosine(process.expected_gradient(credit, 2), process.exact_gradient()) < 0
