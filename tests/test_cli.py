@@ -31,7 +31,10 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     [
         (["train.learnin_rate=1"], "unknown key 'train.learnin_rate'; did you mean 'learning_rate'?"),
         (["rewards.kinds={exeption: 1}"], "unknown line kind 'exeption'; did you mean 'exception'?"),
-        (["train.group_size=1"], "train.group_size: Input should be greater than or equal to 2 (got 1)"),
+        (
+            ["train.group_size=1"],
+            "train.group_size: estimator return_to_go takes its baseline from two trajectories or more",
+        ),
         (["train.micro_batch=7"], "micro_batch 7 does not divide the 64 trajectories of a step"),
         (["engine.places"], "--set 'engine.places': write it as section.key=value"),
         (

@@ -57,6 +57,7 @@ def test_every_fault_is_listed() -> None:
         "sampling.top_p=0",
         "credit.gamma=1.01",
         "credit.estimator=ppo",
+        "train.group_size=0",
         "train.group_size=1",
         "train.learning_rate=0",
         "train.learning_rate=.inf",

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.rewards import RewardTable
-from repl_rl.scoring import credit, score
+from repl_rl.scoring import credit, credit_numbers, score
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
@@ -82,6 +82,26 @@ def test_an_aborted_trajectory_gets_zeros_and_moves_nobody() -> None:
     trajectories = [answering("42"), answering("42", stop_reason=StopReason.ABORTED), answering("41")]
     credited = credit(score([TASK] * 3, trajectories, grade, TABLE), 3, CreditConfig(estimator="outcome", scale=False))
     assert [item.token_advantages[0] for item in credited] == [0.5, 0.0, -0.5]
+
+
+def test_reinforce_pp_is_scaled_over_all_groups() -> None:
+    """Returns of 0.5 and -0.5 about their means, twice, over 3 tokens each; the last group has no variance."""
+    answers = ["42", "41", "41", "42", "42", "42"]
+    scored = score([TASK] * 6, [answering(answer) for answer in answers], grade, TABLE)
+    credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
+    value = 0.5 / ((12 * 0.25 / 11) ** 0.5 + 1e-4)
+    lines = [line.advantage for item in credited for line in item.trajectory.lines]
+    assert lines == pytest.approx([value] * 2 + [-value] * 4 + [value] * 2 + [0.0] * 4)
+
+
+def test_what_teaches_nothing_is_counted() -> None:
+    """Groups: one that varies, one all right with a void one, one all void."""
+    void = answering("42", stop_reason=StopReason.ABORTED)
+    trajectories = [answering("42"), answering("41"), void, answering("42"), answering("42"), answering("42")]
+    trajectories += [void, void, void]
+    scored = score([TASK] * 9, trajectories, grade, TABLE)
+    numbers = credit_numbers(credit(scored, 3, CreditConfig(estimator="rloo")), 3)
+    assert numbers == {"credit/groups_without_variance": 1.0, "credit/void_trajectories": 4.0}
 
 
 def test_groups_have_to_come_out_even() -> None:

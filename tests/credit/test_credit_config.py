@@ -1,0 +1,102 @@
+"""A field that an estimator does not use is refused by name, and what has no baseline is refused before a run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from groups import config, configs
+from hypothesis import given
+
+from repl_rl.config import Config, CreditConfig, dump_config, parse_config
+from repl_rl.config.credit import USED
+from repl_rl.credit import ESTIMATORS
+from repl_rl.errors import ConfigError
+
+VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": False, "omega": 0.5, "clip": 1.0}
+
+
+def test_the_config_names_exactly_the_estimators() -> None:
+    assert set(CreditConfig.model_json_schema()["properties"]["estimator"]["enum"]) == set(ESTIMATORS)
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("field", VALUES)
+def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, field: str) -> None:
+    used = field in USED[estimator]  # type: ignore[index]
+    for value in (VALUES[field], CreditConfig.model_fields[field].default):
+        values = {"estimator": estimator, field: value}
+        if values.get("baseline") == "none" and "scale" in USED[estimator]:  # type: ignore[index]
+            values["scale"] = False
+        if used:
+            assert getattr(parse_config({"credit": values}).credit, field) == value
+        else:
+            with pytest.raises(
+                ConfigError, match=re.escape(f"credit: {field} means nothing to estimator {estimator};")
+            ):
+                parse_config({"credit": values})
+
+
+def test_the_refusal_names_who_takes_the_field() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({}, ("credit.estimator=outcome", "credit.gamma=0.9"))
+    assert str(caught.value) == (
+        "credit: gamma means nothing to estimator outcome; leave it out (it is for return_to_go, turn, gigpo)"
+    )
+
+
+@given(configs())
+def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditConfig) -> None:
+    whole = Config(credit=credit)
+    written = credit.model_dump(mode="json")
+    assert set(written) == {"estimator", *USED[credit.estimator]}
+    assert CreditConfig.model_validate(written) == credit
+    assert parse_config(whole.model_dump(mode="json")) == whole
+    assert dump_config(parse_config(whole.model_dump(mode="json"))) == dump_config(whole)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"estimator": "reinforce++", "baseline": "leave_one_out"}, "takes baseline mean or none, not leave_one_out"),
+        ({"estimator": "outcome", "baseline": "none"}, "baseline none goes with scale false"),
+        ({"estimator": "return_to_go", "baseline": "none", "scale": True}, "baseline none goes with scale false"),
+        ({"clip": 0.0}, "credit.clip: Input should be greater than 0"),
+        ({"estimator": "gigpo", "omega": -0.1}, "credit.omega: Input should be greater than or equal to 0"),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"credit": values})
+
+
+@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+def test_a_baseline_of_the_group_needs_a_group(estimator: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"train": {"group_size": 1}, "credit": {"estimator": estimator}})
+    assert str(caught.value) == (
+        f"train.group_size: estimator {estimator} takes its baseline from two trajectories or more; set 2 or more, or "
+        "do without: credit.estimator reinforce++ with credit.baseline none, outcome or return_to_go with credit.scale "
+        "false besides (got 1)"
+    )
+    assert parse_config({"train": {"group_size": 2}, "credit": {"estimator": estimator}}).train.group_size == 2
+
+
+@pytest.mark.parametrize(
+    "credit",
+    [
+        config("reinforce++", baseline="none"),
+        config("outcome", baseline="none", scale=False),
+        config("return_to_go", baseline="none", scale=False),
+    ],
+)
+def test_what_needs_no_baseline_needs_no_group(credit: CreditConfig) -> None:
+    values = credit.model_dump(mode="json")
+    assert parse_config({"train": {"group_size": 1}, "credit": values}).train.group_size == 1
+
+
+def test_gigpo_needs_kernels_that_tell_fingerprints() -> None:
+    with pytest.raises(ConfigError, match=r"^credit\.estimator: gigpo .* kernel\.backend 'python3' does not tell"):
+        parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "gigpo"}})
+    assert parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "turn"}}).credit.estimator == "turn"
