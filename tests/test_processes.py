@@ -92,3 +92,40 @@ def test_the_processes_share_the_held_out_problems(run: Path) -> None:
     for step in (0, 2):
         trajectories = list(read_jsonl(run / "eval" / f"step_{step:05d}.jsonl"))
         assert len({trajectory.task_id for trajectory in trajectories}) == len(trajectories) == 5
+
+
+SHARED_CREDIT = """
+import json
+from repl_rl.config import CreditConfig
+from repl_rl.processes import process_rank
+from repl_rl.rewards import ScoredTrajectory
+from repl_rl.scoring import credit, credit_numbers
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+
+def earning(reward, tokens):
+    line = Line(0, tokens, "x", LineKind.STATEMENT, reward=reward)
+    ids = tuple(range(tokens))
+    made = Trajectory("t", "p", (0,), ids, (True,) * tokens, (0.0,) * tokens, StopReason.EOS, (line,))
+    return ScoredTrajectory(made, {})
+
+# two groups each, one of them without variance
+rewards = [(1.0, 1.0), (8.0, 0.0)][process_rank()], [(3.0, 1.0), (0.0, 0.0)][process_rank()]
+scored = [earning(reward, tokens) for group in rewards for reward, tokens in zip(group, (1, 2))]
+credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
+found = [line.advantage for item in credited for line in item.trajectory.lines], credit_numbers(credited, 2)
+open(f"{process_rank()}.json", "w").write(json.dumps(found))
+"""
+
+
+def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
+    """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
+    (tmp_path / "shared.py").write_text(SHARED_CREDIT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "shared.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (first, counts), (second, same_counts) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    mean = -5 / 6
+    std = ((51 - 6 * mean**2) / 5) ** 0.5 + 1e-4
+    assert first == pytest.approx([0.0, 0.0, (1 - mean) / std, (-1 - mean) / std])
+    assert second == pytest.approx([(4 - mean) / std, (-4 - mean) / std, 0.0, 0.0])
+    assert counts == same_counts == {"credit/groups_without_variance": 2.0, "credit/void_trajectories": 0.0}

@@ -151,6 +151,15 @@ def test_the_outcome_estimator_gives_every_line_of_a_trajectory_one_advantage(
         assert len({line.advantage for line in trajectory.lines}) == 1
 
 
+def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str, float]], folder: Path) -> None:
+    for step, row in enumerate(history, start=1):
+        trajectories = list(read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl"))
+        groups = [trajectories[start : start + 4] for start in range(0, len(trajectories), 4)]
+        idle = [group for group in groups if not any(line.advantage for one in group for line in one.lines)]
+        assert row["credit/groups_without_variance"] == len(idle)
+        assert row["credit/void_trajectories"] == sum(trajectory.is_void for trajectory in trajectories)
+
+
 def test_a_void_trajectory_is_one_masked_token() -> None:
     aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
     row = training_row(aborted, pad_id=9)

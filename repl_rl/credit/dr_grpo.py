@@ -2,8 +2,8 @@
 
     R_i = sum_l r_{i,l}        A_{i,l} = R_i - mean_j R_j
 
-Liu et al. 2025, Understanding R1-Zero-Like Training, section 3.2. The other half of that paper, no division by a
-trajectory's length, is the loss's: `train.loss_type: dr_grpo`.
+Liu et al. 2025, Understanding R1-Zero-Like Training: A Critical Perspective. The other half of that paper's change, no
+division by a trajectory's length, is the loss's: `train.loss_type: dr_grpo`.
 
 The expected gradient is (G - 1) / G times the exact one, for R_i stands in its own mean; the direction is exact.
 """

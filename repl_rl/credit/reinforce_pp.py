@@ -4,13 +4,13 @@
     A_i = (A'_i - mean A') / (std A' + 1e-4)            (over the sampled tokens of all groups)
 
 Hu et al. 2025, REINFORCE++, equations 6 and 7 ("w/ Baseline"). `baseline: none` takes A'_i = R_i, equation 5, and needs
-no group. Mean and std weigh a line by its tokens, in groups of all processes; std is the sample's (n - 1).
+no group. Mean and std weigh a line by its tokens, over the batch of all processes; std is the sample's (n - 1).
 
 Departures: the KL term stands in the loss (`train.beta`), not in the reward. Groups without variance, where A' is zero
 throughout, keep their zeros and take no part in mean and std; the paper would have them learn -mean / std.
 
-Biased as long as the batch is small: mean and std depend on each R_i. The bias goes with the batch's size, but for the
-(G - 1) / G of the group's mean and the scale of rewards.
+Biased in a small batch, for mean and std depend on each R_i. As the batch grows they become constants; what is left is
+a factor, 1 / std, times (G - 1) / G where the group's mean counts R_i itself.
 """
 
 from __future__ import annotations

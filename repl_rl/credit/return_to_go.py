@@ -8,9 +8,9 @@ came before. `baseline: leave_one_out` takes the mean over the lines of the othe
 not divide.
 
 Unbiased with `gamma: 1`, `scale: false` and the baselines `leave_one_out` and `none`. `mean` counts the trajectory's
-own lines, those before l included, which what is typed at l can't change and those after it can: the gradient turns,
-but where all trajectories have one length and only the last line pays ((G - 1) / G then). A discount optimises the
-discounted return of every line it starts from, as everywhere in practice, not that of the first.
+own lines, whose returns hold what came after l several times over: the gradient turns, but where all trajectories have
+one length and only the last line pays, which leaves (G - 1) / G of it. With a discount, or the deviation, which depends
+on what it divides, it is not the gradient of the expected return either.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     R_i = sum_l r_{i,l}        A_{i,l} = R_i - sum_{j != i} R_j / (G - 1)
 
-Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et al. 2024, Back to Basics, section 2.3.
+Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et al. 2024, Back to Basics.
 A trajectory without others gets 0. Unbiased: its baseline does not depend on the trajectory.
 """
 

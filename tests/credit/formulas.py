@@ -66,7 +66,7 @@ def dr_grpo(rewards: Rewards) -> Rewards:
 
 
 def rloo(rewards: Rewards) -> Rewards:
-    """Ahmadian et al., section 2.3: 1 / (k - 1) over all others."""
+    """Ahmadian et al.: 1 / (k - 1) over all others."""
     returns = [discounted(r, 0, 1.0) for r in rewards]
     k = len(returns)
     if k == 1:
