@@ -64,6 +64,6 @@ class CreditConfig(Section):
         if size < 2 and self.baseline != "none":
             raise ValueError(
                 f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
-                "or more, or do without: credit.estimator reinforce++ with credit.baseline none, outcome or "
-                f"return_to_go with credit.scale false besides (got {size})"
+                "or more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) "
+                f"(got {size})"
             )

@@ -13,7 +13,7 @@ class TrainConfig(Section):
     steps: int = Field(40, ge=1)
     prompts_per_step: int = Field(8, ge=1)
     group_size: int = Field(8, ge=1)
-    """Trajectories per problem. How few will do is for the credit section to say, and for TRL, which wants two."""
+    """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
     learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
     warmup_steps: int = Field(0, ge=0)

@@ -87,6 +87,7 @@ def _new_run_of_all(config: Config, runs: Path) -> RunFolder:
 
 def check_inputs(config: Config) -> Inputs:
     """Everything that is made from the config alone. Raises a ReplRLError that says what to change."""
+    _require_trainable_groups(config.train.group_size)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
@@ -94,6 +95,13 @@ def check_inputs(config: Config) -> Inputs:
     make_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
+
+
+def _require_trainable_groups(size: int) -> None:
+    if size < 2:
+        raise ConfigError(
+            f"train.group_size is {size}, and TRL's trainer takes groups of two or more, with or without a baseline"
+        )
 
 
 def train(prepared: Prepared, progress: Progress) -> Outcome:
