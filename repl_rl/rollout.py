@@ -139,9 +139,7 @@ class Rollout:
             if session.stop is None:
                 shown += session.reader.next_prompt()
                 session.stop = self._put_in(shown, session)
-            session.lines.append(
-                Line(start, end, turn.text, ran.kind, ran.error_name, shown, duration_s=ran.duration_s)
-            )
+            session.lines.append(ran.as_line(start, end, turn.text, shown))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
         """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""

@@ -125,6 +125,20 @@ class Ran:
     error_name: str | None = None
     stop: StopReason | None = None
     duration_s: float = 0.0
+    fingerprint: str | None = None
+
+    def as_line(self, start: int, end: int, text: str, shown: str) -> Line:
+        """The line of tokens `start:end`, behind which `shown` was put in."""
+        return Line(
+            start,
+            end,
+            text,
+            self.kind,
+            self.error_name,
+            shown,
+            duration_s=self.duration_s,
+            fingerprint=self.fingerprint,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +236,7 @@ def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
         results[telling][1].error_name,
         _end_of(results[-1][1]),
         sum(result.duration_s for _, result in results),
+        results[-1][1].fingerprint,
     )
 
 

@@ -85,6 +85,9 @@ class Line:
     reward: float | None = None
     advantage: float | None = None
     duration_s: float = 0.0
+    fingerprint: str | None = None
+    """Stands for what the session's names were bound to after the line: lines with equal state have equal ones. None
+    where nothing ran in it, or where the kernel tells none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:

@@ -436,6 +436,25 @@ def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary)
     assert alive == 0
 
 
+def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: Vocabulary) -> None:
+    typed = [" x = 1\n", " x\n", " # a thought\n", " x = 2\n", " x = 1\n", " submit_final_answer(x)\n"]
+
+    async def go() -> Trajectory:
+        async with KernelPool(1, warm=0) as pool:
+            rollout = Rollout(
+                ScriptedEngine(vocabulary, lambda prompt: typed), pool, PythonDialect(), vocabulary,
+                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
+            )  # fmt: skip
+            return (await rollout.many([TASK]))[0]
+
+    one, shown, thought, two, one_again, _ = (line.fingerprint for line in asyncio.run(go()).lines)
+    assert one is not None
+    assert two is not None
+    assert one == one_again != two
+    assert thought is None
+    assert shown != two
+
+
 class Stalling:
     """Engine and kernels in one: trajectory n waits for ever for what `stalls[n]` names, or for nothing."""
 

@@ -1,0 +1,40 @@
+"""The YAML file as pydantic models. Unknown keys are refused with the nearest known one; ranges stand on the fields.
+
+Each module gets its own small section, never the whole `Config`.
+"""
+
+from repl_rl.config.credit import CreditConfig
+from repl_rl.config.file import Config, dump_config, load_config, parse_config, shipped_configs
+from repl_rl.config.rewards import Reward, RewardsConfig
+from repl_rl.config.rollout import (
+    BudgetConfig,
+    DialectConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    SamplingConfig,
+    TasksConfig,
+)
+from repl_rl.config.section import Section
+from repl_rl.config.train import EvalConfig, TrainConfig
+
+__all__ = [
+    "BudgetConfig",
+    "Config",
+    "CreditConfig",
+    "DialectConfig",
+    "EngineConfig",
+    "EvalConfig",
+    "KernelConfig",
+    "ModelConfig",
+    "Reward",
+    "RewardsConfig",
+    "SamplingConfig",
+    "Section",
+    "TasksConfig",
+    "TrainConfig",
+    "dump_config",
+    "load_config",
+    "parse_config",
+    "shipped_configs",
+]

@@ -1,0 +1,149 @@
+"""The YAML file as one model: found by path or name, overridden key by key, refused with the nearest known key."""
+
+from __future__ import annotations
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from repl_rl.config.credit import CreditConfig
+from repl_rl.config.rewards import RewardsConfig
+from repl_rl.config.rollout import (
+    BudgetConfig,
+    DialectConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    SamplingConfig,
+    TasksConfig,
+)
+from repl_rl.config.section import Section, nearest
+from repl_rl.config.train import EvalConfig, TrainConfig
+from repl_rl.errors import ConfigError
+from repl_rl.resources import resource_folder
+
+
+class Config(Section):
+    """One run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    seed: int = Field(0, ge=0)
+    model: ModelConfig = ModelConfig()
+    tasks: TasksConfig = TasksConfig()
+    dialect: DialectConfig = DialectConfig()
+    kernel: KernelConfig = KernelConfig()
+    engine: EngineConfig = EngineConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    budget: BudgetConfig = BudgetConfig()
+    rewards: RewardsConfig = RewardsConfig()
+    credit: CreditConfig = CreditConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def eval_sampling(self) -> SamplingConfig:
+        """How held-out problems are sampled."""
+        if self.eval.temperature is None:
+            return self.sampling
+        return self.sampling.model_copy(update={"temperature": self.eval.temperature})
+
+
+def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
+    """The config at a path, or the shipped one of that name, with `a.b=value` overrides (values are YAML).
+
+    Raises ConfigError naming the key, its value and what would do.
+    """
+    return parse_config(_read_yaml(_find(source)), overrides)
+
+
+def parse_config(values: Any, overrides: tuple[str, ...] = ()) -> Config:
+    """A Config from what a YAML file holds. Raises ConfigError."""
+    if not isinstance(values, dict):
+        raise ConfigError(f"a config is a mapping of sections, got {type(values).__name__}")
+    for override in overrides:
+        values = _with_override(values, override)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def dump_config(config: Config) -> str:
+    """YAML that `load_config` reads back to an equal Config."""
+    return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs in the package."""
+    return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people write it: `1e-3` is a number, as in YAML 1.2 and JSON; PyYAML's 1.1 reads a string."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would take for numbers."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    )
+
+
+def _find(source: str) -> Path:
+    path = Path(source)
+    if path.is_file():
+        return path
+    if source in shipped_configs():
+        return resource_folder("configs") / f"{source}.yaml"
+    raise ConfigError(f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})")
+
+
+def _read_yaml(path: Path) -> Any:
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} can't be read as YAML: {error}") from error
+
+
+def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: write it as section.key=value")
+    try:
+        leaf = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
+    return _merged(values, key.split("."), leaf)
+
+
+def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any]:
+    head, *rest = keys
+    if not rest:
+        return {**values, head: leaf}
+    below = values.get(head)
+    return {**values, head: _merged(below if isinstance(below, dict) else {}, rest, leaf)}
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {where!r}; {nearest(str(problem['loc'][-1]), _known_keys(problem['loc'][:-1]))}"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" + (f" (got {problem['input']!r})" if problem["type"] != "value_error" else "")
+
+
+def _known_keys(sections: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = Config
+    for name in sections:
+        below = section.model_fields[str(name)].annotation
+        if not isinstance(below, type):
+            below = next(part for part in typing.get_args(below) if isinstance(part, type))
+        section = below
+    return list(section.model_fields)

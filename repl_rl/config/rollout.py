@@ -1,0 +1,111 @@
+"""The sections that a rollout is made from: model, tasks, dialect, kernel, engine, sampling, budget."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from repl_rl.config.section import Section
+
+
+class ModelConfig(Section):
+    path: str = "nano"
+    """`nano`, a local checkpoint folder, or a hub id."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Weights of sampler and trainer alike: with different types their log-probabilities drift apart."""
+    chat: bool | None = None
+    """Put the problem through the chat template. None: if the tokenizer has one."""
+
+
+class TasksConfig(Section):
+    families: tuple[str, ...] | None = None
+    """Names of problem families; None takes all."""
+    train: int = Field(2048, ge=1)
+    """Training problems to make; the trainer walks through them in a seeded order."""
+
+
+class DialectConfig(Section):
+    name: Literal["python"] = "python"
+    system: str | None = None
+    """System prompt. None: the dialect's own for chat models, nothing for base models."""
+    examples: int = Field(0, ge=0)
+    """Worked sessions shown before the problem."""
+    max_output_chars: int = Field(1000, ge=64)
+    """Longer outputs are cut in the middle before they are encoded."""
+
+
+class KernelConfig(Section):
+    size: int = Field(64, ge=1, le=4096)
+    """Kernels alive at once, running and started ahead of need."""
+    backend: str = Field("fork", min_length=1)
+    """`fork`: sessions forked from a warm server. Else the name of a Jupyter kernelspec."""
+    sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
+    """`auto`: bwrap where it works, else sandlock (Landlock)."""
+    profile: str = Field("default", min_length=1)
+    """Of `kernels/profiles`: what is preloaded, mounted and limited."""
+    line_s: float | None = Field(None, gt=0)
+    """Wall seconds that one cell may run. For this and the next three, null is the profile's own: 5, 1, 3600, 512."""
+    grace_s: float | None = Field(None, gt=0)
+    """Seconds between the interrupt and the kill."""
+    session_s: float | None = Field(None, gt=0)
+    """Wall seconds that one session may live."""
+    memory_mb: int | None = Field(None, ge=64)
+    """Of each process of a session, beyond what the profile preloads."""
+    budget_mb: int | None = Field(None, ge=64)
+    """Of all sessions together; null is four fifths of what is available. Beyond it, sessions wait."""
+
+
+class EngineConfig(Section):
+    """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
+
+    backend: Literal["auto", "vllm", "server", "transformers"] = "auto"
+    """`auto`: servers if any are named, else vLLM in this process where it is installed, else transformers."""
+    servers: tuple[str, ...] = ()
+    """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
+    weights_folder: str | None = None
+    """Servers only: a folder that trainer and servers share, for new weights. null is a temporary one, which serves
+    if all run on this machine."""
+    context_tokens: int = Field(1024, ge=32)
+    """Prompt and completion together."""
+    places: int = Field(64, ge=1)
+    """Sequences in one engine batch."""
+    kv_cache_gib: int = Field(1, ge=1)
+    """CPU only: memory of the KV cache, in whole GiB."""
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
+    """GPU only: share of the device that the engine takes beside the trainer."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, values: Any) -> Any:
+        return {"backend": values} if isinstance(values, str) else values
+
+    @model_validator(mode="after")
+    def _servers_fit_the_backend(self) -> EngineConfig:
+        if self.backend == "server" and not self.servers:
+            raise ValueError("backend server needs the URLs of its servers; set servers: [http://host:8000]")
+        if self.servers and self.backend not in ("auto", "server"):
+            raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
+        return self
+
+
+class SamplingConfig(Section):
+    temperature: float = Field(1.0, ge=0, le=2)
+    """0 is greedy; vLLM takes no more than 2."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    """0 is off."""
+
+
+class BudgetConfig(Section):
+    """When a trajectory has to end; each has a `StopReason` of its own."""
+
+    line_tokens: int = Field(64, ge=1)
+    lines: int = Field(12, ge=1)
+    tokens: int = Field(400, ge=1)
+    """Completion tokens, outputs included."""
+    seconds: float = Field(120.0, gt=0)
+    """Wall time from the moment that engine and kernel are there."""
+    finish_share: float = Field(1.0, gt=0, le=1)
+    """Training only: once this share of a batch has finished, the rest is cut, kept as data and in no loss. A group of
+    which fewer than two have finished runs on until two have. Below 1, short trajectories are favoured."""

@@ -1,0 +1,56 @@
+"""The train and eval sections."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from repl_rl.config.section import Section
+
+
+class TrainConfig(Section):
+    steps: int = Field(40, ge=1)
+    prompts_per_step: int = Field(8, ge=1)
+    group_size: int = Field(8, ge=2)
+    learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    warmup_steps: int = Field(0, ge=0)
+    max_grad_norm: float = Field(1.0, gt=0)
+    save_steps: int = Field(10, ge=1)
+    processes: int = Field(1, ge=1)
+    """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
+    micro_batch: int | None = Field(None, ge=1)
+    """Trajectories per backward pass of a process; None takes its share of the step at once."""
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    beta: float = Field(0.0, ge=0)
+    """Weight of the KL term."""
+    trl: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of TRL's GRPOConfig, as they are."""
+
+    @property
+    def trajectories_per_process(self) -> int:
+        """Of one step."""
+        return self.prompts_per_step * self.group_size // self.processes
+
+    @model_validator(mode="after")
+    def _a_step_comes_out_even(self) -> TrainConfig:
+        if self.prompts_per_step % self.processes:
+            raise ValueError(
+                f"prompts_per_step {self.prompts_per_step} does not divide among {self.processes} processes: each "
+                "takes whole groups"
+            )
+        if self.micro_batch is not None and self.trajectories_per_process % self.micro_batch:
+            of_process = f" and process ({self.processes} processes)" if self.processes > 1 else ""
+            raise ValueError(
+                f"micro_batch {self.micro_batch} does not divide the {self.trajectories_per_process} trajectories of "
+                f"a step{of_process}"
+            )
+        return self
+
+
+class EvalConfig(Section):
+    temperature: float | None = Field(None, ge=0, le=2)
+    """None: the sampling section's, as in training."""
+    problems: int = Field(240, ge=1)
+    """Held-out problems, one rollout each."""
