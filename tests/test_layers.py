@@ -22,7 +22,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "trajectory",
         "transcript typed background channel resources processes",
         "config",
-        "engine kernel dialect rewards credit tasks metrics drift",
+        "engine kernel dialect rewards credit loss tasks metrics drift",
         "session scheduler scoring nano attach",
         "rollout",
         "models",

@@ -17,7 +17,8 @@ from repl_rl.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.scheduler import Cut
 from repl_rl.tasks import make_tasks
-from repl_rl.trainer import _component_sum, training_row
+from repl_rl.trainer import training_row
+from repl_rl.trainer.grpo import _component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
 
 

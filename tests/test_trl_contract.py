@@ -1,4 +1,4 @@
-"""What repl_rl relies on inside TRL. A failure here means: read TRL's change, then repl_rl/trainer.py."""
+"""What repl_rl relies on inside TRL. A failure here means: read TRL's change, then repl_rl/trainer/grpo.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RELIED_ON = [
 def test_an_overridden_method_of_trl_keeps_its_parameters(method: Callable[..., Any], parameters: list[str]) -> None:
     found = list(inspect.signature(method).parameters)
     assert found == parameters, (
-        f"TRL changed {method.__qualname__}: parameters {found}, repl_rl/trainer.py overrides it with {parameters}"
+        f"TRL changed {method.__qualname__}: parameters {found}, repl_rl/trainer/grpo.py overrides it with {parameters}"
     )
 
 
@@ -66,4 +66,4 @@ def test_a_method_of_trl_still_does_what_the_trainer_builds_on(
     method: Callable[..., Any], code: str, promise: str
 ) -> None:
     source = inspect.getsource(inspect.unwrap(method))
-    assert code in source, f"TRL changed {method.__qualname__}; repl_rl/trainer.py builds on this: {promise}"
+    assert code in source, f"TRL changed {method.__qualname__}; repl_rl/trainer/grpo.py builds on this: {promise}"

@@ -110,26 +110,33 @@ def test_the_gradient_is_the_policy_gradient_of_typed_tokens(trainer: WithoutEng
     torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_changing_the_logits_of_outputs_changes_neither_loss_nor_gradient(trainer: WithoutEngine) -> None:
-    before = loss_and_gradient(trainer, batch())
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_values_at_outputs_and_padding_change_neither_loss_nor_gradient(
+    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    if not is_packed:
+        monkeypatch.setattr(trainer, "_typed_forward", None)
+    with torch.no_grad():
+        logps = plain_logps(trainer.model)
     typed = torch.tensor(TYPED_MASK) * torch.tensor(PADDING_MASK)
-    # The hidden state at position p predicts token p + 1; completion token t stands at position P + t.
-    predicts_output = torch.zeros(2, 9, 1)
-    predicts_output[:, 2:-1, 0] = 1.0 - typed
-
-    def disturb(module: Any, arguments: Any, output: Any) -> Any:
-        output.last_hidden_state = output.last_hidden_state + 10.0 * predicts_output
-        return output
-
-    hook = trainer.model.model.register_forward_hook(disturb)
-    try:
-        after = loss_and_gradient(trainer, batch())
-        visible = loss_and_gradient(trainer, {**batch(), "tool_mask": torch.ones(2, 6, dtype=torch.long)})
-    finally:
-        hook.remove()
+    before = loss_and_gradient(trainer, batch(old_logps=logps - 0.1))
+    elsewhere = batch(old_logps=torch.where(typed.bool(), logps - 0.1, logps + 0.05))
+    elsewhere["advantages"] = torch.where(typed.bool(), elsewhere["advantages"], -7.0)
+    after = loss_and_gradient(trainer, elsewhere)
     assert after[0] == before[0]
     torch.testing.assert_close(after[1], before[1], atol=0.0, rtol=0.0)
-    assert not torch.allclose(visible[1], before[1], atol=1e-4), "without the mask the disturbance has to show"
+    all_visible = {**elsewhere, "tool_mask": torch.ones(2, 6, dtype=torch.long)}
+    assert not torch.allclose(loss_and_gradient(trainer, all_visible)[1], before[1], atol=1e-4), "the mask does it"
+
+
+def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
+    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = loss_and_gradient(trainer, batch())
+    monkeypatch.setattr(trainer, "_typed_forward", None)
+    padded = loss_and_gradient(trainer, batch())
+    assert packed[0] == pytest.approx(padded[0], abs=1e-6)
+    torch.testing.assert_close(packed[1], padded[1], atol=1e-6, rtol=1e-4)
 
 
 def test_use_vllm_is_refused_with_the_reason(tmp_path: Path) -> None:

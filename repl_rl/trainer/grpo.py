@@ -5,6 +5,7 @@ TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync
 - rollouts come from the line loop, with a live interpreter behind every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
+- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.policy`);
 - the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
 
 B batch, T completion tokens. TRL's private methods that this overrides are held in `tests/test_trl_contract.py`.
@@ -14,35 +15,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from accelerate.utils import broadcast_object_list
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import pad
 
-from repl_rl.config import (
-    BudgetConfig,
-    CreditConfig,
-    DialectConfig,
-    EngineConfig,
-    KernelConfig,
-    ModelConfig,
-    RewardsConfig,
-    SamplingConfig,
-    Section,
-    parse_config,
-)
+from repl_rl.config import ModelConfig
 from repl_rl.drift import logprob_drift, reencoded
-from repl_rl.engine import Engine, SharedEngine, TrainableEngine, make_engine
+from repl_rl.engine import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
-from repl_rl.errors import ConfigError, TrainingError
+from repl_rl.errors import TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
@@ -50,97 +36,14 @@ from repl_rl.scheduler import Cut
 from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, score
 from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
+from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.policy import TypedTokenTrainer
+from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
+from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 
-SECTIONS: dict[str, type[Section]] = {
-    "dialect": DialectConfig,
-    "kernel": KernelConfig,
-    "engine": EngineConfig,
-    "budget": BudgetConfig,
-    "rewards": RewardsConfig,
-    "credit": CreditConfig,
-}
 
-
-@dataclass
-class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
-    """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
-
-    Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
-    drops long sessions), `max_completion_length` follows `budget.tokens`, and memory is pinned where there is a GPU.
-    """
-
-    dialect: Any = field(default_factory=DialectConfig)
-    kernel: Any = field(default_factory=KernelConfig)
-    engine: Any = field(default_factory=EngineConfig)
-    budget: Any = field(default_factory=BudgetConfig)
-    rewards: Any = field(default_factory=RewardsConfig)
-    credit: Any = field(default_factory=CreditConfig)
-    chat: bool | None = None
-    rollout_dir: str | None = None
-    """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
-    vllm_importance_sampling_mode: str = "token_truncate"
-    dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
-
-    def __post_init__(self) -> None:
-        for name, model in SECTIONS.items():
-            value = getattr(self, name)
-            setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
-        self.max_completion_length = self.budget.tokens
-        if self.use_vllm:
-            raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
-        super().__post_init__()
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON types only, as the Hugging Face trainer stores it."""
-        record = {**super().to_dict()}
-        return {**record, **{name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}}
-
-    @property
-    def sampling(self) -> SamplingConfig:
-        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
-
-
-class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
-    """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there.
-
-    vLLM in this process is filled by TRL itself, every other engine by its `load_weights`; servers by the main process
-    for all. Raises ConfigError for an engine that takes no weights.
-    """
-
-    def __init__(self, engine: Engine, **arguments: Any) -> None:
-        self._engine: Any = engine
-        super().__init__(**arguments)
-
-    def _init_vllm(self) -> None:
-        self.llm = getattr(self._engine, "llm", None)
-        self._llm_weights_sleeping = False
-        if self.llm is None and not isinstance(self._engine, TrainableEngine):
-            raise ConfigError(f"{type(self._engine).__name__} takes no new weights: it samples, and can't be trained")
-        if isinstance(self._engine, SharedEngine):
-            self._engine.require_weight_updates()
-
-    def sync_weights(self) -> None:
-        if isinstance(self._engine, SharedEngine):
-            self._sync_shared(self._engine)
-        elif self.llm is None:
-            self._engine.load_weights(self._iter_named_params())
-        else:
-            with self._engine.quiet():
-                super().sync_weights()
-                self._engine.version += 1
-
-    def _sync_shared(self, engine: SharedEngine) -> None:
-        """Every process takes part in gathering the weights, one of them loads them, all go on with them."""
-        if self.accelerator.is_main_process:
-            engine.load_weights(self._iter_named_params())
-        else:
-            deque(self._iter_named_params(), maxlen=0)
-        (weights,) = broadcast_object_list([engine.weights])
-        engine.adopt(weights)
-
-
-class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class ReplGRPOTrainer(TypedTokenTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the columns `prompt` (the question) and `answer`.
@@ -224,8 +127,9 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
             self._last_loaded_step = self.state.global_step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._batch_tasks = [_task_of(row) for row in inputs]
+        self._batch_tasks = [task_of(row) for row in inputs]
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self.typed_mask = output["completion_mask"] * output["tool_mask"]
         credited = self._credit()
         completion_ids = output["completion_ids"]  # (B, T)
         output["advantages"] = token_advantages(credited, completion_ids)
@@ -243,6 +147,7 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         self._log_batch(self._last_scored, seconds)
         rows = [training_row(trajectory, self.service.vocabulary.pad_id) for trajectory in trajectories]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
+        self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
         return {**columns, "scored": self._last_scored}
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
@@ -325,59 +230,6 @@ class ReplGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
         mode = "train" if self.model.training else "eval"
         for name, value in values.items():
             self._metrics[mode][name].append(value)
-
-
-def as_dataset(tasks: Dataset | Sequence[Task]) -> Dataset:
-    """Rows that TRL can shuffle and repeat. Raises ConfigError on an empty set or missing columns."""
-    if isinstance(tasks, Dataset):
-        missing = {"prompt", "answer"} - set(tasks.column_names)
-        if missing:
-            raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
-        dataset = tasks
-    else:
-        dataset = Dataset.from_list(
-            [{"prompt": t.question, "answer": t.answer, "task_id": t.id, "family": t.family} for t in tasks]
-        )
-    if len(dataset) == 0:
-        raise ConfigError("the task set is empty; give at least one task")
-    return dataset
-
-
-def _task_of(row: dict[str, Any]) -> Task:
-    known = {"prompt", "answer", "task_id", "family"}
-    return Task(
-        id=row.get("task_id", row["prompt"]),
-        question=row["prompt"],
-        answer=str(row["answer"]),
-        family=row.get("family") or "",
-        metadata={key: value for key, value in row.items() if key not in known},
-    )
-
-
-def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
-    """A trajectory as TRL's lists; a void one becomes a single masked padding token, for TRL refuses empty ones."""
-    if trajectory.is_void:
-        return {
-            "prompt_ids": list(trajectory.prompt_ids),
-            "completion_ids": [pad_id],
-            "logprobs": [0.0],
-            "env_mask": [0],
-        }
-    return {
-        "prompt_ids": list(trajectory.prompt_ids),
-        "completion_ids": list(trajectory.completion_ids),
-        "logprobs": list(trajectory.logprobs),
-        "env_mask": [int(sampled) for sampled in trajectory.sampled_mask],
-    }
-
-
-def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor) -> torch.Tensor:
-    """Advantages of shape (B, T), zero on outputs, padding and void trajectories."""
-    advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
-    for row, item in zip(advantages, credited, strict=True):
-        if not item.trajectory.is_void:
-            row[: len(item.token_advantages)] = torch.tensor(item.token_advantages)
-    return advantages
 
 
 def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:

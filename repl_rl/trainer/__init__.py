@@ -1,0 +1,16 @@
+"""GRPO on typed lines: `ReplGRPOTrainer` and its arguments, on TRL's `GRPOTrainer`."""
+
+from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
+from repl_rl.trainer.grpo import ReplGRPOTrainer
+from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
+from repl_rl.trainer.weights import EngineGeneration
+
+__all__ = [
+    "SECTIONS",
+    "EngineGeneration",
+    "ReplGRPOConfig",
+    "ReplGRPOTrainer",
+    "as_dataset",
+    "token_advantages",
+    "training_row",
+]

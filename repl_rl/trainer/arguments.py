@@ -1,0 +1,70 @@
+"""TRL's arguments with our sections among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from trl import GRPOConfig
+
+from repl_rl.config import (
+    BudgetConfig,
+    CreditConfig,
+    DialectConfig,
+    EngineConfig,
+    KernelConfig,
+    RewardsConfig,
+    SamplingConfig,
+    Section,
+    parse_config,
+)
+from repl_rl.errors import ConfigError
+
+SECTIONS: dict[str, type[Section]] = {
+    "dialect": DialectConfig,
+    "kernel": KernelConfig,
+    "engine": EngineConfig,
+    "budget": BudgetConfig,
+    "rewards": RewardsConfig,
+    "credit": CreditConfig,
+}
+
+
+@dataclass
+class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
+    """TRL's arguments, and the sections of our YAML file, each as its model or as a mapping.
+
+    Differs from TRL's defaults: token-level importance sampling between sampler and trainer (TRL's sequence level
+    drops long sessions), `max_completion_length` follows `budget.tokens`, and memory is pinned where there is a GPU.
+    """
+
+    dialect: Any = field(default_factory=DialectConfig)
+    kernel: Any = field(default_factory=KernelConfig)
+    engine: Any = field(default_factory=EngineConfig)
+    budget: Any = field(default_factory=BudgetConfig)
+    rewards: Any = field(default_factory=RewardsConfig)
+    credit: Any = field(default_factory=CreditConfig)
+    chat: bool | None = None
+    rollout_dir: str | None = None
+    """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
+    vllm_importance_sampling_mode: str = "token_truncate"
+    dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
+
+    def __post_init__(self) -> None:
+        for name, model in SECTIONS.items():
+            value = getattr(self, name)
+            setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
+        self.max_completion_length = self.budget.tokens
+        if self.use_vllm:
+            raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
+        super().__post_init__()
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON types only, as the Hugging Face trainer stores it."""
+        record = {**super().to_dict()}
+        return {**record, **{name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}}
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
