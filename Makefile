@@ -31,9 +31,10 @@ lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
 
-bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation and TRL's tool loop
+bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain generation and TRL's tool loop, steps beside TRL's
 	@$(BIN)/repl-rl bench kernels
 	@$(BIN)/repl-rl bench rollout
+	@$(BIN)/repl-rl bench train
 
 bench-quickstart: $(STAMP) ## the quickstart's table in BENCHMARKS.md: four training runs
 	@$(BIN)/python -m repl_rl.bench.quickstart

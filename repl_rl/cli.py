@@ -107,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     rollouts.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
     rollouts.set_defaults(command=_bench_rollout)
 
+    steps = measured.add_parser("train", help="loss and gradient beside TRL's own")
+    steps.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    steps.add_argument("--trajectories", type=int, metavar="N", help="in a batch (default: 16)")
+    steps.add_argument("--tokens", type=int, metavar="N", help="of the longest completion (default: 256)")
+    steps.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 3)")
+    steps.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
+    steps.set_defaults(command=_bench_train)
+
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
     nano = commands.add_parser("nano", help="the model that ships with the package")
@@ -264,6 +272,14 @@ def _bench_rollout(options: argparse.Namespace, console: Console) -> int:
 
     report = rollout.measure(_plan(options, rollout.QUICK if options.quick else rollout.Plan()), _dim(console))
     console.print(rollout.table(report))
+    return _write_figures(options, report)
+
+
+def _bench_train(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import train
+
+    report = train.measure(_plan(options, train.QUICK if options.quick else train.Plan()), _dim(console))
+    console.print(train.table(report))
     return _write_figures(options, report)
 
 

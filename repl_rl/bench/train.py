@@ -1,0 +1,211 @@
+"""`repl-rl bench train`: our loss and its gradient beside TRL's own, on one interpreter-heavy batch, in turns.
+
+Both sides are trainers on the same weights and call TRL's `_compute_loss`; ours computes typed tokens only
+(`repl_rl.trainer.policy`). Half of each completion is interpreter text, in lines of some ten tokens, and completions
+spread over a factor of four in length. A step is the loss and its backward pass, without the optimiser, and its peak
+memory is what the process holds at most beyond what it held before, gradients included. Medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rich.table import Table
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import GRPOConfig, GRPOTrainer
+
+from repl_rl.bench.machine import machine
+from repl_rl.errors import ConfigError
+from repl_rl.nano import NANO_PATH
+from repl_rl.trainer.policy import TypedTokenTrainer
+
+_PACKAGES = ("repl-rl", "torch", "transformers", "trl")
+_CHUNK_TOKENS = 10
+"""Of a line, and of the output behind it."""
+
+Say = Callable[[str], None]
+Batch = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How much is measured. Raises ConfigError on counts that measure nothing."""
+
+    trajectories: int = 16
+    prompt_tokens: int = 40
+    tokens: int = 256
+    """Of the longest completion; the shortest has a quarter."""
+    rounds: int = 3
+    vocabularies: tuple[int | None, ...] = (None, 150_000)
+    """None is nano's own. Others have new, random rows."""
+
+    def __post_init__(self) -> None:
+        for name in ("trajectories", "prompt_tokens", "rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
+        if self.tokens < 4 * _CHUNK_TOKENS:
+            raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
+
+
+QUICK = Plan(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A loss and its backward pass."""
+
+    seconds: float
+    peak_mb: float
+    loss: float
+
+
+def measure(plan: Plan, say: Say) -> dict[str, Any]:
+    """Everything, as the JSON file holds it: one value per vocabulary."""
+    rows = []
+    for vocabulary in plan.vocabularies:
+        with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
+            rows.append(_both_sides(plan, _checkpoint(vocabulary, Path(folder)), say))
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return {"trajectories": plan.trajectories, "longest_tokens": plan.tokens, **columns, **machine(_PACKAGES)}
+
+
+def _both_sides(plan: Plan, checkpoint: Path, say: Say) -> dict[str, float]:
+    ours, theirs = _trainer(TypedTokenTrainer, checkpoint, plan), _trainer(GRPOTrainer, checkpoint, plan)
+    vocabulary = ours.model.config.vocab_size
+    inputs = make_batch(plan, vocabulary)
+    steps: dict[str, list[Step]] = {"": [], "trl_": []}
+    for number in range(1 + plan.rounds):
+        say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {plan.rounds}" if number else "warming up"))
+        for side, trainer in (("", ours), ("trl_", theirs)):
+            steps[side].append(_step(trainer, inputs))
+    figures = {
+        f"{side}{name}": statistics.median(getattr(step, field) for step in taken[1:])
+        for side, taken in steps.items()
+        for name, field in (("step_s", "seconds"), ("peak_mb", "peak_mb"), ("loss", "loss"))
+    }
+    typed = inputs["completion_mask"] * inputs["tool_mask"]
+    return {
+        "vocab": vocabulary,
+        **figures,
+        "ratio": figures["trl_step_s"] / figures["step_s"],
+        "peak_ratio": figures["peak_mb"] / figures["trl_peak_mb"],
+        "typed_tokens": int(typed.sum()),
+        "completion_tokens": int(inputs["completion_mask"].sum()),
+        "padded_tokens": inputs["prompt_ids"].numel() + inputs["completion_ids"].numel(),
+    }
+
+
+def make_batch(plan: Plan, vocabulary: int) -> Batch:
+    """What TRL's loss takes, with made-up tokens: B trajectories, completions padded to the longest."""
+    generator = torch.Generator().manual_seed(0)
+
+    def tokens(*shape: int) -> torch.Tensor:
+        return torch.randint(1, vocabulary, shape, generator=generator)
+
+    rows, longest = plan.trajectories, plan.tokens
+    lengths = torch.linspace(longest / 4, longest, rows).long()[torch.randperm(rows, generator=generator)]
+    prompts = torch.randint(plan.prompt_tokens // 2, plan.prompt_tokens + 1, (rows,), generator=generator)
+    completion_mask = (torch.arange(longest) < lengths[:, None]).long()  # (B, T)
+    prompt_mask = (torch.arange(plan.prompt_tokens) >= plan.prompt_tokens - prompts[:, None]).long()
+    typed = ((torch.arange(longest) // _CHUNK_TOKENS) % 2 == 0).long().expand(rows, longest)
+    return {
+        "prompt_ids": tokens(rows, plan.prompt_tokens) * prompt_mask,
+        "prompt_mask": prompt_mask,
+        "completion_ids": tokens(rows, longest) * completion_mask,
+        "completion_mask": completion_mask,
+        "tool_mask": typed,
+        "advantages": torch.randn(rows, longest, generator=generator),
+        "num_items_in_batch": (completion_mask * typed).sum().float(),
+    }
+
+
+def _step(trainer: Any, inputs: Batch) -> Step:
+    trainer.model.zero_grad(set_to_none=True)
+    before_mb = _forget_peak()
+    started = time.perf_counter()
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    seconds = time.perf_counter() - started
+    peak_mb = _status_mb("VmHWM") - before_mb
+    trainer.model.zero_grad(set_to_none=True)
+    return Step(seconds, peak_mb, loss.item())
+
+
+def _forget_peak() -> float:
+    """Give back what is free, and let the peak start from here: MB that the process holds."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status_mb("VmRSS")
+
+
+def _status_mb(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
+
+
+def _checkpoint(vocabulary: int | None, folder: Path) -> Path:
+    """nano, or nano with as many rows in its embedding."""
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32)
+    if vocabulary is not None:
+        torch.manual_seed(0)
+        model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(NANO_PATH).save_pretrained(folder)
+    return folder
+
+
+def _trainer(kind: type[GRPOTrainer], checkpoint: Path, plan: Plan) -> Any:
+    arguments = GRPOConfig(
+        output_dir=str(checkpoint / "run"),
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=plan.tokens,
+        gradient_checkpointing=False,
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        model_init_kwargs={"dtype": "float32"},
+    )
+    trainer = kind(
+        model=str(checkpoint),
+        args=arguments,
+        reward_funcs=[_no_reward],
+        train_dataset=Dataset.from_list([{"prompt": "."}]),
+        processing_class=AutoTokenizer.from_pretrained(checkpoint),
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer
+
+
+def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
+    return [0.0] * len(completions)
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The figures for a terminal."""
+    shown = Table(title=f"loss and gradient of {report['trajectories']} trajectories")
+    for column in ("vocabulary", "step", "TRL's", "ratio", "peak", "TRL's", "ratio"):
+        shown.add_column(column, justify="right")
+    for index, vocabulary in enumerate(report["vocab"]):
+        shown.add_row(
+            f"{vocabulary:,}",
+            f"{report['step_s'][index]:.2f} s",
+            f"{report['trl_step_s'][index]:.2f} s",
+            f"{report['ratio'][index]:.2f}",
+            f"{report['peak_mb'][index]:,.0f} MB",
+            f"{report['trl_peak_mb'][index]:,.0f} MB",
+            f"{report['peak_ratio'][index]:.2f}",
+        )
+    return shown
