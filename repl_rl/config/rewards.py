@@ -104,9 +104,7 @@ class RewardsConfig(Section):
             raise ValueError(f"rules: two rules of one name: {', '.join(twice)}")
         ahead = [rule.name for rule in self.rules if rule.at == "last"]
         if ahead and self.shaping.mode == "potential":
-            raise ValueError(
-                f"rules: {', '.join(ahead)}: a potential is 0 behind the last line, so at: last pays nothing"
-            )
+            raise ValueError(f"rules: {', '.join(ahead)}: at: last pays nothing where a potential ends with 0")
         return self
 
 
