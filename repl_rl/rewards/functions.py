@@ -6,7 +6,6 @@ A function gets the whole Trajectory and returns one finite number per line. It 
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from repl_rl.errors import ConfigError, RewardError
@@ -15,6 +14,9 @@ from repl_rl.rewards.timed import call_within, leave_loop, settled
 from repl_rl.trajectory import Trajectory
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
+
+LARGEST = 1e9
+"""Sums of a few such values are finite, too."""
 
 
 def load_function(path: str) -> RewardFunction:
@@ -59,6 +61,8 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
             f"reward function {name!r} returned {len(values)} values for {len(trajectory.lines)} lines; "
             "return one number per line, 0.0 where it has nothing to say"
         )
-    if not all(map(math.isfinite, values)):
-        raise RewardError(f"reward function {name!r} returned {values}; every value has to be finite")
+    if not all(abs(value) <= LARGEST for value in values):  # false for NaN, too
+        raise RewardError(
+            f"reward function {name!r} returned {values}; every value has to be finite, and within {LARGEST:g} of 0"
+        )
     return tuple(values)

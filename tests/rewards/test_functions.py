@@ -116,6 +116,10 @@ async def too_few(trajectory: Trajectory) -> list[float]:
     return [0.0]
 
 
+def enormous(trajectory: Trajectory) -> list[float]:
+    return [1e300] * len(trajectory.lines)
+
+
 async def not_a_number(trajectory: Trajectory) -> list[float]:
     return [float("nan")] * len(trajectory.lines)
 
@@ -126,6 +130,7 @@ async def not_a_number(trajectory: Trajectory) -> list[float]:
         (leaves, "'leaves' raised SystemExit: 3"),
         (fails, "'fails' raised KeyError: 'colour'"),
         (too_few, "'too_few' returned 1 values for 3 lines"),
+        (enormous, r"'enormous' returned \[1e\+300, .*every value has to be finite, and within 1e\+09 of 0"),
         (not_a_number, r"'not_a_number' returned \[nan, nan, nan\]"),
     ],
 )

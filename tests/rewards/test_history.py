@@ -67,7 +67,9 @@ def test_any_text_has_a_key(text: str) -> None:
     assert read_source(text) == read_source(text)
 
 
-@pytest.mark.parametrize("text", ["(" * 5000, "-" * 8000 + "1", "x" * 9000, "\0", "\ud800", "a = '\\N{no}'"])
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "-" * 8000 + "1", "x" * 9000, "\0", "\ud800", "a = '\\N{no}'", f"x = 0x{'f' * 8000}"]
+)
 def test_hostile_text_has_a_key(text: str) -> None:
     assert read_source(text).key.startswith("t")
 
