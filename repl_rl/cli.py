@@ -231,12 +231,12 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
 
 
 def _eval(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.rewards import RewardTable
     from repl_rl.run.evaluation import evaluate, heldout_tasks
+    from repl_rl.scoring import reward_table
     from repl_rl.service import open_service
 
     config = load_config(options.config, tuple(options.set))
-    tasks, table = heldout_tasks(config), RewardTable(config.rewards)
+    tasks, table = heldout_tasks(config), reward_table(config.rewards, config.credit)
     with open_service(config) as service:
         result = evaluate(service, tasks, table, config.eval_sampling)
     for family, rate in result.families.items():

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from repl_rl.config import CreditConfig
+from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, spread
 from repl_rl.metrics import credit_metrics
 from repl_rl.processes import gather
-from repl_rl.rewards import RewardTable, ScoredTrajectory
+from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.trajectory import Task, Trajectory
 
 Grader = Callable[[Task, Sequence[str] | None], float]
@@ -25,12 +25,17 @@ class CreditedTrajectory:
     token_advantages: tuple[float, ...]
 
 
+def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequence[RewardFunction] = ()) -> RewardTable:
+    """The table whose potentials are discounted as the estimator's returns are: by 1 where it uses no discount."""
+    return RewardTable(rewards, functions, gamma=credit.gamma)
+
+
 def score(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
 ) -> list[ScoredTrajectory]:
-    """Grade each trajectory against its task and fill in the line rewards."""
+    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`."""
     return [
-        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer))
+        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer), step)
         for task, trajectory in zip(tasks, trajectories, strict=True)
     ]
 

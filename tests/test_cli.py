@@ -17,6 +17,7 @@ import math
 def too_few(trajectory): return [0.0]
 def not_a_number(trajectory): return [math.nan] * len(trajectory.lines)
 def raises(trajectory): return trajectory.no_such_thing
+def hangs(trajectory): import time; time.sleep(20)
 """
 
 
@@ -53,6 +54,13 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (["rewards.functions=[bad_rewards:too_few]"], "'too_few' returned 1 values for 3 lines"),
         (["rewards.functions=[bad_rewards:not_a_number]"], "every value has to be finite"),
         (["rewards.functions=[bad_rewards:raises]"], "'raises' raised AttributeError"),
+        (
+            ["rewards.functions=[bad_rewards:hangs]", "rewards.function_s=0.2"],
+            "reward function 'hangs' took longer than 0.2 s",
+        ),
+        (["rewards=gentel"], "unknown preset 'gentel'; did you mean 'gentle'?"),
+        (["rewards.exceptions={ZeroDivisonError: 1}"], "did you mean 'ZeroDivisionError'?"),
+        (["rewards.rules=[{name: a, reward: 1, text: '('}]"], "'(' is no regular expression"),
         (["dialect.examples=99"], "dialect.examples is 99, but prompts/python.yaml holds 2"),
     ],
 )

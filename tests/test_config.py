@@ -144,8 +144,35 @@ def test_overrides_that_make_no_sense(override: str, message: str) -> None:
             "rewards": st.fixed_dictionaries(
                 {
                     "kinds": st.dictionaries(st.sampled_from(LineKind), st.floats(-100, 100)),
-                    "exceptions": st.dictionaries(st.text(max_size=10), st.floats(-100, 100)),
+                    "exceptions": st.dictionaries(
+                        st.sampled_from(["IOError", "KeyError", "Warning", "json.JSONDecodeError", "a.b.C"]),
+                        st.floats(-100, 100),
+                    ),
                     "functions": st.lists(st.text(max_size=5), max_size=2),
+                    "preset": st.sampled_from(["none", "gentle", "strict"]),
+                    "rules": st.lists(
+                        st.fixed_dictionaries(
+                            {"name": st.from_regex(r"[a-z]{1,8}", fullmatch=True), "reward": st.floats(-100, 100)},
+                            optional={
+                                "kinds": st.lists(st.sampled_from(LineKind), max_size=2),
+                                "text": st.sampled_from([r"\bimport\b", "#", r"^\s*$"]),
+                                "times": st.sampled_from(["first", "repeated"]),
+                                "after": st.integers(1, 9),
+                            },
+                        ),
+                        max_size=2,
+                        unique_by=lambda rule: rule["name"],
+                    ),
+                    "shaping": st.fixed_dictionaries(
+                        {},
+                        optional={
+                            "mode": st.sampled_from(["additive", "potential"]),
+                            "clip": st.none() | st.tuples(st.floats(-9, 0), st.floats(0, 9)),
+                            "caps": st.fixed_dictionaries({}, optional={"gain": st.none() | st.floats(0, 9)}),
+                            "weight": st.floats(0, 9)
+                            | st.fixed_dictionaries({"end": st.floats(0, 9), "steps": st.integers(1, 99)}),
+                        },
+                    ),
                 }
             ),
             "train": st.fixed_dictionaries({"learning_rate": st.floats(1e-12, 1.0), "trl": st.just({"a": [1, "b"]})}),

@@ -37,6 +37,14 @@ def test_right_and_wrong_answers_by_hand() -> None:
     assert [item.trajectory.outcome_reward for item in scored] == [1.0, 0.0, 0.0]
 
 
+def test_schedules_stand_at_the_training_step() -> None:
+    weight = {"start": 1.0, "end": 0.0, "steps": 4}
+    table = RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.5}, shaping={"weight": weight}))
+    scored = [score([TASK], [answering("42")], grade, table, step)[0] for step in (0, 2, 4)]
+    assert [item.line_rewards for item in scored] == [(-0.5, 1.0), (-0.25, 1.0), (0.0, 1.0)]
+    assert score([TASK], [answering("42")], grade, table) == scored[:1]
+
+
 def test_a_void_trajectory_is_never_graded() -> None:
     def refuse(task: Task, answer: Sequence[str] | None) -> float:
         raise AssertionError("an aborted trajectory reached the grader")

@@ -92,6 +92,10 @@ def shipped_configs() -> list[str]:
     return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
 
 
+_SHORT_FOR = {"engine": "backend", "rewards": "preset"}
+"""Sections that may be given as the value of one of their keys."""
+
+
 class _Loader(yaml.SafeLoader):
     """YAML as people write it: `1e-3` is a number, as in YAML 1.2 and JSON; PyYAML's 1.1 reads a string."""
 
@@ -130,7 +134,10 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
         leaf = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
-    return _merged(values, key.split("."), leaf)
+    head, *rest = key.split(".")
+    if rest and isinstance(values.get(head), str) and head in _SHORT_FOR:
+        values = {**values, head: {_SHORT_FOR[head]: values[head]}}
+    return _merged(values, [head, *rest], leaf)
 
 
 def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any]:
@@ -142,7 +149,7 @@ def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any
 
 
 def _explain(problem: Any) -> str:
-    where = ".".join(str(part) for part in problem["loc"])
+    where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
         return f"unknown key {where!r}; {nearest(str(problem['loc'][-1]), _known_keys(problem['loc'][:-1]))}"
     message = str(problem["msg"]).removeprefix("Value error, ")
@@ -153,8 +160,8 @@ def _explain(problem: Any) -> str:
 
 def _known_keys(sections: tuple[int | str, ...]) -> list[str]:
     section: type[BaseModel] = Config
-    for name in sections:
-        below = section.model_fields[str(name)].annotation
+    for name in (part for part in sections if isinstance(part, str)):  # numbers count the items of a list
+        below = section.model_fields[name].annotation
         if not isinstance(below, type):
             below = next(part for part in typing.get_args(below) if isinstance(part, type))
         section = below

@@ -26,6 +26,7 @@ from repl_rl.processes import from_main, is_main_process, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.scoring import reward_table
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 
@@ -91,7 +92,7 @@ def check_inputs(config: Config) -> Inputs:
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
-    table = RewardTable(config.rewards)
+    table = reward_table(config.rewards, config.credit)
     make_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)

@@ -31,9 +31,9 @@ from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
-from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.scheduler import Cut
-from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, score
+from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
 from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
@@ -67,7 +67,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         eval_dataset: Dataset | Sequence[Task] | None = None,
         **kwargs: Any,
     ) -> None:
-        self._table = RewardTable(args.rewards, line_rewards)
+        self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path)
@@ -143,7 +143,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         started = time.perf_counter()
         trajectories = self.service.generate(self._batch_tasks, cut=self._cut())
         seconds = time.perf_counter() - started
-        self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
+        self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table, self.state.global_step)
         self._log_batch(self._last_scored, seconds)
         rows = [training_row(trajectory, self.service.vocabulary.pad_id) for trajectory in trajectories]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}

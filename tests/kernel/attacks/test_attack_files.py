@@ -128,7 +128,7 @@ SECRETS = [
     Attack("host-root", (f"tried(os.listdir, '/proc/{os.getpid()}/root')",), GONE),
     Attack("parents-memory", ("tried(open, f'/proc/{os.getppid()}/mem', 'rb')",), GONE),
     Attack("checkout", (f"tried(os.listdir, {str(CHECKOUT)!r})",), GONE),
-    Attack("graders", (f"tried(open, {str(CHECKOUT / 'repl_rl/rewards.py')!r})",), GONE),
+    Attack("graders", (f"tried(open, {str(CHECKOUT / 'repl_rl/rewards/table.py')!r})",), GONE),
     Attack("import", ("getattr(tried(__import__, 'repl_rl'), '__file__', None)",), ""),
     Attack("import-tasks", ("tried(__import__, 'repl_rl.tasks')",), "'(ModuleNotFoundError|ImportError)'"),
     Attack("loaded", ("any('repl_rl' in name for name in sys.modules)",), "False"),

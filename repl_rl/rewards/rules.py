@@ -1,0 +1,48 @@
+"""Rewards by text, output, exception, repetition and position: `rewards.rules`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from repl_rl.config.exception_names import reported_name
+from repl_rl.config.rewards import RewardRule
+from repl_rl.rewards.exceptions import classes_of
+from repl_rl.rewards.history import History
+from repl_rl.rewards.scored import LineValues
+from repl_rl.trajectory import Line
+
+
+class Rule:
+    """One rule, its patterns compiled."""
+
+    def __init__(self, rule: RewardRule) -> None:
+        self.name = rule.name
+        self._rule = rule
+        self._text = None if rule.text is None else re.compile(rule.text)
+        self._output = None if rule.output is None else re.compile(rule.output)
+        self._exceptions = frozenset(map(reported_name, rule.exceptions))
+
+    def rewards(self, lines: Sequence[Line], past: History) -> LineValues:
+        """Of each line: the rule's reward where all its conditions hold, else 0."""
+        return tuple(
+            self._rule.reward if self._is_of_line(line) and self._is_of_place(index, len(lines), past) else 0.0
+            for index, line in enumerate(lines)
+        )
+
+    def _is_of_line(self, line: Line) -> bool:
+        return (
+            (not self._rule.kinds or line.kind in self._rule.kinds)
+            and (not self._exceptions or not self._exceptions.isdisjoint(classes_of(line)))
+            and (self._text is None or self._text.search(line.text) is not None)
+            and (self._output is None or self._output.search(line.output) is not None)
+        )
+
+    def _is_of_place(self, index: int, count: int, past: History) -> bool:
+        rule = self._rule
+        return (
+            (rule.times is None or (rule.times == "repeated") == (past.earlier[index] > 0))
+            and (rule.stale is None or rule.stale == past.stale[index])
+            and (rule.at is None or index == (0 if rule.at == "first" else count - 1))
+            and (rule.after is None or index >= rule.after)
+        )

@@ -1,0 +1,167 @@
+"""What a line is to those before it: cells, repetitions, and whether its run was news."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_trajectories import line
+
+from repl_rl.rewards.history import cell_starts, history
+from repl_rl.rewards.source import read_source
+from repl_rl.trajectory import Line, LineKind
+
+OPEN, COMMENT, BLANK, STATEMENT, EXPRESSION, ERROR = (
+    LineKind.OPEN,
+    LineKind.COMMENT,
+    LineKind.BLANK,
+    LineKind.STATEMENT,
+    LineKind.EXPRESSION,
+    LineKind.EXCEPTION,
+)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "starts"),
+    [
+        ([], ()),
+        ([STATEMENT, EXPRESSION], (0, 1)),
+        ([OPEN, OPEN, STATEMENT, STATEMENT], (0, 1, 0, 3)),
+        ([COMMENT, OPEN, COMMENT, BLANK, ERROR, COMMENT], (0, 1, 2, 3, 1, 5)),
+        ([STATEMENT, OPEN, OPEN], (0, 1, 2)),
+        ([OPEN, LineKind.SYNTAX_ERROR, OPEN, LineKind.ANSWER], (0, 0, 2, 2)),
+    ],
+)
+def test_open_lines_belong_to_the_cell_that_a_later_line_completes(
+    kinds: list[LineKind], starts: tuple[int, ...]
+) -> None:
+    assert cell_starts([line(kind=kind) for kind in kinds]) == starts
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x = 1\n", "x=1 # one\n"),
+        ("f( a,b )\n", "f(a, b)\n"),
+        ("(x)\n", "x\n"),
+        ("for i in range(3):\n    print(i)\n\n", "for i in range(3): print(i)\n"),
+        ("x = 'a'\n", 'x = "a"\n'),
+        ("#  a   thought\n", "# a thought\n"),
+        ("1 +\n", "1  +\n"),
+    ],
+)
+def test_spaces_comments_and_quotes_make_no_other_line(one: str, other: str) -> None:
+    assert read_source(one).key == read_source(other).key
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("x = 1\n", "x = 2\n"), ("x = 1\n", "y = 1\n"), ("# a\n", "# b\n"), ("1 +\n", "1 -\n"), ("x = 1\n", "# x = 1\n")],
+)
+def test_other_lines_are_others(one: str, other: str) -> None:
+    assert read_source(one).key != read_source(other).key
+
+
+@given(st.text(max_size=40))
+def test_any_text_has_a_key(text: str) -> None:
+    assert read_source(text) == read_source(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 5000, "-" * 8000 + "1", "x" * 9000, "\0", "\ud800", "a = '\\N{no}'", f"x = 0x{'f' * 8000}"]
+)
+def test_hostile_text_has_a_key(text: str) -> None:
+    assert read_source(text).key.startswith("t")
+
+
+def test_repetitions_are_counted_by_cell() -> None:
+    block = [line("for i in y:", OPEN), line("    i", OPEN), line("", EXPRESSION)]
+    lines = [line("x = 1"), line("x=1"), *block, line("x =  1"), line("y"), *block]
+    assert history(lines).earlier == (0, 1, 0, 0, 0, 2, 0, 1, 1, 1)
+
+
+def stale(*lines: Line) -> tuple[bool, ...]:
+    return history(lines).stale
+
+
+def test_a_state_that_was_there_before_is_no_news() -> None:
+    assert stale(
+        line("x = 1", fingerprint="a"),
+        line("x = 1", fingerprint="a"),
+        line("x = 2", fingerprint="b"),
+        line("x = 1", fingerprint="a"),
+        line("y = 1", fingerprint="c"),
+    ) == (False, True, False, True, False)
+
+
+def test_nothing_is_known_before_the_first_line_but_what_it_binds() -> None:
+    assert stale(line("pass", fingerprint="a"), line("pass", fingerprint="a")) == (True, True)
+    assert stale(line("import math", fingerprint="a"), line("pass", fingerprint="a")) == (False, True)
+
+
+def shows(text: str, output: str) -> Line:
+    return line(text, EXPRESSION, output=f"{output}\n", fingerprint="a")
+
+
+def test_an_output_is_news_once() -> None:
+    assert stale(shows("6 * 7", "42"), shows("21 * 2", "42"), shows("6 * 8", "48")) == (False, True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "output"),
+    [
+        ("5", "5"),
+        ("'abc'", "'abc'"),
+        ("print(1)", "1"),
+        ("print('hello world', 3)", "hello world 3"),
+        ("[1, 2]", "[1, 2]"),
+        ("print(f'{7} is it')", "7 is it"),
+        ("None", ""),
+        ("[].append(1)", ""),
+    ],
+)
+def test_showing_what_was_just_typed_is_no_news(text: str, output: str) -> None:
+    assert stale(shows(text, output)) == (True,)
+
+
+@pytest.mark.parametrize(
+    ("text", "output"), [("10 - 9", "1"), ("x", "5"), ("'a' * 3", "'aaa'"), ("print(x, 1)", "5 1")]
+)
+def test_showing_what_was_worked_out_is_news(text: str, output: str) -> None:
+    assert stale(shows(text, output)) == (False,)
+
+
+@pytest.mark.parametrize("kind", [COMMENT, BLANK, OPEN, LineKind.OVERLONG])
+def test_lines_that_run_nothing_are_no_news(kind: LineKind) -> None:
+    assert stale(line("something", kind)) == (True,)
+
+
+def test_an_answer_is_news() -> None:
+    assert stale(line("x = 1", fingerprint="a"), line("submit_final_answer(1)", LineKind.ANSWER, fingerprint="a")) == (
+        False,
+        False,
+    )
+
+
+def test_without_fingerprints_a_line_that_binds_is_news_once() -> None:
+    assert stale(line("x = 1"), line("x=1"), line("x = 2"), line("pass")) == (False, True, False, True)
+
+
+@given(
+    st.lists(
+        st.builds(
+            line,
+            st.sampled_from(["x = 1", "x", "# x", "for i in x:", "print(1)"]),
+            st.sampled_from(LineKind),
+            st.none(),
+            st.sampled_from(["", "1\n", "2\n"]),
+            st.none() | st.sampled_from("ab"),
+        ),
+        max_size=8,
+    ),
+    st.integers(0, 8),
+)
+def test_no_fact_depends_on_later_lines(lines: list[Line], kept: int) -> None:
+    whole, part = history(lines), history(lines[:kept])
+    for name in ("starts", "earlier", "stale"):
+        assert getattr(whole, name)[:kept] == getattr(part, name)
