@@ -1,32 +1,48 @@
-"""The quickstart's table: held-out before and after for several seeds, with and without line rewards.
+"""The quickstart's tables: how fast nano learns, for several seeds, estimators and rewards.
 
-    python -m repl_rl.bench.quickstart --seeds 0 1 2 --without-line-rewards 0 --runs runs/bench
+    python -m repl_rl.bench.quickstart --seeds 0 1 2 --variants shipped outcome turn gigpo --runs runs/bench
 
-Each run is `repl-rl train quickstart` in a process of its own, one after another, as a user would start it.
+Each run is `repl-rl train quickstart` in a process of its own, one after another, as a user would start it. Training
+problems come once each, so a training batch is as new to the policy as held-out ones are, at training's temperature.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from repl_rl.run.folder import RunFolder
+from repl_rl.trajectory import read_jsonl
 
-NO_LINE_REWARDS = ("rewards.kinds={}", "rewards.exceptions={}")
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "shipped": (),
+    "zero": ("rewards.kinds={}", "rewards.exceptions={}"),
+    "outcome": ("rewards=none", "credit={estimator: outcome}"),
+    "turn": ("credit={estimator: turn}",),
+    "gigpo": ("credit={estimator: gigpo}",),
+    "gentle": ("rewards=gentle",),
+    "strict": ("rewards=strict",),
+}
+"""What differs from the config that ships."""
+_AT_ENDS = 5
+"""Steps whose solved sessions are counted together, at the beginning and at the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """One run: shares of held-out problems solved, and seconds."""
 
+    variant: str
     seed: int
-    line_rewards: bool
     problems: int
     before: float
     after: float
@@ -34,12 +50,18 @@ class Measured:
     whole_s: float
     steps_to_80: int | None
     """The first step from which three training batches in a row solved 80% or more; None if there is none."""
+    seconds_to_80: float | None
+    """Of training, to the end of that step."""
+    lines_per_solved: tuple[float, float]
+    """Mean lines of the sessions that solved their problem, in the first five steps and in the last five."""
+    solve_rates: tuple[float, ...]
+    """Of each step's batch."""
 
 
-def measure(seed: int, line_rewards: bool, runs: Path) -> Measured:
+def measure(variant: str, seed: int, runs: Path) -> Measured:
     """Train once. Raises CalledProcessError if the run fails."""
-    name = f"seed{seed}{'' if line_rewards else '-zero'}"
-    overrides = [f"seed={seed}", f"name={name}", *(() if line_rewards else NO_LINE_REWARDS)]
+    name = f"{variant}-seed{seed}"
+    overrides = [f"seed={seed}", f"name={name}", *VARIANTS[variant]]
     flags = [part for override in overrides for part in ("--set", override)]
     known = set(runs.glob(f"{name}*"))
     started = time.perf_counter()
@@ -47,30 +69,51 @@ def measure(seed: int, line_rewards: bool, runs: Path) -> Measured:
         [sys.executable, "-m", "repl_rl.cli", "train", "quickstart", "--runs", str(runs), *flags], check=True
     )
     whole_s = time.perf_counter() - started
-    folder = RunFolder((set(runs.glob(f"{name}*")) - known).pop())
+    return read_run(RunFolder((set(runs.glob(f"{name}*")) - known).pop()), variant, seed, whole_s)
+
+
+def read_run(folder: RunFolder, variant: str, seed: int, whole_s: float) -> Measured:
+    """The figures of a run that is complete."""
     rows = list(folder.rows())
     first, last = (row for row in rows if row["kind"] == "eval")
     steps = [row for row in rows if row["kind"] == "train"]
+    rates = [row["solve_rate"] for row in steps]
+    to_80 = _steps_to(rates, 0.8)
+    files = sorted(folder.rollouts.glob("step_*.jsonl"))
     return Measured(
+        variant,
         seed,
-        line_rewards,
         last["problems"],
         first["solve_rate"],
         last["solve_rate"],
         steps[-1]["seconds"],
         whole_s,
-        _steps_to([row["solve_rate"] for row in steps], 0.8),
+        to_80,
+        None if to_80 is None else steps[to_80 - 1]["seconds"],
+        (_lines_per_solved(files[:_AT_ENDS]), _lines_per_solved(files[-_AT_ENDS:])),
+        tuple(rates),
     )
+
+
+def _lines_per_solved(files: Sequence[Path]) -> float:
+    """NaN where nothing was solved."""
+    lengths = [len(one.lines) for file in files for one in read_jsonl(file) if one.outcome_reward == 1.0]
+    return statistics.fmean(lengths) if lengths else math.nan
 
 
 def table(measured: list[Measured]) -> Iterator[str]:
     """The rows as Markdown."""
-    yield "| seed | line rewards | held-out before | held-out after | steps to 80% | training | whole command |"
-    yield "|---|---|---|---|---|---|---|"
+    yield (
+        "| variant | seed | held-out before | after | steps to 80% | seconds to 80% | lines per solved problem, "
+        "first and last 5 steps | training | whole command |"
+    )
+    yield "|" + "---|" * 9
     for run in measured:
+        seconds = "-" if run.seconds_to_80 is None else f"{run.seconds_to_80:.0f}"
+        lines = " to ".join(f"{value:.2f}" for value in run.lines_per_solved)
         yield (
-            f"| {run.seed} | {'on' if run.line_rewards else 'all zero'} | {run.before:.1%} | {run.after:.1%} "
-            f"| {run.steps_to_80 or '-'} | {run.train_s / 60:.1f} min | {run.whole_s / 60:.1f} min |"
+            f"| {run.variant} | {run.seed} | {run.before:.1%} | {run.after:.1%} | {run.steps_to_80 or '-'} | {seconds} "
+            f"| {lines} | {run.train_s / 60:.1f} min | {run.whole_s / 60:.1f} min |"
         )
 
 
@@ -78,13 +121,14 @@ def main() -> None:
     """Measure and print; with `--json` also write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--without-line-rewards", type=int, nargs="*", default=[0], metavar="SEED")
+    parser.add_argument("--variants", nargs="*", default=["shipped"], choices=VARIANTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    plan = [(seed, True) for seed in options.seeds] + [(seed, False) for seed in options.without_line_rewards]
-    measured = [measure(seed, line_rewards, options.runs) for seed, line_rewards in plan]
-    print("\n".join(table(measured)))
+    measured: list[Measured] = []
+    for seed, variant in itertools.product(options.seeds, options.variants):
+        measured.append(measure(variant, seed, options.runs))
+        print("\n".join(table(measured)), flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(run) for run in measured], indent=2) + "\n", encoding="utf-8")
 
