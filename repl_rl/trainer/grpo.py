@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
+from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -83,6 +85,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
             **kwargs,
         )
         self._own_reward_columns = len(self._table.component_names)
+        self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
         self._rewards_per_func: torch.Tensor | None = None
         self._open_engine(path, vocabulary)
@@ -127,8 +130,8 @@ class ReplGRPOTrainer(TypedTokenTrainer):
             self._last_loaded_step = self.state.global_step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._batch_tasks = [task_of(row) for row in inputs]
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._rows = list(inputs)  # TRL reads on in this very list, where redrawing puts other rows
+        output: dict[str, Any] = super()._generate_and_score_completions(self._rows)
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
         credited = self._credit()
         completion_ids = output["completion_ids"]  # (B, T)
@@ -141,16 +144,29 @@ class ReplGRPOTrainer(TypedTokenTrainer):
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
         started = time.perf_counter()
-        trajectories = self.service.generate(self._batch_tasks, cut=self._cut())
-        seconds = time.perf_counter() - started
-        self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
-        self._log_batch(self._last_scored, seconds)
-        rows = [training_row(trajectory, self.service.vocabulary.pad_id) for trajectory in trajectories]
+        self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
+        if self.model.training and self.args.redraws:
+            self._redraw()
+        self._log_batch(self._last_scored, time.perf_counter() - started)
+        rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
         return {**columns, "scored": self._last_scored}
 
+    def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        return score(tasks, self.service.generate(tasks, cut=self._cut()), self._grader, self._table)
+
+    def _redraw(self) -> None:
+        """Other tasks for the groups of this process that teach nothing; no other process has them, if they suffice."""
+        batch = Batch(self._rows, self._last_scored, self.num_generations)
+        taken = set(gather([task_of(row).id for row in self._rows]))
+        further = further_rows(self.train_dataset, taken, self.args.seed, self.state.global_step)
+        own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
+        count = redraw(batch, own, self._scored_rollouts, self.args.credit, self.args.redraws)
+        self._log_values({"credit/redrawn_groups": float(sum(gather([count])))})
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        prompts[:] = [row["prompt"] for row in inputs]  # TRL took them before the rollouts, and logs them after this
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards_per_func = rewards
         return rewards
