@@ -137,6 +137,8 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         completion_ids = output["completion_ids"]  # (B, T)
         output["advantages"] = token_advantages(credited, completion_ids)
         self._log_logprob_drift(output)
+        if self.args.mask_overlong:
+            self._mask_overlong(output, [item.trajectory for item in credited])
         if self.model.training:
             self._keep(credited)
         return output
@@ -183,6 +185,15 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         credited = credit(scored, group_size, self.args.credit)
         self._log_values(credit_numbers(credited, group_size))
         return credited
+
+    def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+        """Take what a budget ended out of the loss: out of its mask, and out of the tokens that it is divided by."""
+        is_kept = torch.tensor([not trajectory.is_overlong for trajectory in trajectories])  # (B,)
+        output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
+        typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(typed_tokens).sum()
+        overlong = gather([trajectory.is_overlong for trajectory in trajectories])
+        self._log_values({"credit/overlong_share": sum(overlong) / len(overlong)})
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
         """Write the trajectories of all processes."""
