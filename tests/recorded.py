@@ -89,7 +89,13 @@ def make_tasks_named(*names: str) -> list[Task]:
 
 
 def recorded_trainer(
-    folder: Path, recording: Recording, tasks: Sequence[Task], *, trainer: dict[str, Any] | None = None, **settings: Any
+    folder: Path,
+    recording: Recording,
+    tasks: Sequence[Task],
+    *,
+    trainer: dict[str, Any] | None = None,
+    kind: type[RecordedTrainer] = RecordedTrainer,
+    **settings: Any,
 ) -> RecordedTrainer:
     """`trainer` holds the trainer's further arguments, `settings` those of its config."""
     args = ReplGRPOConfig(
@@ -110,4 +116,4 @@ def recorded_trainer(
             **settings,
         }
     )
-    return RecordedTrainer(recording, str(NANO_PATH), args, tasks, **(trainer or {}))
+    return kind(recording, str(NANO_PATH), args, tasks, **(trainer or {}))

@@ -213,8 +213,17 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         """Of the trajectories of all processes; counters and times of the machinery are this process's own."""
         trajectories = gather([item.trajectory for item in scored])
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
-        self._log_values(batch_metrics(trajectories, seconds) | kernels)
+        self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels)
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
+
+    def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:
+        """A stop or an error that a batch doesn't have is a share of zero there; TRL averages what it is given."""
+        logged = self._metrics["train" if self.model.training else "eval"]
+        batches = len(logged["time/loop_share"])
+        names = [name for name in {*logged, *values} if name.startswith(("stops/", "errors/"))]
+        for name in names:
+            logged[name] += [0.0] * (batches - len(logged[name]))
+        return dict.fromkeys(names, 0.0) | dict(values)
 
     def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The share of typed tokens that a transcript put through text would have changed."""
