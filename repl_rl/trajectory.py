@@ -54,6 +54,17 @@ class StopReason(StrEnum):
     """Cut because enough of its batch had finished (`budget.finish_share`). Takes part in no loss."""
 
 
+_BUDGETS = frozenset(
+    {
+        StopReason.MAX_LINES,
+        StopReason.LINE_TOKENS,
+        StopReason.MAX_TOKENS,
+        StopReason.CONTEXT,
+        StopReason.SECONDS,
+    }
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox."""
@@ -139,6 +150,11 @@ class Trajectory:
     def is_void(self) -> bool:
         """True where the machinery failed, it was cut, or nothing was sampled: no part of any loss."""
         return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED) or not self.lines
+
+    @property
+    def is_overlong(self) -> bool:
+        """True where a budget ended it: lines, tokens, context or time."""
+        return self.stop_reason in _BUDGETS
 
     @property
     def own_s(self) -> float:

@@ -26,6 +26,13 @@ class TrainConfig(Section):
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term."""
+    redraws: int = Field(0, ge=0)
+    """How often the groups of a step that teach nothing are rolled out anew with further tasks (DAPO's dynamic
+    sampling); 0 is off. Each time costs the rollout of these groups again, one after the other: at worst a step takes
+    `redraws` times longer to roll out, and its last, small rounds leave the engine nearly empty."""
+    mask_overlong: bool = False
+    """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
+    baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of TRL's GRPOConfig, as they are."""
 

@@ -57,6 +57,17 @@ def batch_line_advantages(
     return [[[max(-bound, min(bound, value)) for value in of_one] for of_one in group] for group in estimated]
 
 
+def is_without_variance(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> bool:
+    """Whether a group with a valid trajectory teaches nothing, whatever else is in its batch.
+
+    A group of void ones alone is not meant: there the machinery failed, not the comparison.
+    """
+    if all(trajectory.is_void for trajectory in group):
+        return False
+    needs_none = config.estimator in BATCH_STEPS and config.baseline == "none"
+    return not needs_none and not any(value for of_one in _of_group(group, rewards, config) for value in of_one)
+
+
 def line_advantages(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> LineValues:

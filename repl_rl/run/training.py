@@ -155,6 +155,8 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "logging_steps": 1,
         "loss_type": plan.loss_type,
         "beta": plan.beta,
+        "redraws": plan.redraws,
+        "mask_overlong": plan.mask_overlong,
         "temperature": config.sampling.temperature,
         "top_p": config.sampling.top_p,
         "top_k": config.sampling.top_k,

@@ -48,6 +48,12 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     chat: bool | None = None
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
+    redraws: int = 0
+    """How often a step's groups without variance are rolled out anew with further tasks; each time costs their rollout
+    again. `repl_rl.trainer.redraw`."""
+    mask_overlong: bool = False
+    """Leave trajectories that a budget ended out of the loss, though not out of their group's baseline (Yu et al. 2025,
+    DAPO, section 3.4). TRL's `mask_truncated_completions` is refused."""
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
@@ -55,7 +61,14 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         for name, model in SECTIONS.items():
             value = getattr(self, name)
             setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
+        if self.redraws < 0:
+            raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         self.max_completion_length = self.budget.tokens
+        if self.mask_truncated_completions:
+            raise ConfigError(
+                "mask_truncated_completions masks whatever doesn't end in an end token, which is nearly every session; "
+                "set mask_overlong (train.mask_overlong in the file): it masks what a budget ended"
+            )
         if self.use_vllm:
             raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
         super().__post_init__()

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +39,7 @@ from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
+from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -83,6 +85,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
             **kwargs,
         )
         self._own_reward_columns = len(self._table.component_names)
+        self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
         self._rewards_per_func: torch.Tensor | None = None
         self._open_engine(path, vocabulary)
@@ -127,13 +130,15 @@ class ReplGRPOTrainer(TypedTokenTrainer):
             self._last_loaded_step = self.state.global_step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._batch_tasks = [task_of(row) for row in inputs]
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        self._rows = list(inputs)  # TRL reads on in this very list, where redrawing puts other rows
+        output: dict[str, Any] = super()._generate_and_score_completions(self._rows)
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
         credited = self._credit()
         completion_ids = output["completion_ids"]  # (B, T)
         output["advantages"] = token_advantages(credited, completion_ids)
         self._log_logprob_drift(output)
+        if self.args.mask_overlong:
+            self._mask_overlong(output, [item.trajectory for item in credited])
         if self.model.training:
             self._keep(credited)
         return output
@@ -141,16 +146,30 @@ class ReplGRPOTrainer(TypedTokenTrainer):
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
         started = time.perf_counter()
-        trajectories = self.service.generate(self._batch_tasks, cut=self._cut())
-        seconds = time.perf_counter() - started
-        self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table, self.state.global_step)
-        self._log_batch(self._last_scored, seconds)
-        rows = [training_row(trajectory, self.service.vocabulary.pad_id) for trajectory in trajectories]
+        self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
+        if self.model.training and self.args.redraws:
+            self._redraw()
+        self._log_batch(self._last_scored, time.perf_counter() - started)
+        rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
         return {**columns, "scored": self._last_scored}
 
+    def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        trajectories = self.service.generate(tasks, cut=self._cut())
+        return score(tasks, trajectories, self._grader, self._table, self.state.global_step)
+
+    def _redraw(self) -> None:
+        """Other tasks for the groups of this process that teach nothing; no other process has them, if they suffice."""
+        batch = Batch(self._rows, self._last_scored, self.num_generations)
+        taken = set(gather([task_of(row).id for row in self._rows]))
+        further = further_rows(self.train_dataset, taken, self.args.seed, self.state.global_step)
+        own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
+        count = redraw(batch, own, self._scored_rollouts, self.args.credit, self.args.redraws)
+        self._log_values({"credit/redrawn_groups": float(sum(gather([count])))})
+
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
+        prompts[:] = [row["prompt"] for row in inputs]  # TRL took them before the rollouts, and logs them after this
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards_per_func = rewards
         return rewards
@@ -167,6 +186,15 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         credited = credit(scored, group_size, self.args.credit)
         self._log_values(credit_numbers(credited, group_size))
         return credited
+
+    def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+        """Take what a budget ended out of the loss: out of its mask, and out of the tokens that it is divided by."""
+        is_kept = torch.tensor([not trajectory.is_overlong for trajectory in trajectories])  # (B,)
+        output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
+        typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
+        output["num_items_in_batch"] = self.accelerator.gather(typed_tokens).sum()
+        overlong = gather([trajectory.is_overlong for trajectory in trajectories])
+        self._log_values({"credit/overlong_share": sum(overlong) / len(overlong)})
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
         """Write the trajectories of all processes."""
@@ -186,8 +214,17 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         """Of the trajectories of all processes; counters and times of the machinery are this process's own."""
         trajectories = gather([item.trajectory for item in scored])
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
-        self._log_values(batch_metrics(trajectories, seconds) | kernels)
+        self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels)
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
+
+    def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:
+        """A stop or an error that a batch doesn't have is a share of zero there; TRL averages what it is given."""
+        logged = self._metrics["train" if self.model.training else "eval"]
+        batches = len(logged["time/loop_share"])
+        names = [name for name in {*logged, *values} if name.startswith(("stops/", "errors/"))]
+        for name in names:
+            logged[name] += [0.0] * (batches - len(logged[name]))
+        return dict.fromkeys(names, 0.0) | dict(values)
 
     def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
         """The share of typed tokens that a transcript put through text would have changed."""

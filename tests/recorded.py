@@ -1,0 +1,119 @@
+"""A trainer whose rollouts are made up: real TRL, real weights and losses, and neither engine nor kernels."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from repl_rl.nano import NANO_PATH
+from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+
+Recording = Callable[[Task, int], Trajectory]
+"""A task, and the place in its group, to the trajectory that is to come out."""
+
+
+def recorded(
+    task: Task, place: int, *, is_right: bool = True, lines: int = 2, stop_reason: StopReason = StopReason.ANSWER
+) -> Trajectory:
+    """`lines` lines of three tokens with an output of two behind each but the last; ids by task and place."""
+    first = sum(task.id.encode()) * 7 + place * 13
+    length = lines * 5 - 2
+    starts = range(0, length, 5)
+    kinds = [LineKind.STATEMENT] * (lines - 1) + [LineKind.ANSWER]
+    return Trajectory(
+        task_id=task.id,
+        prompt=task.question,
+        prompt_ids=tuple(1 + (first + index) % 600 for index in range(4 + len(task.id) % 3)),
+        completion_ids=tuple(1 + (first * 3 + index * 17) % 600 for index in range(length)),
+        sampled_mask=tuple(index % 5 < 3 for index in range(length)),
+        logprobs=tuple(-4.0 if index % 5 < 3 else 0.0 for index in range(length)),
+        stop_reason=stop_reason,
+        lines=tuple(Line(start, start + 3, "x\n", kind) for start, kind in zip(starts, kinds, strict=True)),
+        answer=(task.answer if is_right else "wrong",),
+    )
+
+
+class RecordedService:
+    """Stands where `RolloutService` stands, and remembers the tasks of each call."""
+
+    loop_share = 0.0
+
+    def __init__(self, vocabulary: Any, recording: Recording) -> None:
+        self.vocabulary = vocabulary
+        self.calls: list[list[str]] = []
+        self._recording = recording
+
+    def generate(self, tasks: Sequence[Task], sampling: Any = None, cut: Any = None) -> list[Trajectory]:
+        self.calls.append([task.id for task in tasks])
+        places: Counter[str] = Counter()
+        made = []
+        for task in tasks:
+            made.append(self._recording(task, places[task.id]))
+            places[task.id] += 1
+        return made
+
+    def kernel_numbers(self) -> dict[str, float]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+class RecordedTrainer(ReplGRPOTrainer):
+    """The trainer on recorded rollouts. `weight_syncs` counts how often an engine would have got new weights."""
+
+    service: Any
+
+    def __init__(self, recording: Recording, *arguments: Any, **named: Any) -> None:
+        self._recording = recording
+        self.weight_syncs = 0
+        super().__init__(*arguments, **named)
+
+    def _open_engine(self, path: str, vocabulary: Any) -> None:
+        self.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        self.service = RecordedService(vocabulary, self._recording)
+        self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync)
+        self.use_vllm = True
+        self._last_loaded_step = -1
+
+    def _count_sync(self) -> None:
+        self.weight_syncs += 1
+
+
+def make_tasks_named(*names: str) -> list[Task]:
+    return [Task(name, f"What is {name}?", f"answer {name}") for name in names]
+
+
+def recorded_trainer(
+    folder: Path,
+    recording: Recording,
+    tasks: Sequence[Task],
+    *,
+    trainer: dict[str, Any] | None = None,
+    kind: type[RecordedTrainer] = RecordedTrainer,
+    **settings: Any,
+) -> RecordedTrainer:
+    """`trainer` holds the trainer's further arguments, `settings` those of its config."""
+    args = ReplGRPOConfig(
+        **{
+            "output_dir": str(folder),
+            "rollout_dir": str(folder / "rollouts"),
+            "max_steps": 1,
+            "num_generations": 2,
+            "learning_rate": 1e-3,
+            "bf16": False,
+            "model_init_kwargs": {"dtype": "float32"},
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "credit": {"estimator": "rloo"},
+            **settings,
+        }
+    )
+    return kind(recording, str(NANO_PATH), args, tasks, **(trainer or {}))

@@ -1,0 +1,103 @@
+"""What a budget ended counts in the baseline, and in nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+
+from repl_rl.config import Config, parse_config
+from repl_rl.errors import ConfigError
+from repl_rl.run.folder import RunFolder
+from repl_rl.run.training import training_arguments
+from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl
+
+BUDGETS = {"max_lines", "line_tokens", "max_tokens", "context", "seconds"}
+TASKS = make_tasks_named("a", "b")
+
+
+@pytest.mark.parametrize("reason", StopReason)
+def test_overlong_is_what_a_budget_ended(reason: StopReason) -> None:
+    assert recorded(TASKS[0], 0, stop_reason=reason).is_overlong is (reason in BUDGETS)
+
+
+def one_of_four_overlong(task: Task, place: int) -> Trajectory:
+    """Of each group the first is right; the second of task a ran out of tokens, four lines long."""
+    is_overlong = (task.id, place) == ("a", 1)
+    reason = StopReason.MAX_TOKENS if is_overlong else StopReason.ANSWER
+    return recorded(task, place, is_right=place == 0, lines=4 if is_overlong else 2, stop_reason=reason)
+
+
+def scored_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, Any]]:
+    trainer = recorded_trainer(folder, one_of_four_overlong, TASKS, per_device_train_batch_size=4, **settings)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = trainer.train_dataset.to_list()
+    return trainer, trainer._generate_and_score_completions([dict(rows[index]) for index in (0, 0, 1, 1)])
+
+
+def test_overlong_trajectories_leave_the_loss_and_stay_in_the_baseline(tmp_path: Path) -> None:
+    trainer, output = scored_batch(tmp_path, mask_overlong=True)
+    typed = output["completion_mask"] * output["tool_mask"]
+    # rows: a right, a overlong, b right, b wrong; two lines of three typed tokens each
+    assert typed.sum(dim=1).tolist() == [6, 0, 6, 6]
+    assert output["num_items_in_batch"].item() == 18
+    assert output["advantages"][0].max() == 1.0, "rloo: its return of 1 less the 0 of the overlong one"
+    assert trainer._metrics["train"]["credit/overlong_share"] == [0.25]
+    assert trainer._metrics["train"]["completions/max_length"] == [12.0], "it was typed all the same"
+    assert trainer._metrics["train"]["credit/void_trajectories"] == [0.0]
+    kept = list(read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl"))
+    assert [trajectory.stop_reason for trajectory in kept] == ["answer", "max_tokens", "answer", "answer"]
+
+
+def test_off_everything_typed_is_in_the_loss(tmp_path: Path) -> None:
+    trainer, output = scored_batch(tmp_path)
+    assert (output["completion_mask"] * output["tool_mask"]).sum(dim=1).tolist() == [6, 12, 6, 6]
+    assert output["num_items_in_batch"].item() == 30
+    assert "credit/overlong_share" not in trainer._metrics["train"]
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str) -> None:
+    """dapo divides by the typed tokens that are left; grpo by trajectories, the masked one being one of nothing."""
+    trainer, output = scored_batch(tmp_path, mask_overlong=True, loss_type=loss_type)
+    tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
+
+    def gradient(inputs: dict[str, Any]) -> torch.Tensor:
+        trainer.model.zero_grad()
+        trainer._compute_loss(trainer.model, inputs).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+    found = gradient(tensors)
+    others = {key: value if value.dim() == 0 else value[[0, 2, 3]] for key, value in tensors.items()}
+    share = 1.0 if loss_type == "dapo" else 3 / 4
+    assert found.abs().max() > 1e-4
+    torch.testing.assert_close(found, gradient(others) * share, atol=1e-6, rtol=1e-4)
+
+
+def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path: Path) -> None:
+    def overlong(task: Task, place: int) -> Trajectory:
+        return recorded(task, place, is_right=place == 0, stop_reason=StopReason.MAX_LINES)
+
+    trainer = recorded_trainer(tmp_path, overlong, TASKS, per_device_train_batch_size=4, mask_overlong=True)
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert all(torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+    assert trainer.state.log_history[0]["credit/overlong_share"] == 1.0
+
+
+def test_trls_own_option_is_refused_with_the_name_of_ours(tmp_path: Path) -> None:
+    config = parse_config({"train": {"trl": {"mask_truncated_completions": True}}})
+    with pytest.raises(ConfigError, match=r"set mask_overlong \(train\.mask_overlong in the file\)"):
+        training_arguments(config, RunFolder(tmp_path))
+
+
+def test_the_file_reaches_the_trainers_arguments(tmp_path: Path) -> None:
+    config = parse_config({"train": {"mask_overlong": True, "redraws": 2}})
+    args = training_arguments(config, RunFolder(tmp_path), bf16=False)
+    assert (args.mask_overlong, args.redraws) == (True, 2)
+    args = training_arguments(Config(), RunFolder(tmp_path), bf16=False)
+    assert (args.mask_overlong, args.redraws) == (False, 0)
