@@ -22,7 +22,7 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
-from repl_rl.processes import from_main, is_main_process, require_processes
+from repl_rl.processes import from_main, is_main_process, process_rank, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
@@ -184,7 +184,8 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     tasks = prepared.inputs.heldout_tasks
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
-        result = evaluate(trainer.service, tasks, prepared.inputs.table, prepared.config.eval_sampling)
+        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
+        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling)
     row = result.to_row(step)
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)

@@ -38,12 +38,13 @@ from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
+from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 
 
-class ReplGRPOTrainer(TypedTokenTrainer):
+class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the columns `prompt` (the question) and `answer`.
@@ -106,6 +107,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
                 sampling=args.sampling,
                 context_tokens=args.engine.context_tokens,
                 chat=args.chat,
+                one_by_one=args.engine.deterministic,
             )
         except BaseException:
             self.engine.close()
@@ -141,7 +143,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
         started = time.perf_counter()
-        trajectories = self.service.generate(self._batch_tasks, cut=self._cut())
+        trajectories = self.service.generate(self._batch_tasks, self.batch_sampling(), self._cut())
         seconds = time.perf_counter() - started
         self._last_scored = score(self._batch_tasks, trajectories, self._grader, self._table)
         self._log_batch(self._last_scored, seconds)
