@@ -75,6 +75,8 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     inputs = check_inputs(config)
     if resume is None:
         folder = _new_run_of_all(config, runs)
+    elif is_main_process():
+        folder.keep_config(config)
     return Prepared(config, folder, inputs, folder.last_checkpoint())
 
 
@@ -196,7 +198,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
 def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import RecordMetrics, StopOnRequest
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopOnRequest
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -206,6 +208,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> No
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(stop)
+    trainer.add_callback(FollowArguments())
     with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
 

@@ -84,7 +84,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
 
 
-class EpochSampler(Sampler[int]):
+class EpochSampler(Sampler[int]):  # type: ignore[misc]
     """TRL's sampler with the order of each epoch following from the seed and the epoch's number alone.
 
     The n-th epoch's order is the n-th shuffle of a generator of the seed, which is what TRL draws in a single process
@@ -109,7 +109,8 @@ class EpochSampler(Sampler[int]):
 @contextmanager
 def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
     """Of torch, in the whole process. Where an operation has none it is said as a warning."""
-    before, only_warned = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:
         torch.use_deterministic_algorithms(True, warn_only=True)
     try:
