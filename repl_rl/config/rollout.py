@@ -76,8 +76,9 @@ class EngineConfig(Section):
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """GPU only: share of the device that the engine takes beside the trainer."""
     deterministic: bool = False
-    """For debugging: one trajectory at a time, each token drawn by a seed of its own. On a CPU two runs of one config
-    are then equal to the bit, resumed or not; sampling takes several times as long."""
+    """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
+    two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
+    or address and no limit in seconds strikes. Sampling takes as long as its trajectories one after another."""
 
     @model_validator(mode="before")
     @classmethod

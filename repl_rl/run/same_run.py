@@ -1,4 +1,4 @@
-"""Whether a config is still that of a run: which keys may change when it is resumed, and which would make another one."""
+"""Whether a config is still that of a run: which keys may change when it is resumed, which make another run."""
 
 from __future__ import annotations
 
