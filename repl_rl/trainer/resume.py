@@ -14,6 +14,7 @@ Not covered: the version of servers, which outlive the run; iterable data sets, 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,8 +37,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._batches_of = (0, 0)
-        """A step, and the batches that have been sampled in it."""
+        self._sampled: Counter[tuple[int, str]] = Counter()
+        """Batches by step and mode; only the step in progress is counted."""
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """As TRL's; with `engine.deterministic` no operation adds up in the order in which its threads come by."""
@@ -46,13 +47,13 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def batch_sampling(self) -> SeededSampling:
         """The sampling of the next batch: no two batches of a run have the same seed, in any of its processes."""
-        step, count = self.state.global_step, 0
-        if self._batches_of[0] == step:
-            count = self._batches_of[1]
-        self._batches_of = (step, count + 1)
-        mode = "train" if self.model.training else "eval"
-        seed = f"{self.args.seed}/{mode}/{step}/{count}/{self.accelerator.process_index}"
-        sampling: SeededSampling = self.args.sampling.seeded(seed)
+        step, mode = self.state.global_step, "train" if self.model.training else "eval"
+        self._sampled = Counter({key: count for key, count in self._sampled.items() if key[0] == step})
+        number = self._sampled[step, mode]
+        self._sampled[step, mode] += 1
+        sampling: SeededSampling = self.args.sampling.seeded(
+            f"{self.args.seed}/{mode}/{step}/{number}/{self.accelerator.process_index}"
+        )
         return sampling
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
