@@ -184,7 +184,7 @@ def _rollout(options: argparse.Namespace, console: Console) -> int:
     config = _rollout_config(options)
     tasks = _rollout_tasks(options, config)
     with open_service(config, _attached(options, console)) as service:
-        trajectories = service.generate(tasks, config.sampling)
+        trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))
     write_jsonl(options.out, trajectories)
     from repl_rl.view import print_trajectory
 
@@ -238,7 +238,7 @@ def _eval(options: argparse.Namespace, console: Console) -> int:
     config = load_config(options.config, tuple(options.set))
     tasks, table = heldout_tasks(config), reward_table(config.rewards, config.credit)
     with open_service(config) as service:
-        result = evaluate(service, tasks, table, config.eval_sampling)
+        result = evaluate(service, tasks, table, config.eval_sampling.seeded(f"{config.seed}/heldout/0"))
     for family, rate in result.families.items():
         console.print(f"{family:24} {rate:6.1%}", highlight=False)
     console.print(f"{'all':24} {result.solve_rate:6.1%}   of {len(tasks)} problems, {result.seconds:.0f} s")

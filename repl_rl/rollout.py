@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
 from typing import Any
 
-from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Dialect
 from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
@@ -86,7 +86,7 @@ class Rollout:
         asked = time.monotonic()
 
         def run(index: int, ticket: Ticket) -> Coroutine[Any, Any, Trajectory]:
-            return self._roll(tasks[index], sampling or self.sampling, ticket, asked)
+            return self._roll(tasks[index], _of_trajectory(sampling or self.sampling, index), ticket, asked)
 
         async with aclosing(Scheduler(run, len(tasks), self.at_once, cut).stream()) as ended:
             async for index, trajectory in ended:
@@ -205,6 +205,10 @@ def make_prompt(dialect: Dialect, vocabulary: Vocabulary, question: str, chat: b
         return Prompt(vocabulary.decode(ids), ids)
     text = dialect.completion_prompt(question)
     return Prompt(text, vocabulary.encode_prompt(text))
+
+
+def _of_trajectory(sampling: SamplingConfig, index: int) -> SamplingConfig:
+    return sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
 
 
 def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:

@@ -39,10 +39,11 @@ class RolloutService:
         chat: bool | None = None,
         kernels: Callable[[KernelPool], KernelSource] | None = None,
         apart: bool = True,
+        one_by_one: bool = False,
     ) -> None:
         """`kernels` may put something of its own between the rollouts and the pool; apart, it has to pickle."""
         self.vocabulary = vocabulary
-        setup = RolloutSetup(vocabulary, kernel, dialect, budget, sampling, context_tokens, chat, kernels)
+        setup = RolloutSetup(vocabulary, kernel, dialect, budget, sampling, context_tokens, chat, kernels, one_by_one)
         self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
     def generate(
@@ -102,6 +103,7 @@ def open_service(
             chat=config.model.chat,
             kernels=kernels,
             apart=kernels is None,
+            one_by_one=config.engine.deterministic,
         ) as service:
             yield service
     finally:

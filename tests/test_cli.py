@@ -136,7 +136,7 @@ def test_resuming_with_another_config_lists_the_keys_that_differ(
     folder = new_run(load_config("quickstart"), tmp_path)
     code, shown = run(["train", "quickstart", "--set", "seed=9", "--resume", str(folder.path)], capsys)
     assert code == 2
-    assert "these keys differ: seed (0 there, 9 here)" in shown
+    assert "These keys differ: seed: 0 in the run, 9 now" in shown
 
 
 def test_resuming_what_is_no_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -234,3 +234,19 @@ def test_a_name_that_reads_like_a_number_stays_a_name(tmp_path: Path) -> None:
     config = parse_config({"rewards": {"functions": ["0E0"]}})
     (tmp_path / "c.yaml").write_text(dump_config(config))
     assert load_config(str(tmp_path / "c.yaml")) == config
+
+
+def test_what_a_deterministic_engine_cannot_repeat_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"budget\.finish_share 0\.5 cuts what is late"):
+        load_config("quickstart", ("engine.deterministic=true", "budget.finish_share=0.5"))
+    with pytest.raises(ConfigError, match="deterministic needs an engine in this process"):
+        load_config("quickstart", ("engine={deterministic: true, servers: [http://a:1]}",))
+
+
+def test_seeds_follow_from_the_batch_the_trajectory_and_the_place() -> None:
+    batch = load_config("quickstart").sampling.seeded("0/train/7")
+    assert batch.temperature == 0.7
+    seeds = {batch.of_trajectory(index).line_seed(length) for index in range(12) for length in range(120)}
+    assert len(seeds) == 12 * 120
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert batch.of_trajectory(1).line_seed(2) == batch.of_trajectory(1).line_seed(2)

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 from trl import GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer.utils import RepeatSampler
 
 OVERRIDDEN = [
     (GRPOTrainer._generate_and_score_completions, ["self", "inputs"]),
     (GRPOTrainer._calculate_rewards, ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
+    (GRPOTrainer._get_train_sampler, ["self", "dataset"]),
+    (GRPOTrainer._save_rng_state, ["self", "output_dir"]),
+    (GRPOTrainer._load_rng_state, ["self", "checkpoint"]),
     (VLLMGeneration._init_vllm, ["self"]),
     (VLLMGeneration.sync_weights, ["self"]),
     (VLLMGeneration._iter_named_params, ["self"]),
@@ -44,6 +48,22 @@ RELIED_ON = [
         "so are the sampler's",
     ),
     (GRPOTrainer._generate_and_score_completions, 'output["tool_mask"] = tool_mask', "and the mask of typed tokens"),
+    (
+        GRPOTrainer._prepare_inputs,
+        "self._step % generate_every == 0 or self._buffered_inputs is None",
+        "these two attributes are the place inside a generated batch",
+    ),
+    (
+        GRPOTrainer._prepare_inputs,
+        "generate_every = self.args.steps_per_generation * self.num_iterations",
+        "a generated batch lasts for so many micro-steps",
+    ),
+    (
+        GRPOTrainer._save_checkpoint,
+        "super()._save_checkpoint(model, trial)",
+        "random states, and our position beside them, are saved by transformers before the state that completes it",
+    ),
+    (RepeatSampler.__iter__, "torch.randperm(self.num_samples, generator=self.generator)", "one shuffle an epoch"),
     (GRPOTrainer._compute_loss, "if advantages.dim() == 1:", "advantages of shape (B, T) are taken as they are"),
     (GRPOTrainer._compute_loss, 'completion_mask * inputs["tool_mask"]', "the loss is masked by tool_mask"),
     (VLLMGeneration.sync_weights, "self.llm.llm_engine.model_executor", "weights go into the LLM at self.llm"),

@@ -13,6 +13,7 @@ from repl_rl.config.rollout import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
+    SeededSampling,
     TasksConfig,
 )
 from repl_rl.config.section import Section
@@ -32,6 +33,7 @@ __all__ = [
     "RewardsConfig",
     "SamplingConfig",
     "Section",
+    "SeededSampling",
     "TasksConfig",
     "TrainConfig",
     "dump_config",

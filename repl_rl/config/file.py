@@ -52,6 +52,15 @@ class Config(Section):
         return self.sampling.model_copy(update={"temperature": self.eval.temperature})
 
     @model_validator(mode="after")
+    def _nothing_is_cut_by_the_clock(self) -> Config:
+        if self.engine.deterministic and self.budget.finish_share < 1:
+            raise ValueError(
+                f"budget.finish_share {self.budget.finish_share} cuts what is late, which engine.deterministic can't "
+                "repeat; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _credit_finds_what_it_compares(self) -> Config:
         self.credit.require_group(self.train.group_size)
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -74,6 +75,10 @@ class EngineConfig(Section):
     """CPU only: memory of the KV cache, in whole GiB."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """GPU only: share of the device that the engine takes beside the trainer."""
+    deterministic: bool = False
+    """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
+    two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
+    or address and no limit in seconds strikes. Sampling takes as long as its trajectories one after another."""
 
     @model_validator(mode="before")
     @classmethod
@@ -86,6 +91,8 @@ class EngineConfig(Section):
             raise ValueError("backend server needs the URLs of its servers; set servers: [http://host:8000]")
         if self.servers and self.backend not in ("auto", "server"):
             raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
+        if self.deterministic and self.servers:
+            raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")
         return self
 
 
@@ -95,6 +102,28 @@ class SamplingConfig(Section):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0)
     """0 is off."""
+
+    def seeded(self, seed: str) -> SeededSampling:
+        """The same, with random numbers that follow from `seed`."""
+        return SeededSampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
+
+
+class SeededSampling(SamplingConfig):
+    """Sampling of a batch whose random numbers follow from `seed`, the trajectory's index and the token's place alone.
+
+    No section of the file. Engines follow the seed where it costs nothing, and all do with `engine.deterministic`.
+    """
+
+    seed: str
+
+    def of_trajectory(self, index: int) -> SeededSampling:
+        """The sampling of one trajectory of the batch."""
+        return self.model_copy(update={"seed": f"{self.seed}/{index}"})
+
+    def line_seed(self, length: int) -> int:
+        """63 bits for the line that begins behind `length` tokens."""
+        digest = hashlib.blake2b(f"{self.seed}/{length}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
 
 
 class BudgetConfig(Section):

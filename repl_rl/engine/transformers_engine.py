@@ -1,7 +1,8 @@
 """transformers in this process: for machines without vLLM, and as the reference that other engines are held against.
 
 Each seat keeps its keys and values in a row of memory between lines, so a line costs its new tokens only. Every seat
-draws random numbers of its own: with one seed, the n-th seat samples the same whatever runs beside it.
+draws random numbers of its own: with one seed, the n-th seat draws the same numbers whatever runs beside it. They meet
+the same distributions only up to rounding: the last bits of a row's logits depend on the shape of the batch.
 
 transformers' own continuous batching lets go of a sequence when it ends, draws for all from one generator, and took
 36 s on two cores for the tokens that take this loop 0.2 s.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine
 from repl_rl.engine.line_thread import LineThread
@@ -89,6 +90,8 @@ class _RowStepper:
 
     def add(self, seat: _Place, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
         seat.sequence.go_on_from(ids, sampling)
+        if isinstance(sampling, SeededSampling):
+            seat.sequence.draws = random.Random(sampling.line_seed(len(ids)))
         seat.sequence.width = max(seat.sequence.width, len(ids) + max_tokens)
         seat.max_tokens, seat.logprobs = max_tokens, []
         self._waiting.append(seat)

@@ -17,7 +17,7 @@ import torch
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine
 from repl_rl.engine.line_thread import LineThread
@@ -41,7 +41,7 @@ class VLLMEngine(ThreadedEngine[str]):
         self.llm = load_llm(path, dtype, config, seed, llm_kwargs)
         self.stepper = make_stepper(self.llm, vocabulary)
         self._names = itertools.count()
-        lines = _Lines(self, vocabulary)
+        lines = _Lines(self, vocabulary, config.deterministic)
         threads = None if torch.cuda.is_available() else engine_threads(_parameters(self.llm))
         thread = LineThread(lines, "vLLM", threads)
         super().__init__(thread, Admission(kv_capacity_tokens(self.llm)), config.context_tokens)
@@ -73,8 +73,9 @@ class _Asked:
 class _Lines:
     """A `Stepper` of lines on one of vLLM's requests; asks again for a line that vLLM gives up on."""
 
-    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary) -> None:
+    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool) -> None:
         self._engine = engine
+        self._follows_seeds = follows_seeds
         self._newline_ids = vocabulary.newline_ids
         self._asked: dict[str, _Asked] = {}
 
@@ -83,7 +84,11 @@ class _Lines:
         return self._engine.stepper
 
     def add(self, seat: str, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        self._start(seat, _Asked(list(ids), _params(max_tokens, sampling)))
+        params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
+        if self._follows_seeds and isinstance(sampling, SeededSampling):
+            params = params.clone()
+            params.seed = sampling.line_seed(len(ids))
+        self._start(seat, _Asked(list(ids), params))
 
     def step(self) -> Iterator[tuple[str, SampledLine | EngineError]]:
         for line in self._stepper.step():
@@ -120,11 +125,11 @@ class _Lines:
 
 
 @lru_cache(maxsize=1024)
-def _params(max_tokens: int, sampling: SamplingConfig) -> SamplingParams:
+def _params(max_tokens: int, temperature: float, top_p: float, top_k: int) -> SamplingParams:
     return SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
         max_tokens=max_tokens,
         logprobs=0,
         detokenize=False,

@@ -38,6 +38,15 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
         self._progress.step(row)
 
 
+class FollowArguments(TrainerCallback):  # type: ignore[misc]
+    """A resumed run saves as its config says now; transformers goes on with the checkpoint's `save_steps`."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        state.compute_steps(args, state.max_steps)
+
+
 class StopOnRequest(TrainerCallback):  # type: ignore[misc]
     """Ends training behind the step in progress, with a checkpoint; one process that is asked is enough."""
 

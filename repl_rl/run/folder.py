@@ -11,6 +11,7 @@ from typing import Any
 
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.run.same_run import refuse_another_run
 from repl_rl.trajectory import Trajectory, write_jsonl
 
 
@@ -41,6 +42,12 @@ class RunFolder:
         if not self.config_path.is_file():
             raise RunError(f"{self.path} is no run: it has no config.yaml")
         return load_config(str(self.config_path))
+
+    def keep_config(self, config: Config) -> None:
+        """Store the config in place of the one that is there, if any; a crash leaves one of the two."""
+        new = self.config_path.with_suffix(".new")
+        new.write_text(dump_config(config), encoding="utf-8")
+        new.replace(self.config_path)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row to metrics.jsonl."""
@@ -86,8 +93,9 @@ def new_run(config: Config, parent: Path) -> RunFolder:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
-        (path / "config.yaml").write_text(dump_config(config), encoding="utf-8")
-        return RunFolder(path)
+        folder = RunFolder(path)
+        folder.keep_config(config)
+        return folder
 
 
 def free_folder(name: str, parent: Path) -> Path:
@@ -100,14 +108,20 @@ def free_folder(name: str, parent: Path) -> Path:
 
 
 def open_run(path: Path, config: Config | None) -> tuple[RunFolder, Config]:
-    """A run to go on with. Raises RunError if `config` is given and differs, listing the keys that do."""
+    """A run to go on with: the config given, if there is one. Writes nothing.
+
+    Raises RunError, listing keys and values, if it differs from the run's own in what makes a run what it is.
+    """
     folder = RunFolder(path)
     stored = folder.config()
-    if config is not None:
-        different = sorted(_differences(stored.model_dump(mode="json"), config.model_dump(mode="json")))
-        if different:
-            raise RunError(f"{path} was started from another config; these keys differ: {', '.join(different)}")
-    return folder, stored
+    if config is None:
+        return folder, stored
+    refuse_another_run(path, stored, config)
+    checkpoint = folder.last_checkpoint()
+    reached = 0 if checkpoint is None else checkpoint_step(checkpoint)
+    if config.train.steps < reached:
+        raise RunError(f"{path} has reached step {reached}, and train.steps is {config.train.steps} now; raise it")
+    return folder, config
 
 
 def checkpoint_step(path: Path) -> int:
@@ -122,12 +136,3 @@ def _is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in one.keys() | other.keys():
-        left, right = one.get(key), other.get(key)
-        if isinstance(left, dict) and isinstance(right, dict):
-            yield from _differences(left, right, f"{prefix}{key}.")
-        elif left != right:
-            yield f"{prefix}{key} ({left!r} there, {right!r} here)"

@@ -22,7 +22,7 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
-from repl_rl.processes import from_main, is_main_process, require_processes
+from repl_rl.processes import from_main, is_main_process, process_rank, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
@@ -76,6 +76,8 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     inputs = check_inputs(config)
     if resume is None:
         folder = _new_run_of_all(config, runs)
+    elif is_main_process():
+        folder.keep_config(config)
     return Prepared(config, folder, inputs, folder.last_checkpoint())
 
 
@@ -187,7 +189,8 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     tasks = prepared.inputs.heldout_tasks
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
-        result = evaluate(trainer.service, tasks, prepared.inputs.table, prepared.config.eval_sampling)
+        sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
+        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling)
     row = result.to_row(step)
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)
@@ -198,7 +201,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
 def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import RecordMetrics, StopOnRequest
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopOnRequest
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -208,6 +211,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> No
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(stop)
+    trainer.add_callback(FollowArguments())
     with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
 

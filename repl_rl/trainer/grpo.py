@@ -40,12 +40,13 @@ from repl_rl.tasks import grade
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
+from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 
 
-class ReplGRPOTrainer(TypedTokenTrainer):
+class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the columns `prompt` (the question) and `answer`.
@@ -109,6 +110,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
                 sampling=args.sampling,
                 context_tokens=args.engine.context_tokens,
                 chat=args.chat,
+                one_by_one=args.engine.deterministic,
             )
         except BaseException:
             self.engine.close()
@@ -156,7 +158,7 @@ class ReplGRPOTrainer(TypedTokenTrainer):
         return {**columns, "scored": self._last_scored}
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
-        trajectories = self.service.generate(tasks, cut=self._cut())
+        trajectories = self.service.generate(tasks, self.batch_sampling(), self._cut())
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step)
 
     def _redraw(self) -> None:

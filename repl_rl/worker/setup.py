@@ -25,6 +25,8 @@ class RolloutSetup:
     chat: bool | None = None
     """Use the chat template; None: if the tokenizer has one."""
     kernels: Callable[[KernelPool], KernelSource] | None = None
+    one_by_one: bool = False
+    """One trajectory at a time (`engine.deterministic`)."""
 
     def make(self, engine: Engine, pool: KernelPool) -> Rollout:
         """The rollout of `engine` on kernels of `pool`."""
@@ -38,7 +40,7 @@ class RolloutSetup:
             sampling=self.sampling,
             context_tokens=self.context_tokens,
             chat=has_template if self.chat is None else self.chat,
-            at_once=self.kernel.size,
+            at_once=1 if self.one_by_one else self.kernel.size,
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typist import make_typist
 
-from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.errors import ConfigError, EngineError
 
@@ -39,6 +39,14 @@ def engine(request: pytest.FixtureRequest, typist: Path, vocabulary: Vocabulary)
 def opened(backend: Any, typist: Path, vocabulary: Vocabulary) -> Engine:
     config = EngineConfig(backend=backend, context_tokens=CONTEXT_TOKENS)
     return make_engine(str(typist), vocabulary, ModelConfig(), config, seed=11)
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def deterministic(request: pytest.FixtureRequest, typist: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
+    config = EngineConfig(backend=request.param, context_tokens=CONTEXT_TOKENS, deterministic=True)
+    engine = make_engine(str(typist), vocabulary, ModelConfig(), config)
+    yield engine
+    engine.close()
 
 
 def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
@@ -217,3 +225,34 @@ def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, typist: Pa
     with pytest.raises(EngineError, match="closed"):
         run(line(engine, prompt(vocabulary, 1)))
     engine.close()
+
+
+def test_a_deterministic_engine_draws_a_line_by_its_trajectorys_seed_and_place_alone(
+    deterministic: Engine, vocabulary: Vocabulary
+) -> None:
+    async def two_lines(sampling: SeededSampling) -> list[SampledLine]:
+        ids, lines = prompt(vocabulary, 3), []
+        async with deterministic.seat(CONTEXT_TOKENS) as seat:
+            for _ in range(2):
+                lines.append(await seat.sample_line(ids, 40, sampling))
+                ids += [*lines[-1].ids, 1, 2, 3]
+        return lines
+
+    batch = EVEN.seeded("7/train/3")
+    first, other = run(two_lines(batch.of_trajectory(0))), run(two_lines(batch.of_trajectory(1)))
+    again = run(two_lines(EVEN.seeded("7/train/3").of_trajectory(0)))
+    assert again == first, "ids and log-probabilities, to the bit"
+    assert [line.ids for line in first] != [line.ids for line in other]
+    assert first[0].ids != first[1].ids, "each line has numbers of its own"
+
+
+def test_a_seed_draws_the_same_line_in_a_batch_up_to_rounding(deterministic: Engine, vocabulary: Vocabulary) -> None:
+    async def side_by_side() -> list[SampledLine]:
+        seeds = [EVEN.seeded("batch").of_trajectory(n) for n in range(8)]
+        ids = [prompt(vocabulary, n) for n in range(8)]
+        return await asyncio.gather(*(line(deterministic, i, s) for i, s in zip(ids, seeds, strict=True)))
+
+    together = run(side_by_side())
+    for number in range(8):
+        alone = run(line(deterministic, prompt(vocabulary, number), EVEN.seeded("batch").of_trajectory(number)))
+        assert_same(together[number], alone)

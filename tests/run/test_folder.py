@@ -51,12 +51,45 @@ def test_what_came_after_the_checkpoint_is_forgotten(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.rollouts.iterdir()) == ["step_00001.jsonl", "step_00002.jsonl"]
 
 
-def test_another_config_is_refused_with_the_keys_that_differ(tmp_path: Path) -> None:
+def test_another_config_is_refused_with_the_keys_that_differ_and_both_values(tmp_path: Path) -> None:
     folder = new_run(load_config("quickstart"), tmp_path)
     assert open_run(folder.path, None)[1] == load_config("quickstart")
-    other = load_config("quickstart", ("train.steps=7", "rewards.kinds={}"))
-    with pytest.raises(RunError, match=r"train\.steps \(\d+ there, 7 here\)"):
+    other = load_config(
+        "quickstart", ("train.steps=7", "train.save_steps=3", "seed=4", "rewards.kinds={timeout: -0.2, killed: -1}")
+    )
+    with pytest.raises(RunError) as caught:
         open_run(folder.path, other)
+    assert str(caught.value).splitlines()[:-1] == [
+        f"{folder.path} was started from another config. These keys differ:",
+        "  rewards.kinds.exception: -0.05 in the run, absent now",
+        "  rewards.kinds.killed: -0.2 in the run, -1.0 now",
+        "  rewards.kinds.overlong: -0.1 in the run, absent now",
+        "  rewards.kinds.syntax_error: -0.1 in the run, absent now",
+        "  seed: 0 in the run, 4 now",
+        "  train.steps: 60 in the run, 7 now",
+    ]
+    assert "with schedule linear, not train.steps" in str(caught.value)
+
+
+def test_a_longer_run_with_other_means_is_still_the_run(tmp_path: Path) -> None:
+    constant = "train.schedule=constant_with_warmup"
+    folder = new_run(load_config("quickstart", (constant, "train.steps=8")), tmp_path)
+    changed = load_config("quickstart", (constant, "train.steps=9", "train.save_steps=2", "kernel.size=3"))
+    assert open_run(folder.path, changed) == (folder, changed)
+    assert folder.config().train.steps == 8, "opening writes nothing"
+    folder.keep_config(changed)
+    assert folder.config() == changed
+    assert sorted(path.name for path in folder.path.iterdir()) == ["config.yaml"]
+
+
+def test_a_run_is_not_resumed_to_a_step_behind_it(tmp_path: Path) -> None:
+    constant = "train.schedule=constant"
+    folder = new_run(load_config("quickstart", (constant,)), tmp_path)
+    checkpoint = folder.checkpoints / "checkpoint-20"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
+    with pytest.raises(RunError, match=r"has reached step 20, and train\.steps is 19 now"):
+        open_run(folder.path, load_config("quickstart", (constant, "train.steps=19")))
 
 
 def test_metrics_stay_one_json_object_per_line(tmp_path: Path) -> None:

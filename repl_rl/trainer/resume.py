@@ -1,0 +1,120 @@
+"""What TRL's checkpoints lack so that a resumed run goes on as if it had never stopped.
+
+They hold weights, optimiser, schedule and random states. Added here, in files beside those:
+
+- the place inside a generated batch that lasts for several steps, and the batch (`num_iterations`,
+  `steps_per_generation`): TRL would sample a new one and keep its phase wrong from then on;
+- the problems' order after the first epoch: TRL's sampler begins its shuffles anew in each process;
+- how many weight updates the engine has seen, which trajectories carry as their version.
+
+Random numbers of rollouts need no state: they follow from the run's seed, the step and the trajectory's index.
+
+Not covered: the version of servers, which outlive the run; iterable data sets, which have no sampler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import Sampler
+from trl import GRPOTrainer
+from trl.trainer.utils import RepeatSampler
+
+from repl_rl.config import SeededSampling
+from repl_rl.engine import Engine, SharedEngine
+
+
+class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
+    """`GRPOTrainer` that stores and takes up its whole position, and seeds the sampling of every batch."""
+
+    engine: Engine
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._sampled: Counter[tuple[int, str]] = Counter()
+        """Batches by step and mode; only the step in progress is counted."""
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        """As TRL's; with `engine.deterministic` no operation adds up in the order in which its threads come by."""
+        with _deterministic_algorithms(self.args.engine.deterministic):
+            return super().train(*arguments, **named)
+
+    def batch_sampling(self) -> SeededSampling:
+        """The sampling of the next batch: no two batches of a run have the same seed, in any of its processes."""
+        step, mode = self.state.global_step, "train" if self.model.training else "eval"
+        self._sampled = Counter({key: count for key, count in self._sampled.items() if key[0] == step})
+        number = self._sampled[step, mode]
+        self._sampled[step, mode] += 1
+        sampling: SeededSampling = self.args.sampling.seeded(
+            f"{self.args.seed}/{mode}/{step}/{number}/{self.accelerator.process_index}"
+        )
+        return sampling
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        sampler: Sampler[int] = super()._get_train_sampler(dataset)
+        if not (isinstance(sampler, RepeatSampler) and sampler.shuffle):
+            return sampler
+        return EpochSampler(sampler, lambda: int(self.state.epoch or 0))
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        is_inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        position = {
+            "micro_step": self._step,
+            "batch": self._buffered_inputs if is_inside else None,
+            "version": self.engine.version,
+        }
+        torch.save(position, self._position_path(output_dir))
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint is None or not self._position_path(checkpoint).is_file():
+            return
+        stored = torch.load(self._position_path(checkpoint), map_location=self.accelerator.device, weights_only=True)
+        self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
+        if not isinstance(self.engine, SharedEngine):
+            self.engine.version = stored["version"]  # type: ignore[misc]
+
+    def _position_path(self, checkpoint: str) -> Path:
+        return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
+
+
+class EpochSampler(Sampler[int]):  # type: ignore[misc]
+    """TRL's sampler with the order of each epoch following from the seed and the epoch's number alone.
+
+    The n-th epoch's order is the n-th shuffle of a generator of the seed, which is what TRL draws in a single process
+    that begins at the first.
+    """
+
+    def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
+        self._sampler = sampler
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = self._sampler.generator
+        generator.manual_seed(generator.initial_seed())
+        for _ in range(self._epoch()):
+            torch.randperm(self._sampler.num_samples, generator=generator)
+        yield from self._sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+@contextmanager
+def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Of torch, in the whole process. Where an operation has none it is said as a warning."""
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    if wanted:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warned)
