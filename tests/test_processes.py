@@ -20,9 +20,12 @@ SMALL = {
     "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
     "kernel": {"size": 8},
     "budget": {"line_tokens": 32, "lines": 4, "tokens": 120},
-    "train": {"steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 2},
+    "train": {
+        "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 2,
+        "redraws": 1, "mask_overlong": True,
+    },
     "eval": {"problems": 5},
-}
+}  # fmt: skip
 
 
 def test_one_process_is_all_of_them() -> None:
@@ -71,6 +74,8 @@ def test_two_processes_make_one_run(run: Path) -> None:
     assert [(row["kind"], row["step"]) for row in rows] == [("eval", 0), ("train", 1), ("train", 2), ("eval", 2)]
     for row in rows[1:3]:
         assert row["drift/logprob_max"] < 1e-3, "each process samples with the weights of its step"
+        assert row["credit/redrawn_groups"] in range(5)
+        assert 0.0 <= row["credit/overlong_share"] <= 1.0
         assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
     assert (run / "report.html").exists()
     assert (run / "model" / "model.safetensors").exists()

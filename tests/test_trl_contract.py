@@ -64,6 +64,21 @@ RELIED_ON = [
         "random states, and our position beside them, are saved by transformers before the state that completes it",
     ),
     (RepeatSampler.__iter__, "torch.randperm(self.num_samples, generator=self.generator)", "one shuffle an epoch"),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        "rewards_per_func = self._calculate_rewards(inputs, prompts, completions, completion_ids_list)",
+        "redrawn rows and prompts are seen by the reward functions",
+    ),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        'self._logs["prompt"].extend(gather_object(prompts))',
+        "and logged behind them, from the same list",
+    ),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        '"num_items_in_batch": num_items_in_batch',
+        "the number of typed tokens is in the output, for mask_overlong to count anew",
+    ),
     (GRPOTrainer._compute_loss, "if advantages.dim() == 1:", "advantages of shape (B, T) are taken as they are"),
     (GRPOTrainer._compute_loss, 'completion_mask * inputs["tool_mask"]', "the loss is masked by tool_mask"),
     (VLLMGeneration.sync_weights, "self.llm.llm_engine.model_executor", "weights go into the LLM at self.llm"),
