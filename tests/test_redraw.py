@@ -13,7 +13,7 @@ from recorded import make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import CreditConfig
 from repl_rl.credit import is_without_variance
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
@@ -86,6 +86,17 @@ def test_rounds_are_bounded_and_the_last_draw_stays() -> None:
     assert count == 2
     assert [item.trajectory.task_id for item in batch.scored] == ["c", "c"]
     assert redraw(batch, iter(rows("d")), lambda tasks: [], RLOO, rounds=0) == 0
+
+
+def test_groups_stay_where_not_one_further_session_can_run() -> None:
+    batch = Batch(rows(*"aa"), [earning(1.0), earning(1.0)], group_size=2)
+    rows_before, scored_before = list(batch.rows), list(batch.scored)
+
+    def roll_out(tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        raise KernelError("not a single kernel")
+
+    assert redraw(batch, iter(rows("d", "e")), roll_out, RLOO, rounds=2) == 0
+    assert (batch.rows, batch.scored) == (rows_before, scored_before)
 
 
 def test_rows_and_trajectories_of_a_batch_have_to_agree() -> None:

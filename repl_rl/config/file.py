@@ -70,6 +70,19 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _potentials_leave_the_order_as_it_is(self) -> Config:
+        credit = self.credit
+        if self.rewards.shaping.mode == "potential" and (
+            credit.estimator == "turn" or (credit.estimator == "gigpo" and credit.gamma < 1)
+        ):
+            raise ValueError(
+                "rewards.shaping.mode: potential leaves the order of sessions as it is only where returns are compared "
+                f"by one discount; credit.estimator {credit.estimator} with gamma {credit.gamma:g} compares others"
+                + (", take gamma 1" if credit.estimator == "gigpo" else "; take another estimator")
+            )
+        return self
+
 
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     """The config at a path, or the shipped one of that name, with `a.b=value` overrides (values are YAML).

@@ -21,6 +21,18 @@ _AT = "typed_at"
 _PROBE_LENGTHS = (7, 3, 5)
 _PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
 
+_MODELS_OWN_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What a model's code may raise over a row that it was not made for."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -29,6 +41,7 @@ class TypedForward:
 
     def __init__(self, model: Any) -> None:
         self._at: torch.Tensor | None = None
+        self._is_flash = base_of(model).config._attn_implementation.startswith("flash")
         backbone = base_of(model).base_model
         self._hooks = (
             backbone.register_forward_pre_hook(self._take_positions, with_kwargs=True),
@@ -58,7 +71,7 @@ class TypedForward:
         output = model(
             input_ids=packed.ids,
             position_ids=packed.positions,
-            attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),  # 4-D: taken as it is
+            attention_mask=self._mask(packed),
             sequence_lengths=packed.lengths,
             cu_seq_lens_q=packed.bounds,  # this and the next three are what transformers' flash attention takes
             cu_seq_lens_k=packed.bounds,
@@ -69,6 +82,10 @@ class TypedForward:
             **{_AT: packed.at},
         )
         return output.log_probs[0], None if output.entropy is None else output.entropy[0]
+
+    def _mask(self, packed: Packed) -> torch.Tensor | None:
+        """None for flash attention, which goes by the bounds; else four dimensions, which transformers leaves alone."""
+        return None if self._is_flash else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device)
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -99,7 +116,7 @@ class TypedForward:
                 found, _ = self(model, pack(ids, attention, attention[:, 1:]))
                 labels = [ids[row : row + 1, :length] for row, length in enumerate(_PROBE_LENGTHS)]
                 plain = [model(input_ids=one, labels=one, fused_lm_head=True).log_probs[0] for one in labels]
-        except (RuntimeError, TypeError, ValueError, AttributeError, NotImplementedError) as error:
+        except _MODELS_OWN_ERRORS as error:
             return f"{type(error).__name__}: {error}"
         finally:
             model.train(was_training)

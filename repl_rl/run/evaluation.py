@@ -52,15 +52,16 @@ def evaluate(
     table: RewardTable,
     sampling: SamplingConfig,
     grader: Grader = grade,
+    step: int = 0,
 ) -> Evaluation:
-    """Roll out every task once and grade it. Aborted trajectories count as not solved.
+    """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
 
     Several processes share the tasks; each gets the evaluation of all.
     """
     started = time.perf_counter()
     rank, count = process_rank(), process_count()
     trajectories = service.generate(tasks[rank::count], sampling)
-    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table)]
+    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table, step)]
     indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
     scored = [indexed[index] for index in range(len(tasks))]
     overall, families = solve_rates(tasks, scored)

@@ -190,7 +190,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     with progress.stage(f"{len(tasks)} held-out problems at step {step}"):
         trainer.sync_weights()
         sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
-        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling)
+        result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
     row = result.to_row(step)
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)

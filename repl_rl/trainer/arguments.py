@@ -61,6 +61,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         for name, model in SECTIONS.items():
             value = getattr(self, name)
             setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
+        parse_config({name: getattr(self, name) for name in SECTIONS})  # what they have to say about each other
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         self.max_completion_length = self.budget.tokens

@@ -165,7 +165,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """Other tasks for the groups of this process that teach nothing; no other process has them, if they suffice."""
         batch = Batch(self._rows, self._last_scored, self.num_generations)
         taken = set(gather([task_of(row).id for row in self._rows]))
-        further = further_rows(self.train_dataset, taken, self.args.seed, self.state.global_step)
+        further = further_rows(self.train_dataset, taken, self.args.seed, self._step)
         own = islice(further, self.accelerator.process_index, None, self.accelerator.num_processes)
         count = redraw(batch, own, self._scored_rollouts, self.args.credit, self.args.redraws)
         self._log_values({"credit/redrawn_groups": float(sum(gather([count])))})
@@ -195,6 +195,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
         typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
         output["num_items_in_batch"] = self.accelerator.gather(typed_tokens).sum()
+        for name in ("old_per_token_logps", "ref_per_token_logps"):
+            if output.get(name) is not None:
+                output[name] = output[name] * output["tool_mask"]
         overlong = gather([trajectory.is_overlong for trajectory in trajectories])
         self._log_values({"credit/overlong_share": sum(overlong) / len(overlong)})
 

@@ -26,7 +26,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         self.typed_mask: torch.Tensor | None = None
         """(B, T) of the batch whose log-probabilities are asked for next; the loss sets its own."""
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
-        forwards = [TypedForward.open(model) for model in models]
+        forwards = [TypedForward.open(self.accelerator.unwrap_model(model)) for model in models]
         self._typed_forward = forwards[0] if all(forwards) else None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -66,7 +66,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
         parts = [self._typed_values(model, pack(*of_rows), of_rows[2].shape) for of_rows in rows]
         logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies) if compute_entropy else None, None
+        # a stand-in for typed tokens that a batch has none of keeps its gradient, of zero, and not its value
+        return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
 
     def _typed_values(self, model: Any, packed: Packed, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._typed_forward is not None

@@ -9,6 +9,7 @@ one without variance. Give such rewards as `line_rewards`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, cycle
@@ -17,11 +18,14 @@ from typing import Any
 
 from repl_rl.config import CreditConfig
 from repl_rl.credit import is_without_variance
+from repl_rl.errors import KernelError
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Task
 
 Row = dict[str, Any]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ def redraw(
 ) -> int:
     """Put further tasks and their rollouts in the place of groups without variance, at most `rounds` times.
 
+    Where not one of these can run, the groups that there are stay.
+
     `batch` is changed in place. Returns how many groups were rolled out anew, those that were so twice counted twice.
     """
     count = 0
@@ -66,12 +72,14 @@ def redraw(
         groups = batch.without_variance(config)
         if not groups:
             break
-        for group in groups:
-            row = next(further)
-            batch.rows[group.start : group.stop] = [dict(row) for _ in group]
-        indices = [index for group in groups for index in group]
-        for index, item in zip(indices, roll_out([task_of(batch.rows[index]) for index in indices]), strict=True):
-            batch.scored[index] = item
+        rows = {index: dict(row) for group, row in zip(groups, further, strict=False) for index in group}
+        try:
+            scored = roll_out([task_of(row) for row in rows.values()])
+        except KernelError as error:
+            logger.warning("%d groups without variance stay as they are: %s", len(groups), error)
+            break
+        for (index, row), item in zip(rows.items(), scored, strict=True):
+            batch.rows[index], batch.scored[index] = row, item
         count += len(groups)
     return count
 

@@ -68,9 +68,11 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         position = {
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
-            "version": self.engine.version,
+            # the weights of this very step are brought in again when the run goes on
+            "version": self.engine.version - int(getattr(self, "_last_loaded_step", -1) == self.state.global_step),
         }
         torch.save(position, self._position_path(output_dir))
+        self.accelerator.wait_for_everyone()  # only then is the state written that makes the checkpoint complete
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
@@ -78,8 +80,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             return
         stored = torch.load(self._position_path(checkpoint), map_location=self.accelerator.device, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
+        self._last_loaded_step = -1
         if not isinstance(self.engine, SharedEngine):
-            self.engine.version = stored["version"]  # type: ignore[misc]
+            # never an earlier version's number: the cache knows keys and values by it
+            self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"

@@ -139,6 +139,20 @@ def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
     torch.testing.assert_close(packed[1], padded[1], atol=1e-6, rtol=1e-4)
 
 
+def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: WithoutEngine) -> None:
+    nothing = {**batch(), "tool_mask": torch.zeros(2, 6, dtype=torch.long), "num_items_in_batch": torch.tensor(1.0)}
+    # a stand-in's own value could overflow beside these, and nothing times infinity is no number
+    nothing["old_per_token_logps"] = torch.full((2, 6), -1e4)
+    loss, gradient = loss_and_gradient(trainer, nothing)
+    assert loss == 0.0
+    assert gradient.abs().max() == 0.0
+
+
+def test_sections_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="gigpo compares lines by the fingerprint"):
+        make_trainer(tmp_path, credit={"estimator": "gigpo"}, kernel={"backend": "python3", "sandbox": "none"})
+
+
 def test_use_vllm_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="repl_rl brings vLLM itself"):
         ReplGRPOConfig(output_dir=str(tmp_path), use_vllm=True)

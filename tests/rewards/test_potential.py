@@ -160,6 +160,12 @@ def test_the_discount_is_that_of_the_estimators_returns(fields: dict[str, Any]) 
     assert firsts[0] == pytest.approx(firsts[1])
 
 
+@pytest.mark.parametrize("credit", [{"estimator": "turn"}, {"estimator": "gigpo", "gamma": 0.9}])
+def test_estimators_that_compare_by_more_than_one_discount_are_refused(credit: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="only where returns are compared by one discount"):
+        parse_config({"credit": credit, "rewards": {"shaping": {"mode": "potential"}}})
+
+
 def test_a_rule_about_the_last_line_gives_no_potential() -> None:
     rule = {"name": "end", "reward": 1.0, "at": "last"}
     with pytest.raises(ConfigError, match="end: at: last pays nothing where a potential ends with 0"):
