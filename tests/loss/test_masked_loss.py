@@ -141,8 +141,11 @@ def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
 
 def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: WithoutEngine) -> None:
     nothing = {**batch(), "tool_mask": torch.zeros(2, 6, dtype=torch.long), "num_items_in_batch": torch.tensor(1.0)}
-    # a stand-in's own value could overflow beside these, and nothing times infinity is no number
-    nothing["old_per_token_logps"] = torch.full((2, 6), -1e4)
+    ids = torch.cat([nothing["prompt_ids"], nothing["completion_ids"]], dim=1)
+    trainer.typed_mask = nothing["tool_mask"]
+    logprobs, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 6)
+    assert logprobs.tolist() == [[0.0] * 6] * 2
+    assert logprobs.requires_grad
     loss, gradient = loss_and_gradient(trainer, nothing)
     assert loss == 0.0
     assert gradient.abs().max() == 0.0
