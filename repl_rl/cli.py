@@ -18,7 +18,7 @@ from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.processes import is_main_process
+from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
@@ -141,6 +141,7 @@ def _train(options: argparse.Namespace, console: Console) -> int:
     except KeyboardInterrupt:
         _say_how_to_resume(console, prepared.folder.path)
         return 130
+    leave()
     return _finish_training(console, outcome)
 
 

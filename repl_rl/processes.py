@@ -1,7 +1,7 @@
 """One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
 
 Who one is stands in the environment (WORLD_SIZE, RANK), so a run in one process loads nothing for this. What all
-processes have to call in step is `from_main`, `gather` and `any_of_all`.
+processes have to call in step is `from_main`, `gather`, `any_of_all` and, at the end, `leave`.
 
 Not covered: processes that share no file system, and vLLM in each of several processes (use servers).
 """
@@ -63,6 +63,17 @@ def gather(values: Sequence[Value]) -> list[Value]:
 def any_of_all(flag: bool) -> bool:
     """Whether any process says so."""
     return any(gather([flag]))
+
+
+def leave() -> None:
+    """The last thing that all processes do together: one that just exits may break a connection in another's hands."""
+    if process_count() == 1:
+        return
+    from accelerate import PartialState
+
+    _join()
+    PartialState().wait_for_everyone()
+    PartialState().destroy_process_group()
 
 
 def _join() -> None:

@@ -102,7 +102,7 @@ def test_the_processes_share_the_held_out_problems(run: Path) -> None:
 SHARED_CREDIT = """
 import json
 from repl_rl.config import CreditConfig
-from repl_rl.processes import process_rank
+from repl_rl.processes import leave, process_rank
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.scoring import credit, credit_numbers
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
@@ -119,6 +119,7 @@ scored = [earning(reward, tokens) for group in rewards for reward, tokens in zip
 credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
 found = [line.advantage for item in credited for line in item.trajectory.lines], credit_numbers(credited, 2)
 open(f"{process_rank()}.json", "w").write(json.dumps(found))
+leave()
 """
 
 
