@@ -139,6 +139,18 @@ def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
     torch.testing.assert_close(packed[1], padded[1], atol=1e-6, rtol=1e-4)
 
 
+def test_a_training_step_puts_typed_tokens_alone_through_the_head(trainer: WithoutEngine) -> None:
+    seen: list[int] = []
+    hook = trainer.model.base_model.register_forward_hook(
+        lambda module, given, output: seen.append(output.last_hidden_state.shape[1])
+    )
+    try:
+        trainer._compute_loss(trainer.model, batch())
+    finally:
+        hook.remove()
+    assert seen == [TYPED_TOKENS]
+
+
 def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: WithoutEngine) -> None:
     nothing = {**batch(), "tool_mask": torch.zeros(2, 6, dtype=torch.long), "num_items_in_batch": torch.tensor(1.0)}
     ids = torch.cat([nothing["prompt_ids"], nothing["completion_ids"]], dim=1)
