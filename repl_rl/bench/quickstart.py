@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -52,8 +51,9 @@ class Measured:
     """The first step from which three training batches in a row solved 80% or more; None if there is none."""
     seconds_to_80: float | None
     """Of training, to the end of that step."""
-    lines_per_solved: tuple[float, float]
-    """Mean lines of the sessions that solved their problem, in the first five steps and in the last five."""
+    lines_per_solved: tuple[float | None, float | None]
+    """Mean lines of the sessions that solved their problem, in the first five steps and in the last five;
+    None where none did."""
     solve_rates: tuple[float, ...]
     """Of each step's batch."""
 
@@ -95,10 +95,9 @@ def read_run(folder: RunFolder, variant: str, seed: int, whole_s: float) -> Meas
     )
 
 
-def _lines_per_solved(files: Sequence[Path]) -> float:
-    """NaN where nothing was solved."""
+def _lines_per_solved(files: Sequence[Path]) -> float | None:
     lengths = [len(one.lines) for file in files for one in read_jsonl(file) if one.outcome_reward == 1.0]
-    return statistics.fmean(lengths) if lengths else math.nan
+    return statistics.fmean(lengths) if lengths else None
 
 
 def table(measured: list[Measured]) -> Iterator[str]:
@@ -110,7 +109,7 @@ def table(measured: list[Measured]) -> Iterator[str]:
     yield "|" + "---|" * 9
     for run in measured:
         seconds = "-" if run.seconds_to_80 is None else f"{run.seconds_to_80:.0f}"
-        lines = " to ".join(f"{value:.2f}" for value in run.lines_per_solved)
+        lines = " to ".join("-" if value is None else f"{value:.2f}" for value in run.lines_per_solved)
         yield (
             f"| {run.variant} | {run.seed} | {run.before:.1%} | {run.after:.1%} | {run.steps_to_80 or '-'} | {seconds} "
             f"| {lines} | {run.train_s / 60:.1f} min | {run.whole_s / 60:.1f} min |"
