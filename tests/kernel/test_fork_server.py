@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -104,6 +105,26 @@ def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
                 assert [result.output for result in results] == ["5\n"]
 
     assert with_pool(use, warm=0).stats.restarts >= 1
+
+
+def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
+    async def use() -> None:
+        backend = ForkBackend(_profile(), LIMITS, "auto")
+        await backend.open(1000)
+        server = await backend._running_server()
+        family = list(tree(server.pid))
+        os.kill(family[2], signal.SIGKILL)
+        while any(Path(f"/proc/{pid}/exe").exists() for pid in family[1:]):
+            time.sleep(0.005)  # without the loop, which would read that it ended
+        with pytest.raises(KernelStartError, match="the fork server ended"):
+            await backend.start()
+        kernel = await backend.start()
+        assert (await kernel.execute("1 + 1")).output == "2\n"
+        await kernel.close()
+        await backend.close()
+        assert backend.restarts == 1
+
+    asyncio.run(use())
 
 
 def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:

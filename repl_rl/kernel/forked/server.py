@@ -95,6 +95,10 @@ class ForkServer:
             self._process.kill()
             self._end()
             raise KernelStartError(f"the fork server did not answer within {self._patience_s:g} s") from error
+        except ConnectionError as error:
+            reply.cancel()
+            self._end()  # its last message may not have been read yet, and the next to ask would ask it again
+            raise KernelStartError(f"the fork server ended: {self._printed()}") from error
         except OSError as error:
             raise KernelStartError(f"the fork server could not be asked for a kernel: {error}") from error
         except asyncio.CancelledError:
