@@ -77,6 +77,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool: `error_name` is the exception's class where it failed."""
+
+    name: str
+    error_name: str | None = None
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
 
@@ -99,6 +108,8 @@ class Line:
     fingerprint: str | None = None
     """Stands for what the session's names were bound to after the line: lines with equal state have equal ones. None
     where nothing ran in it, or where the kernel tells none."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of tools while it ran, in the order in which they ended."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -170,6 +181,7 @@ class Trajectory:
         record = dataclasses.asdict(self)
         numbers = [*self.logprobs, self.outcome_reward, self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
+        numbers += [call.duration_s for line in self.lines for call in line.calls]
         if not all(math.isfinite(number) for number in numbers if number is not None):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
         return record
@@ -200,7 +212,8 @@ def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
 def _line_from_dict(record: Mapping[str, Any]) -> Line:
     known = {f.name for f in dataclasses.fields(Line)}
     values = {key: value for key, value in record.items() if key in known}
-    return Line(**{**values, "kind": LineKind(values["kind"])})
+    calls = tuple(ToolCall(**call) for call in values.get("calls", ()))
+    return Line(**{**values, "kind": LineKind(values["kind"]), "calls": calls})
 
 
 def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
