@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
 from typing import Any
 
-from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
-from repl_rl.dialect import Dialect
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, SeededSampling
+from repl_rl.dialect import Dialect, OfferedTool, Shown, make_dialect
 from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
 from repl_rl.scheduler import Cut, Scheduler, Ticket
 from repl_rl.session import Clock, Interpreter, Prompt, Session, Wait
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Line, LineKind, Message, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
 
 _REMEMBERED_PROMPTS = 256
@@ -66,7 +66,7 @@ class Rollout:
 
     def prompt(self, task: Task) -> Prompt:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        prompt = self._prompt_of(task.question)
+        prompt = self._prompt_of(task.question, task.history)
         if len(prompt.ids) >= self.context_tokens:
             raise ConfigError(
                 f"the prompt of task {task.id!r} has {len(prompt.ids)} tokens and engine.context_tokens is "
@@ -134,22 +134,23 @@ class Rollout:
                 session.lines.append(Line(start, end, turn.text, LineKind.OVERLONG))
                 break
             ran = await session.run(turn)
-            session.stop = ran.stop or session.stop_after(sampled.finish, self.budget)
-            shown = self.dialect.truncate(ran.output)
+            session.stop = ran.stop or session.stop_after(sampled.finish, turn, self.budget)
+            shown = session.reader.show(ran.cells, goes_on=session.stop is None)
             if session.stop is None:
-                shown += session.reader.next_prompt()
                 session.stop = self._put_in(shown, session)
-            session.lines.append(ran.as_line(start, end, turn.text, shown))
+            text = "".join(part.text for part in shown)
+            session.lines.append(ran.as_line(start, end, turn.text, text))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
         """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""
         ends = sampled.finish is Finish.EOS
         return self.vocabulary.bytes_of(sampled.ids[:-1] if ends else sampled.ids), ends
 
-    def _put_in(self, shown: str, session: Session) -> StopReason | None:
-        """Append interpreter text to the sequence, unless it leaves no room to go on."""
-        is_short = len(shown) <= _SHORT_OUTPUT_CHARS
-        ids = self._encode_short(shown) if is_short else self.vocabulary.encode_output(shown)
+    def _put_in(self, shown: Sequence[Shown], session: Session) -> StopReason | None:
+        """Append what the dialect shows to the sequence, unless it leaves no room to go on."""
+        ids = [index for part in shown for index in self._encode(part)]
+        if ids and session.transcript.completion_ids[-1] == ids[0] and ids[0] in self.vocabulary.eos_ids:
+            del ids[0]  # a template's frame begins with the end of the model's turn, which was sampled
         if len(session.transcript) + len(ids) >= self.context_tokens:
             return StopReason.CONTEXT
         if len(session.transcript.completion_ids) + len(ids) >= self.budget.tokens:
@@ -157,12 +158,18 @@ class Rollout:
         session.transcript.append_output(ids)
         return None
 
+    def _encode(self, part: Shown) -> Sequence[int]:
+        if part.is_frame:
+            return self.vocabulary.encode_frame(part.text)
+        is_short = len(part.text) <= _SHORT_OUTPUT_CHARS
+        return self._encode_short(part.text) if is_short else self.vocabulary.encode_output(part.text)
+
     async def _roll(self, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float) -> Trajectory:
         """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
         prompt, version, clock = self.prompt(task), self.engine.version, Clock(asked)
         error: str | None = None
         async with AsyncExitStack() as stack:
-            interpreter = Interpreter(self.kernels, stack, clock)
+            interpreter = Interpreter(self.kernels, stack, clock, setup=[self.dialect.setup])
             session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, sampling, clock)
             try:
                 if not ticket.is_cut:
@@ -180,30 +187,45 @@ class Rollout:
         most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
             seat = await stack.enter_async_context(self.engine.seat(most_tokens))
-        await session.interpreter.start()
+        if self.dialect.needs_kernel:
+            await session.interpreter.start()
         session.clock.begin()
         await self.one(session, seat)
 
-    def _encode_prompt(self, question: str) -> Prompt:
-        return make_prompt(self.dialect, self.vocabulary, question, self.chat)
+    def _encode_prompt(self, question: str, history: tuple[Message, ...] = ()) -> Prompt:
+        return make_prompt(self.dialect, self.vocabulary, question, self.chat, history)
 
     def _refuse_long_prompts(self, tasks: Sequence[Task]) -> None:
         """Encodes only what may be too long: as a rule, a token stands for one byte of the question or more."""
         frame_tokens = len(self._prompt_of("").ids)
-        for task in {task.question: task for task in tasks}.values():
-            question_bytes = len(task.question.encode("utf-8", "replace"))
-            most_tokens = frame_tokens + question_bytes + _LINE_FRAME_TOKENS * len(task.question.splitlines())
+        for task in {(task.question, task.history): task for task in tasks}.values():
+            texts = [task.question, *(message.content for message in task.history)]
+            text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
+            lines = sum(1 + len(text.splitlines()) for text in texts)
+            most_tokens = frame_tokens + text_bytes + _LINE_FRAME_TOKENS * lines
             if most_tokens >= self.context_tokens:
                 self.prompt(task)
 
 
-def make_prompt(dialect: Dialect, vocabulary: Vocabulary, question: str, chat: bool) -> Prompt:
+def dialect_for(vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = ()) -> Dialect:
+    """The dialect of a config for a model. Raises ConfigError if the model can't speak it."""
+    return make_dialect(config, tools, vocabulary.render_chat if vocabulary.has_chat_template else None)
+
+
+def speaks_chat(vocabulary: Vocabulary, dialect: Dialect, wanted: bool | None) -> bool:
+    """Whether prompts go through the chat template. `wanted` None: if there is one."""
+    return dialect.needs_chat or (vocabulary.has_chat_template if wanted is None else wanted)
+
+
+def make_prompt(
+    dialect: Dialect, vocabulary: Vocabulary, question: str, chat: bool, history: Sequence[Message] = ()
+) -> Prompt:
     """A question as the model reads it, in its chat template or as the beginning of a session."""
     if chat:
-        opened = dialect.chat_prompt(question)
-        ids = vocabulary.encode_chat(opened.messages, opened.prefill)
+        opened = dialect.chat_prompt(question, history)
+        ids = vocabulary.encode_chat(opened.messages, opened.prefill, opened.tools)
         return Prompt(vocabulary.decode(ids), ids)
-    text = dialect.completion_prompt(question)
+    text = dialect.completion_prompt(question, history)
     return Prompt(text, vocabulary.encode_prompt(text))
 
 

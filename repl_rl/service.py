@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.dialect import require_dialect
 from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
@@ -89,7 +90,7 @@ def open_service(
     require_backend(config.kernel.backend, config.kernel.sandbox)
     path = resolve_model(config.model.path)
     prepare_environment(config.engine.kv_cache_gib)
-    vocabulary = load_vocabulary(path)
+    vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
     engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
     try:
         with RolloutService(

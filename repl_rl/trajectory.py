@@ -66,14 +66,26 @@ _BUDGETS = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
+class Message:
+    """One of a conversation's; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
 class Task:
-    """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox."""
+    """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox.
+
+    `history` are the messages before the question, where it comes out of a conversation.
+    """
 
     id: str
     question: str
     answer: str
     family: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    history: tuple[Message, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

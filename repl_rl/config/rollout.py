@@ -27,7 +27,9 @@ class TasksConfig(Section):
 
 
 class DialectConfig(Section):
-    name: Literal["python"] = "python"
+    name: str = Field("python", min_length=1)
+    """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of a dialect of one's own; or the path
+    of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
     """System prompt. None: the dialect's own for chat models, nothing for base models."""
     examples: int = Field(0, ge=0)

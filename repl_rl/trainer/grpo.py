@@ -26,6 +26,7 @@ from datasets import Dataset
 from trl.trainer.utils import pad
 
 from repl_rl.config import ModelConfig
+from repl_rl.dialect import require_dialect
 from repl_rl.drift import logprob_drift, reencoded
 from repl_rl.engine import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
@@ -73,7 +74,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
-        vocabulary = load_vocabulary(path)
+        vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         super().__init__(
             model=model,

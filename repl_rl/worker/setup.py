@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
-from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
-from repl_rl.rollout import Rollout
+from repl_rl.rollout import Rollout, dialect_for, speaks_chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +29,17 @@ class RolloutSetup:
 
     def make(self, engine: Engine, pool: KernelPool) -> Rollout:
         """The rollout of `engine` on kernels of `pool`."""
-        has_template = self.vocabulary.tokenizer.chat_template is not None
+        vocabulary = self.vocabulary
+        dialect = dialect_for(vocabulary, self.dialect)
         return Rollout(
             engine,
             pool if self.kernels is None else self.kernels(pool),
-            make_dialect(self.dialect),
-            self.vocabulary,
+            dialect,
+            vocabulary,
             budget=self.budget,
             sampling=self.sampling,
             context_tokens=self.context_tokens,
-            chat=has_template if self.chat is None else self.chat,
+            chat=speaks_chat(vocabulary, dialect, self.chat),
             at_once=1 if self.one_by_one else self.kernel.size,
         )
 
