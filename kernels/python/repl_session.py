@@ -2,7 +2,9 @@
 
 Says {"id": "ready"}, then answers each request with one result that carries the request's id:
 
-    {"id": id, "run": source}              {"id", "status", "error_name", "compiled", "answer", "fingerprint"}
+    {"id": id, "prepare": source}          {"id", "status"}; runs set-up code (repl_tools.py)
+    {"id": id, "run": source}              {"id", "status", "error_name", "error_message", "compiled", "answer",
+                                            "fingerprint", "calls"}
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
 
 `connection` is what a Jupyter connection file holds. The text that a cell prints is in the output's pipe before its
@@ -74,19 +76,24 @@ class Session:
         request, descriptors = received
         if "run" in request:
             self._run(request)
+        elif "prepare" in request:
+            self._channel.send({"id": request["id"], "status": self._cells.prepare(request["prepare"]).status})
         else:
             self._open_jupyter(request, descriptors)
 
     def _run(self, request):
+        tools = self._interpreter.tools
         outcome = self._cells.run(request["run"])
         self._channel.send(
             {
                 "id": request["id"],
                 "status": outcome.status,
                 "error_name": outcome.error_name,
+                "error_message": outcome.error_message,
                 "compiled": outcome.compiled,
                 "answer": outcome.answer,
-                "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models),
+                "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models.union(tools.names())),
+                "calls": outcome.calls,
             }
         )
         if outcome.status == KILLED:
