@@ -5,10 +5,11 @@ Code that fails is data: an `ExecResult` with a status. Machinery that fails rai
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class ExecStatus(StrEnum):
@@ -52,6 +53,27 @@ class ExecResult:
     def state_lost(self) -> bool:
         """True where nothing can be run after this cell: the names it defined are gone."""
         return self.status is ExecStatus.KILLED
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of a function outside, with JSON values."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HostReply:
+    """What it returned, a JSON value, or the exception that it raised."""
+
+    value: Any = None
+    error_name: str | None = None
+    error_message: str | None = None
+
+
+HostCalls = Callable[[HostCall], Awaitable[HostReply]]
 
 
 class KernelSession(Protocol):
