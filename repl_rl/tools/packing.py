@@ -3,7 +3,7 @@
 cloudpickle takes a function by value only if it stands in `__main__`. Here all that stands in modules of the user's
 own, which are those outside the standard library and site-packages, goes by value: the function, and from its module
 (and from other such modules) whatever its code names, helpers, classes and constants. What is installed goes by
-reference, and the sandbox imports it. What is there is a copy: no later change here reaches it, nor the other way round.
+reference, and the sandbox imports it. What is there is a copy: later changes on one side do not reach the other.
 
 Not covered: modules of the user's own that a function imports as it runs (`import helpers` in its body).
 """

@@ -33,7 +33,7 @@ def _unannotated(name: str, parameter: Parameter) -> str:
 
 
 def signature_text(name: str, signature: Signature) -> str:
-    """As "multiply(a: int, b: int = 2) -> int". It can be parsed: a default that has no literal is shown as `...`."""
+    """As "multiply(a: int, b: int = 2) -> int". It runs as a header: a default that is no literal is `...`."""
     parameters = [p.replace(default=_shown_default(p.default)) for p in signature.parameters.values()]
     text = f"{name}{signature.replace(parameters=parameters)}"
     if _parses(text):
@@ -51,7 +51,7 @@ def _shown_default(default: Any) -> Any:
     if default is Parameter.empty:
         return default
     try:
-        ast.parse(repr(default), mode="eval")
+        ast.literal_eval(repr(default))
     except Exception:  # noqa: BLE001 - a default's own __repr__ may raise anything
         return _Dots()
     return default

@@ -79,12 +79,12 @@ class Wish:
 def tool(function: _AnyFunction) -> _AnyFunction: ...
 @overload
 def tool(
-    *, where: Where = "sandbox", timeout_s: float = 10.0, at_once: int = 8
+    *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8
 ) -> Callable[[_AnyFunction], _AnyFunction]: ...
-def tool(function: Any = None, *, where: Where = "sandbox", timeout_s: float = 10.0, at_once: int = 8) -> Any:
-    """Say where a function runs as a tool, and within what limits (see `Tool`); it goes before what `as_tools` is told.
+def tool(function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8) -> Any:
+    """Say where a function runs as a tool, and within what limits (see `Tool`).
 
-    Raises ToolError where the function can't keep it, as builtins can't.
+    `where` goes before what `as_tools` is told, which None leaves it to: "sandbox" unless it says otherwise. Raises ToolError where the function can't keep it, as builtins can't.
     """
 
     def mark(function: _AnyFunction) -> _AnyFunction:

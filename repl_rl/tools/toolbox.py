@@ -17,25 +17,22 @@ from repl_rl.tools.tool import Tool
 _SETUP = """\
 def _set_up():
     import base64, pickle
-    space = globals()
-    try:
-        import repl_tools
-    except ImportError:
-        repl_tools = None
     functions, values, proxies = {functions!r}, {values!r}, {proxies!r}
-    if proxies and repl_tools is None:
-        raise RuntimeError("this kernel has no repl_tools, which tools that run on the host need")
+    try:
+        from repl_tools import bind, host_proxy, register
+    except ImportError:
+        bind = globals().__setitem__
+        register = lambda function, name: bind(name, function)
+        if proxies:
+            raise RuntimeError("this kernel has no repl_tools, which tools that run on the host need") from None
     if functions or values:
         packed = pickle.loads(base64.b64decode({packed!r}))
     for name in values:
-        space[name] = packed[name]
+        bind(name, packed[name])
     for name in functions:
-        if repl_tools is None:
-            space[name] = packed[name]
-        else:
-            repl_tools.register(packed[name], name)
+        register(packed[name], name)
     for proxy in proxies:
-        repl_tools.host_proxy(*proxy)
+        host_proxy(*proxy)
 
 try:
     _set_up()
