@@ -23,6 +23,8 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "transcript typed background channel resources processes",
         "config",
         "engine kernel dialect rewards credit loss tasks metrics drift",
+        "tools",
+        "environments",
         "session scheduler scoring nano attach",
         "rollout",
         "models",
