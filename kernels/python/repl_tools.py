@@ -155,6 +155,7 @@ def _look_like(tool, function, name):
 def _signature(name, text):
     """The signature that `text` shows: annotations read as they are written, and are never evaluated."""
     import __future__
+
     import inspect
 
     text = text.strip()

@@ -39,11 +39,23 @@ class CellRun:
     cell: Cell
     output: str = ""
     error_message: str | None = None
+    observed: str = ""
+    """What the environment shows behind it."""
 
     @property
-    def brief_error(self) -> str | None:
-        """`error_message` without the module of the exception's class."""
-        return None if self.error_message is None else _MODULE.sub("", self.error_message)
+    def text(self) -> str:
+        """All of it, as a terminal shows it."""
+        return self.output + self.observed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error_message is not None
+
+    @property
+    def result(self) -> str:
+        """What whoever called is told: the exception without the module of its class, or what was printed."""
+        told = self.output.rstrip() if self.error_message is None else _MODULE.sub("", self.error_message)
+        return "\n".join(filter(None, [told, self.observed.rstrip()]))
 
 
 @dataclass(frozen=True, slots=True)

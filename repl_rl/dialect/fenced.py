@@ -75,7 +75,7 @@ class FencedReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """An `output` block behind each block that ran, also where it printed nothing."""
-        outputs = [self.truncate(run.output) for run in runs]
+        outputs = [self.truncate(run.text) for run in runs]
         blocks = (f"```output\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}```\n" for text in outputs)
         return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
 

@@ -71,9 +71,8 @@ class InlineReader:
         return answer_in_prose([*lines, self._line] if ends else lines, "\n".join([*self._prose, self._line]), ends)
 
     def _answered(self, run: CellRun) -> str:
-        if (error := run.brief_error) is not None:
-            return f"<fn_error>{self.truncate(error)}</fn_error>"
-        return f"<fn_results>{self.truncate(run.output.rstrip())}</fn_results>"
+        tag = "fn_error" if run.has_failed else "fn_results"
+        return f"<{tag}>{self.truncate(run.result)}</{tag}>"
 
 
 def call_cell(source: str) -> Cell:

@@ -95,7 +95,7 @@ class IPythonReader:
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt behind a blank line."""
         output = "".join(
-            run.output.replace(_ECHO, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False)
+            run.text.replace(_ECHO, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False)
         )
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:

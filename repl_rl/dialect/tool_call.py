@@ -97,8 +97,7 @@ class ToolCallReader:
         before, *behind = self._dialect.frame(len(runs))
         shown = [Shown(before, is_frame=True)]
         for run, frame in zip(runs, behind, strict=True):
-            text = run.output.rstrip() if run.brief_error is None else run.brief_error
-            shown += [Shown(self._dialect.truncate(text)), Shown(frame, is_frame=True)]
+            shown += [Shown(self._dialect.truncate(run.result)), Shown(frame, is_frame=True)]
         return tuple(shown)
 
     def flush(self) -> str:
