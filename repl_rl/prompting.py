@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Dialect, OfferedTool, make_dialect
@@ -24,12 +25,11 @@ class Prompts:
         self._vocabulary = vocabulary
         self._chat = chat
         self._context_tokens = context_tokens
-        self._made: Callable[[Dialect, str, tuple[Message, ...]], Prompt]
-        self._made = lru_cache(_REMEMBERED_PROMPTS)(self._make)
+        self._made: Any = lru_cache(_REMEMBERED_PROMPTS)(self._make)
 
     def of(self, dialect: Dialect, task: Task) -> Prompt:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        prompt = self._made(dialect, task.question, task.history)
+        prompt: Prompt = self._made(dialect, task.question, task.history)
         if len(prompt.ids) >= self._context_tokens:
             raise ConfigError(
                 f"the prompt of task {task.id!r} has {len(prompt.ids)} tokens and engine.context_tokens is "
