@@ -15,11 +15,14 @@ A call is recorded when it ends, whatever it ends with: name, name of the except
 that one registered function makes to another one by a global name, where their globals are theirs alone (those of
 unpickled functions are). A function that calls itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not.
 
-Standard library only, and none of it but `sys`, `types` and `time` until a tool is registered. Not covered: generators
+Standard library only, and nothing that takes time to import until a tool is registered. Not covered: generators
 are recorded as calls that end when they begin; the text of `traceback.format_exc` in code that catches a tool's
 exception shows a frame of this file, which tracebacks that the interpreter prints do not.
 """
 
+import __future__
+
+import contextlib
 import sys
 import types
 from time import perf_counter
@@ -146,16 +149,12 @@ def _look_like(tool, function, name):
     tool.__doc__ = function.__doc__
     tool.__module__ = getattr(function, "__module__", None) or "__main__"
     tool.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
-    try:
+    with contextlib.suppress(ValueError, TypeError):  # some functions written in C have none
         tool.__signature__ = inspect.signature(function)
-    except (ValueError, TypeError):
-        pass  # some functions written in C have none
 
 
 def _signature(name, text):
     """The signature that `text` shows: annotations read as they are written, and are never evaluated."""
-    import __future__
-
     import inspect
 
     text = text.strip()
