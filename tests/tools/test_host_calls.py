@@ -203,7 +203,7 @@ CIRCLE.append(CIRCLE)
         (math.nan, "ValueError", "give() returned what JSON can't hold: Out of range float values"),
         ([1.0, {"a": -math.inf}], "ValueError", "give() returned what JSON can't hold"),
         (CIRCLE, "ValueError", "give() returned what JSON can't hold: Circular reference"),
-        (b"\xff", "ValueError", "give() returned what JSON can't hold: invalid utf-8"),
+        (b"\xff", "ValueError", "give() returned what JSON can't hold: 'utf-8' codec can't decode"),
         ("x" * MOST_BYTES, "ValueError", "give() returned 1,048,578 bytes of JSON; 1,048,576 is the most"),
     ],
 )

@@ -69,13 +69,17 @@ class Colour(enum.Enum):
 
 def test_signatures_can_be_run_as_a_header() -> None:
     def paint(
-        colour: Colour = Colour.RED, far: float = math.inf, text: str = "a'b", *more: int, day: datetime.date | None = None
+        colour: Colour = Colour.RED,
+        far: float = math.inf,
+        text: str = "a'b",
+        *more: int,
+        day: datetime.date | None = None,
     ) -> None:
         """Paint."""
 
     [made] = as_tools([paint])
     assert made.signature == (
-        "paint(colour: test_making.Colour = ..., far: float = ..., text: str = \"a'b\", "
+        'paint(colour: test_making.Colour = ..., far: float = ..., text: str = "a\'b", '
         "*more: int, day: datetime.date | None = None) -> None"
     )
     names: dict[str, Any] = {}
