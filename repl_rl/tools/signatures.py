@@ -18,6 +18,7 @@ def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
         hints = get_type_hints(function, include_extras=True)
     except (ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
         raise ToolError(f"tool {name!r}: its signature can't be read ({error})") from error
+    hints = {key: None if hint is type(None) else hint for key, hint in hints.items()}  # as people write it
     for parameter in signature.parameters.values():
         if parameter.annotation is Parameter.empty:
             raise ToolError(_unannotated(name, parameter))

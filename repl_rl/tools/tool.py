@@ -84,7 +84,8 @@ def tool(
 def tool(function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8) -> Any:
     """Say where a function runs as a tool, and within what limits (see `Tool`).
 
-    `where` goes before what `as_tools` is told, which None leaves it to: "sandbox" unless it says otherwise. Raises ToolError where the function can't keep it, as builtins can't.
+    `where` goes before what `as_tools` is told, which None leaves it to: "sandbox" unless that says otherwise. Raises
+    ToolError where the function can't keep it, as builtins can't.
     """
 
     def mark(function: _AnyFunction) -> _AnyFunction:
