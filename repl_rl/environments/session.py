@@ -57,7 +57,7 @@ class EnvironmentSession:
         self._environment = await self._call("__init__", self._make)
         names = await self._call("reset", self._environment.reset, task)
         toolbox = self._toolbox({} if names is None else names)
-        return toolbox, await self._observe()
+        return toolbox, self._behind_question(await self._observe())
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
@@ -94,6 +94,10 @@ class EnvironmentSession:
         if outcome.is_late or outcome.error is not None:
             said = "took too long" if outcome.is_late else f"raised {_said(outcome.error)}"
             _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
+
+    def _behind_question(self, text: str) -> str:
+        """On a line of its own; TRL puts it where the prompt ends."""
+        return text if isinstance(self._environment, TrlEnvironment) or not text else f"\n{text}"
 
     async def _observe(self) -> str:
         observe = getattr(self._environment, "observe", None)
