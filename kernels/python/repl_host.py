@@ -113,7 +113,7 @@ class _Seal:
             self._is_put_off = True
 
     def _interrupt(self):
-        """By the line's own handler, which raises KeyboardInterrupt unless the line has put another one in its place."""
+        """By the line's own handler, which raises KeyboardInterrupt unless the line has put in another one."""
         if callable(self._handler):
             self._handler(SIGINT, None)
 
