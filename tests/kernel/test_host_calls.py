@@ -284,6 +284,18 @@ def test_an_interrupt_in_the_middle_of_a_call_leaves_the_channel_in_step(
         assert after.output == "[1, {}]\n"
 
 
+def test_the_answer_to_a_call_that_was_given_up_is_not_the_next_ones(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def use(kernel: PooledKernel, host: Host) -> ExecResult:
+        cell = "try: search('hang')\nexcept KeyboardInterrupt: print(search(2))\n"
+        running = asyncio.create_task(kernel.execute(cell, host))
+        await host.begun.wait()
+        send_signal(kernel._kernel._pidfd, signal.SIGINT)
+        return await running
+
+    result = with_session(loop, pool, use)
+    assert (result.status, result.output) == (ExecStatus.OK, "[2, {}]\n")
+
+
 def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPool, loop: BackgroundLoop) -> None:
     shoot = "def shoot():\n    while not done: os.kill(os.getpid(), 2); time.sleep(0.001)\n"
     setup = ("import os, time, threading; done = []", shoot, "threading.Thread(target=shoot).start()")
