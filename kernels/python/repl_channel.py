@@ -1,6 +1,7 @@
 """The private channel of a session: one request in, one result out, each a length and a JSON text on a stream socket.
 
-While a request runs there may be calls of the host's tools and their answers (repl_host.py). A request may carry descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
+While a request runs there may be calls of the host's tools and their answers (repl_host.py). A request may carry
+descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
 """
 
 import array

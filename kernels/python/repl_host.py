@@ -92,23 +92,30 @@ class _Seal:
     def __exit__(self, *_raised):
         if self._is_main:
             signal(SIGINT, self._handler)
-        if self._is_put_off and callable(self._handler):
-            self._handler(SIGINT, None)
+        if self._is_put_off:
+            self._interrupt()
 
     def wait(self, channel):
         """Until the channel can be read; nothing is read, so that an interrupt may end this."""
         self._is_waiting = True
         try:
-            if not self._is_put_off:
-                channel.wait()
+            if self._is_put_off:
+                self._is_put_off = False
+                self._interrupt()
+            channel.wait()
         finally:
             self._is_waiting = False
 
-    def _on_interrupt(self, number, frame):
-        if self._is_waiting and callable(self._handler):
-            self._handler(number, frame)
+    def _on_interrupt(self, _number, _frame):
+        if self._is_waiting:
+            self._interrupt()
         else:
             self._is_put_off = True
+
+    def _interrupt(self):
+        """By the line's own handler, which raises KeyboardInterrupt unless the line has put in another one."""
+        if callable(self._handler):
+            self._handler(SIGINT, None)
 
 
 def _message(request, number, name, args, kwargs):

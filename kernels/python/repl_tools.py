@@ -13,7 +13,8 @@ as their names are bound to them; what `bind` binds is.
 
 A call is recorded when it ends, whatever it ends with: name, name of the exception's class, seconds. So is the call
 that one registered function makes to another one by a global name, where their globals are theirs alone (those of
-unpickled functions are). A function that calls itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not.
+unpickled functions are), unless the other one is a coroutine function, which is awaited there. A function that calls
+itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not recorded.
 
 Standard library only, and nothing that takes time to import until a tool is registered. Not covered: generators
 are recorded as calls that end when they begin; the text of `traceback.format_exc` in code that catches a tool's
@@ -25,10 +26,12 @@ import __future__
 import contextlib
 import sys
 import types
+from _thread import get_ident
 from time import perf_counter
 
 _MOST_CALLS = 1000
 _NAME_CHARS = 200
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
 _class_name = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
 _NO_HOST = (
     "{name}() runs on the host, and no call gets there from this kernel: host tools need `kernel.backend: fork`, "
@@ -103,10 +106,14 @@ class Tools:
         self._namespace[name] = self._bound[name] = tool
 
     def _recorded(self, function, name):
-        calls = self._calls
+        calls, running = self._calls, set()
 
         def tool(*args, **kwargs):
             __tracebackhide__ = True
+            thread = get_ident()
+            if thread in running:
+                return function(*args, **kwargs)
+            running.add(thread)
             error_name = None
             began = perf_counter()
             try:
@@ -116,6 +123,7 @@ class Tools:
                 error_name = _class_name(type(error))[:_NAME_CHARS]
                 raise
             finally:
+                running.discard(thread)
                 if len(calls) < _MOST_CALLS:
                     calls.append([name, error_name, perf_counter() - began])
 
@@ -134,7 +142,7 @@ def _replace(caller, name, code, tool):
     """In the globals of `caller`, unless they are those of a module that others import."""
     names = getattr(caller, "__globals__", None)
     known = names.get(name) if type(names) is dict else None
-    if code is None or getattr(known, "__code__", None) != code:
+    if code is None or getattr(known, "__code__", None) != code or code.co_flags & _COROUTINE:
         return
     module = sys.modules.get(names.get("__name__"))
     if getattr(module, "__dict__", None) is not names:

@@ -19,7 +19,9 @@ from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import send_signal
 from repl_rl.kernel.sandbox import SandboxKind
 
-PROXY = "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"
+PROXY = (
+    "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"
+)
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 RAW = (
     "import socket, json, struct, gc; s = socket.socket(fileno=__import__('os').dup(3));"
@@ -87,6 +89,11 @@ def typed(loop: BackgroundLoop, pool: KernelPool, *cells: str, host: HostCalls |
     return loop.run(run())
 
 
+async def in_turn(kernel: PooledKernel, *cells: str) -> None:
+    for cell in cells:
+        await kernel.execute(cell)
+
+
 def with_session(loop: BackgroundLoop, pool: KernelPool, use: Callable[[PooledKernel, Host], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         async with session(pool) as kernel:
@@ -111,8 +118,7 @@ def test_a_proxy_looks_like_its_tool(pool: KernelPool, loop: BackgroundLoop) -> 
     signature, shown, name = typed(loop, pool, *cells)
     assert signature.output == "(query: str, limit: int = 5) -> list\n"
     assert shown.output == (
-        "Help on function search in module __main__:\n\n"
-        "search(query: str, limit: int = 5) -> list\n    Find pages.\n\n"
+        "Help on function search in module __main__:\n\nsearch(query: str, limit: int = 5) -> list\n    Find pages.\n\n"
     )
     assert name.output == "'search'\n"
 
@@ -156,7 +162,10 @@ def test_a_host_that_fails_is_the_tools_failure(pool: KernelPool, loop: Backgrou
     ("cell", "message"),
     [
         ("search({1})", "TypeError: search() runs on the host and takes what JSON can hold: Object of type set is not"),
-        ("x = []; x.append(x); search(x)", "TypeError: search() runs on the host and takes what JSON can hold: Circular"),
+        (
+            "x = []; x.append(x); search(x)",
+            "TypeError: search() runs on the host and takes what JSON can hold: Circular",
+        ),
         ("search('x' * 2 ** 20)", "ValueError: search() runs on the host and takes 1048576 bytes; its arguments have"),
     ],
 )
@@ -197,9 +206,14 @@ def test_a_hundred_calls_in_one_cell(pool: KernelPool, loop: BackgroundLoop) -> 
     assert len(result.calls) == 100
 
 
-def test_a_line_calls_the_host_a_thousand_times_at_most(pool: KernelPool, loop: BackgroundLoop) -> None:
-    host = Host()
-    most, after = typed(loop, pool, "n = 0\nwhile True: n = search(n)[0] + 1\n", "search(n)", host=host)
+def test_a_line_calls_the_host_a_thousand_times_at_most() -> None:
+    async def use() -> tuple[ExecResult, ExecResult, Host]:
+        host = Host()
+        async with KernelPool(1, replace(LIMITS, line_s=60.0)) as pool, session(pool) as kernel:
+            endless = await kernel.execute("n = 0\nwhile True: n = search(n)[0] + 1\n", host)
+            return endless, await kernel.execute("search(n)", host), host
+
+    most, after, host = asyncio.run(use())
     assert most.error_message == "RuntimeError: one line may call the host 1000 times"
     assert len(most.calls) == 1000
     assert (after.output, len(host.calls)) == ("[1000, {}]\n", 1001)
@@ -208,11 +222,13 @@ def test_a_line_calls_the_host_a_thousand_times_at_most(pool: KernelPool, loop: 
 def test_the_lines_time_stands_still_during_a_call(each_pool: KernelPool, loop: BackgroundLoop) -> None:
     seconds = LIMITS.line_s + 0.5
     cell = f"for n in range(2): print(search('sleep', {seconds / 2 + 0.3})[0])\n"
-    patient, looping, after = typed(loop, each_pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)")
+    patient, looping, after = typed(
+        loop, each_pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)"
+    )
     assert (patient.status, patient.output) == (ExecStatus.OK, "sleep\nsleep\n")
     assert patient.duration_s > seconds
     assert looping.status is ExecStatus.TIMEOUT
-    assert seconds + LIMITS.line_s <= looping.duration_s < seconds + LIMITS.line_s + LIMITS.grace_s
+    assert looping.duration_s >= seconds + LIMITS.line_s
     assert after.output == "[1, {}]\n"
 
 
@@ -225,8 +241,7 @@ def test_a_caller_that_goes_away_takes_the_session_and_the_call_with_it(pool: Ke
             await running
         await asyncio.sleep(0)
         with pytest.raises(KernelDiedError):
-            for _ in range(2):
-                await kernel.execute("1")
+            await in_turn(kernel, "1", "1")
         return host.cancelled
 
     assert with_session(loop, pool, use) == ["hang"]
@@ -269,37 +284,37 @@ def test_an_interrupt_in_the_middle_of_a_call_leaves_the_channel_in_step(
         assert after.output == "[1, {}]\n"
 
 
+def test_the_answer_to_a_call_that_was_given_up_is_not_the_next_ones(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def use(kernel: PooledKernel, host: Host) -> ExecResult:
+        cell = "try: search('hang')\nexcept KeyboardInterrupt: print(search(2))\n"
+        running = asyncio.create_task(kernel.execute(cell, host))
+        await host.begun.wait()
+        send_signal(kernel._kernel._pidfd, signal.SIGINT)
+        return await running
+
+    result = with_session(loop, pool, use)
+    assert (result.status, result.output) == (ExecStatus.OK, "[2, {}]\n")
+
+
 def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPool, loop: BackgroundLoop) -> None:
-    shoot = "def shoot():\n    while not done: os.kill(os.getpid(), 2); time.sleep(0.0003)\n"
-    run = (
-        "def run():\n"
-        "    hits = n = 0\n"
-        "    while hits < 200 and n < 900:\n"
-        "        try:\n"
-        "            n += 1\n"
-        "            assert search(n)[0] == n\n"
-        "        except KeyboardInterrupt: hits += 1\n"
-        "    done.append(1)\n"
-        "    return hits\n"
-    )
-    cell = (
-        "import signal; thread.start()\n"
-        "while not done:\n    try: hits += run()\n    except KeyboardInterrupt: hits += 1\n"
-        "try: thread.join()\nexcept KeyboardInterrupt: pass\nprint(hits > 0)"
-    )
-    setup = "import os, time, threading; done = []; hits = 0"
-    *_, shot, after = typed(
-        loop, pool, setup, shoot, run, "thread = threading.Thread(target=shoot)", cell, "search(1)"
-    )
-    assert (shot.status, shot.output) == (ExecStatus.OK, "True\n")
-    assert after.output == "[1, {}]\n"
+    shoot = "def shoot():\n    while not done: os.kill(os.getpid(), 2); time.sleep(0.001)\n"
+    setup = ("import os, time, threading; done = []", shoot, "threading.Thread(target=shoot).start()")
+    shot = ["for n in range(50): assert search(n)[0] == n\n"] * 100
+    results = typed(loop, pool, *setup, *shot, *["done.append(1)"] * 5, "search(1)")
+    errors = [result.error_name for result in results[len(setup) : -6]]
+    assert set(errors) <= {None, "KeyboardInterrupt"}
+    assert errors.count("KeyboardInterrupt") > 20
+    assert results[-1].output == "[1, {}]\n"
 
 
 def test_threads_take_turns(each_pool: KernelPool, loop: BackgroundLoop) -> None:
     work = "def work(n): got.append(search(n)[0])\n"
-    run = "threads = [Thread(target=work, args=(n,)) for n in range(8)]; [t.start() for t in threads]; [t.join() for t in threads]"
+    run = (
+        "def run():\n    threads = [Thread(target=work, args=(n,)) for n in range(8)]\n"
+        "    for thread in threads: thread.start()\n    for thread in threads: thread.join()\n    return sorted(got)\n"
+    )
     host = Host()
-    *_, last = typed(loop, each_pool, "from threading import Thread; got = []", work, f"_ = {run}; sorted(got)", host=host)
+    *_, last = typed(loop, each_pool, "from threading import Thread; got = []", work, run, "run()", host=host)
     assert last.output == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
     assert sorted(call.args[0] for call in host.calls) == list(range(8))
 
@@ -379,7 +394,7 @@ def test_no_call_is_answered_in_the_grace_of_a_line() -> None:
     async def use() -> tuple[ExecResult, ExecResult, Host]:
         host = Host()
         async with KernelPool(1, replace(LIMITS, line_s=0.3, grace_s=2.0)) as pool, session(pool) as kernel:
-            cell = "try:\n    while True: pass\nexcept KeyboardInterrupt: search(1)\n"
+            cell = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: search(1)\n"
             return await kernel.execute(cell, host), await kernel.execute("search(2)", host), host
 
     late, after, host = asyncio.run(use())

@@ -73,7 +73,7 @@ class LineCalls:
         try:
             assert self._host is not None
             reply = await self._host(call)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a tool is anybody's code
             _log.warning("a host tool, %s, failed outside of what it answers for", call.name, exc_info=error)
             reply = HostReply(error_name=type(error).__name__, error_message=str(error))
         finally:
