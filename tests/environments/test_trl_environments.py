@@ -174,7 +174,7 @@ def test_columns_that_reset_does_not_take_fail_as_in_trl() -> None:
     async def use(session: EnvironmentSession, box: Toolbox, observation: str) -> None: ...
 
     driven(Picky, use, Task("t", "q", "a"))
-    with pytest.raises(EnvironmentFailure, match="reset raised TypeError: .* unexpected keyword argument 'target'"):
+    with pytest.raises(EnvironmentFailure, match=r"reset raised TypeError: .* unexpected keyword argument 'target'"):
         driven(Picky, use)
 
 

@@ -211,7 +211,7 @@ def test_limits_that_make_no_sense_are_refused(wish: dict[str, Any], message: st
 
 
 def test_a_builtin_can_not_be_decorated() -> None:
-    with pytest.raises(ToolError, match="built-in function gcd.*can't be decorated"):
+    with pytest.raises(ToolError, match=r"built-in function gcd.*can't be decorated"):
         tool(math.gcd)
 
 

@@ -99,7 +99,7 @@ def test_what_a_call_in_json_can_not_name_has_no_schema() -> None:
     several, positional, untold = as_tools([total, first, pair])
     with pytest.raises(ToolError, match=r"tool 'total'.*'\*numbers: int' has no name"):
         _ = several.schema
-    with pytest.raises(ToolError, match="tool 'first'.*'a: int' has no name"):
+    with pytest.raises(ToolError, match=r"tool 'first'.*'a: int' has no name"):
         _ = positional.schema
     with pytest.raises(ToolError, match="tool 'pair' has no JSON schema"):
         _ = untold.schema

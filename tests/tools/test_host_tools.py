@@ -21,6 +21,7 @@ from user_tools import convert, multiply, search
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools import Toolbox, as_tools, tool
 from repl_rl.tools.calls import MOST_BYTES
+from repl_rl.tools.places import Places
 
 
 def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> HostReply:
@@ -362,3 +363,19 @@ def test_a_tool_of_one_thread_stays_in_it() -> None:
 
 def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
     assert ask(convert, 2, "USD") == HostReply(value=2.5)
+
+
+def test_a_long_queue_that_moves_is_waited_for() -> None:
+    """The last of 600 waits for longer than one call may take, and is served: places come back all the time."""
+    places = Places(1)
+
+    async def hold() -> bool:
+        served = await places.take(0.5)
+        await asyncio.sleep(0.001)
+        places.give_back()
+        return served
+
+    async def everybody() -> list[bool]:
+        return await asyncio.gather(*(hold() for _ in range(600)))
+
+    assert asyncio.run(everybody()) == [True] * 600
