@@ -30,6 +30,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "service",
         "trainer view doctor",
         "run",
+        "evaluation",
         "bench",
         "cli",
         "__main__",
