@@ -88,7 +88,7 @@ def checkpoint_of(path: str) -> str:
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
         return _newest_of(RunFolder(folder))
-    if not folder.exists() and folder.parts[0] == "runs":
+    if not folder.exists() and folder.parts[:-1] == ("runs",):
         raise RunError(f"there is no run {path!r}{_neighbours(folder.parent)}")
     if not folder.exists() and len(folder.parts) > 1 and folder.parent.is_dir():
         raise ModelError(f"there is no checkpoint {path!r}{_neighbours(folder.parent)}")

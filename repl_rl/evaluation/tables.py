@@ -1,11 +1,13 @@
 """The rows of a comparison as tables for the terminal, drawn by rich.
 
-Rows carry a number, by which the later tables name them. Intervals stand in brackets, in percent or in points.
+Rows carry a number, by which the later tables name them. Intervals stand in brackets, in percent or in points. In a
+narrow terminal names are broken and numbers are not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +21,13 @@ from repl_rl.view.screen import visible
 _NONE = "–"
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    cells: tuple[str, ...]
+    is_number: bool = True
+
+
 def tables(plan: Plan, rows: Sequence[Row]) -> Iterator[Table]:
     """Solved problems, then what it took, then the families."""
     yield solved_table(plan, rows)
@@ -27,68 +36,89 @@ def tables(plan: Plan, rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def solved_table(plan: Plan, rows: Sequence[Row]) -> Table:
-    """pass@k of each row, its difference to the first, and how many trajectories were graded."""
+    """pass@k of each row, and how far its pass@1 lies over the first row's."""
     each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
-    compared = len(plan.combinations) > 1
-    table = _table(f"{len(plan.tasks)} held-out problems, {each}", ["#", "model", "dialect"])
-    _add_numbers(table, [*_pass_names(plan), *(["beyond #1"] if compared else []), "graded", "aborted"])
-    for number, row in enumerate(rows, 1):
-        names = [visible(row.combination.model), visible(row.combination.dialect)]
-        change = [_difference(row.difference)] if compared else []
-        counts = [str(row.overall.graded), str(row.overall.aborted)]
-        table.add_row(str(number), *map(Text, names), *_pass_cells(plan, row.overall), *change, *counts)
-    return table
+    columns = [
+        _Column("#", _numbered(rows)),
+        _Column("model", tuple(row.combination.model for row in rows), is_number=False),
+        _Column("dialect", tuple(row.combination.dialect for row in rows), is_number=False),
+        *_pass_columns(plan, [row.overall for row in rows]),
+    ]
+    if len(plan.combinations) > 1:
+        columns.append(_Column("over #1", tuple(_difference(row.difference) for row in rows)))
+    return _table(f"{len(plan.tasks)} held-out problems, {each}", columns, is_tight=True)
 
 
 def effort_table(rows: Sequence[Row]) -> Table:
-    """Means per trajectory, what became of errors, and why trajectories ended."""
-    table = _table("per trajectory", ["#"])
-    _add_numbers(table, ["lines", "tokens", "seconds", "solved after\nan error", "error lines\nrepaired"])
-    table.add_column("ended by")
-    for number, row in enumerate(rows, 1):
-        summary = row.overall
-        repairs = [_share(summary.repaired_trajectories), _share(summary.repaired_lines)]
-        stops = ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items())
-        table.add_row(str(number), *_means(summary), _number(summary.seconds, 2), *repairs, stops or _NONE)
-    return table
+    """Means per trajectory, what became of errors, why trajectories ended, and how many could not be graded."""
+    summaries = [row.overall for row in rows]
+    columns = [
+        _Column("#", _numbered(rows)),
+        *_mean_columns(summaries),
+        _column("seconds", summaries, lambda one: _number(one.seconds, 2)),
+        _column("solved after\nan error", summaries, lambda one: _share(one.repaired_trajectories)),
+        _column("error lines\nrepaired", summaries, lambda one: _share(one.repaired_lines)),
+        _column("aborted", summaries, lambda one: str(one.aborted)),
+        _Column("ended by", tuple(map(_stops, summaries)), is_number=False),
+    ]
+    return _table("per trajectory", columns)
 
 
 def family_table(plan: Plan, rows: Sequence[Row]) -> Table:
     """The rows again, family by family."""
-    table = _table("by family", ["family", "#"])
-    _add_numbers(table, ["problems", *_pass_names(plan), "lines", "tokens"])
-    for family in rows[0].families:
-        for number, row in enumerate(rows, 1):
-            summary = row.families[family]
-            name = Text(visible(family) if number == 1 else "")
-            table.add_row(name, str(number), str(summary.problems), *_pass_cells(plan, summary), *_means(summary))
-        if len(rows) > 1:
-            table.add_section()
-    return table
+    families = list(rows[0].families)
+    summaries = [row.families[family] for family in families for row in rows]
+    names = tuple(family if index == 0 else "" for family in families for index in range(len(rows)))
+    columns = [
+        _Column("family", names, is_number=False),
+        _Column("#", _numbered(rows) * len(families)),
+        _column("problems", summaries, lambda one: str(one.problems)),
+        *_pass_columns(plan, summaries),
+        *_mean_columns(summaries),
+    ]
+    return _table("by family", columns, section=len(rows))
 
 
-def _table(title: str, names: Sequence[str]) -> Table:
+def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
+    """A line behind every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
     table = Table(title=title, title_justify="left", header_style="bold")
-    for name in names:
-        table.add_column(name, overflow="fold")
+    for column in columns:
+        word = _longest_word(column)
+        if column.is_number:
+            table.add_column(column.name, justify="right", min_width=word, width=word if is_tight else None)
+        else:
+            table.add_column(column.name, overflow="fold")
+    for number, cells in enumerate(zip(*(column.cells for column in columns), strict=True), 1):
+        ends_section = section > 1 and number % section == 0
+        table.add_row(*(Text(visible(cell)) for cell in cells), end_section=ends_section)
     return table
 
 
-def _add_numbers(table: Table, names: Sequence[str]) -> None:
-    for name in names:
-        table.add_column(name, justify="right")
+def _longest_word(column: _Column) -> int:
+    return max(len(word) for text in (column.name, *column.cells) for word in text.split())
 
 
-def _pass_names(plan: Plan) -> list[str]:
-    return [f"pass@{k}" for k in plan.ks]
+def _column(name: str, summaries: Sequence[Summary], cell: Callable[[Summary], str]) -> _Column:
+    return _Column(name, tuple(map(cell, summaries)))
 
 
-def _pass_cells(plan: Plan, summary: Summary) -> list[str]:
-    return [_percent(summary.pass_at[k]) for k in plan.ks]
+def _numbered(rows: Sequence[Row]) -> tuple[str, ...]:
+    return tuple(str(number) for number in range(1, len(rows) + 1))
 
 
-def _means(summary: Summary) -> list[str]:
-    return [_number(summary.lines, 1), _number(summary.tokens, 0)]
+def _pass_columns(plan: Plan, summaries: Sequence[Summary]) -> list[_Column]:
+    return [_Column(f"pass@{k}", tuple(_percent(one.pass_at[k]) for one in summaries)) for k in plan.ks]
+
+
+def _mean_columns(summaries: Sequence[Summary]) -> list[_Column]:
+    return [
+        _column("lines", summaries, lambda one: _number(one.lines, 1)),
+        _column("tokens", summaries, lambda one: _number(one.tokens, 0)),
+    ]
+
+
+def _stops(summary: Summary) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items()) or _NONE
 
 
 def _percent(estimate: Estimate | None) -> str:
@@ -100,7 +130,7 @@ def _percent(estimate: Estimate | None) -> str:
 def _difference(estimate: Estimate | None) -> str:
     if estimate is None:
         return _NONE
-    return f"{100 * estimate.value:+.1f} pt [{100 * estimate.low:+.1f},{100 * estimate.high:+.1f}]"
+    return f"{100 * estimate.value:+.1f} [{100 * estimate.low:+.1f},{100 * estimate.high:+.1f}]"
 
 
 def _share(share: Share) -> str:
