@@ -68,8 +68,8 @@ def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
     The effective size is the number of coin tosses whose mean would vary as this one does: m(1 - m) / (s²/P), with the
     variance s² between the P problems. It is P at least (no values in [0, 1] vary more than coins do), and `most` at
     most, the number of tosses that were made in all. With one sample per problem that is Wilson's own interval. Unlike
-    the bootstrap's, it has a width where all problems or none were solved. Wilson 1927; Dean and Pagano 2015,
-    "Evaluating Confidence Interval Methods for Binomial Proportions in Clustered Surveys".
+    the bootstrap's, it has a width where all problems or none were solved. Wilson 1927; with an effective size, Franco
+    et al. 2019, "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys".
     """
     mean, problems = fmean(values), len(values)
     low, high = wilson(mean, _effective_size(values, mean, most))
