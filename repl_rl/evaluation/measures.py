@@ -18,7 +18,7 @@ from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
 """Lines that went wrong and left an interpreter to go on in. Behind `killed` and `overlong` nothing comes."""
 _WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
-_RAN = ERRORS | _WITHOUT_ERROR | {LineKind.KILLED}
+_RAN = ERRORS | _WITHOUT_ERROR
 _NOT_GRADED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
 
 Samples = Sequence[Trajectory]

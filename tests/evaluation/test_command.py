@@ -45,7 +45,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     """nano, a run's newest checkpoint with noise in its weights, and nano again: report, rollouts, screen."""
     folder = tmp_path_factory.mktemp("eval")
     run = new_run(load_config("quickstart"), folder / "runs")
-    noisy_nano(run.checkpoints / "checkpoint-3")
+    noisy_nano(run.checkpoints / "checkpoint-3", share=3.0)
     (run.checkpoints / "checkpoint-3" / "trainer_state.json").write_text("{}")
     settings = ["--set", "engine={backend: transformers, deterministic: true, context_tokens: 512}"]
     counts = ["--problems", str(PROBLEMS), "-n", str(SAMPLES), "--k", "2,3"]
@@ -104,7 +104,10 @@ def test_the_report_says_which_checkpoint_was_meant(compared: tuple[dict[str, An
         ("runs/quickstart", "runs/quickstart/checkpoints/checkpoint-3"),
         ("nano", "nano"),
     ]
-    assert report["rows"][2]["difference_to_first"]["value"] == 0.0
+    first, noise, again = report["rows"]
+    assert first["pass_at"]["1"]["value"] > noise["pass_at"]["1"]["value"] == 0.0
+    assert noise["difference_to_first"]["value"] == pytest.approx(-first["pass_at"]["1"]["value"])
+    assert again["difference_to_first"]["value"] == 0.0
     assert (report["k"], report["problems"], report["samples"], report["seed"]) == ([1, 2, 3], PROBLEMS, SAMPLES, 0)
     assert "2 of 3: runs/quickstart, python, 30 rollouts" in screen
     assert f"{PROBLEMS} held-out problems, {SAMPLES} samples each" in screen

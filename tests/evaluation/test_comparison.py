@@ -119,6 +119,15 @@ def test_the_tables_of_two_rows() -> None:
     ]
 
 
+def test_a_line_stands_between_two_families() -> None:
+    made_plan, rows = two_rows()
+    screen = Console(file=io.StringIO(), width=120)
+    screen.print(list(tables(made_plan, rows))[2])
+    assert isinstance(screen.file, io.StringIO)
+    starts = [row[:2] for row in screen.file.getvalue().splitlines()[1:]]
+    assert [start[0] for start in starts] == list("┏┃┡││├││└")
+
+
 def test_a_row_alone_is_compared_to_nothing_and_what_is_not_known_is_a_dash() -> None:
     alone = plan(models=("nano",))
     row = make_row(alone, alone.combinations[0], ((LOST, LOST), (RIGHT, RIGHT)) * 2, None, 1.0)

@@ -163,13 +163,18 @@ def test_what_makes_problems_hard_for_both_cancels_out() -> None:
     assert alone.high - alone.low > 0.2
 
 
-def test_a_bootstrap_that_can_be_counted() -> None:
-    """Three problems, one of them gained, and the two that are drawn along: 5**5 resamples."""
-    means = sorted(sum(drawn) / 5 for drawn in product([1, 0, 0, 1, -1], repeat=5))
-    low, high = means[round(0.025 * len(means))], means[round(0.975 * len(means))]
-    found = paired_difference([Tally(1, 1), Tally(1, 0), Tally(1, 0)], [Tally(1, 0)] * 3, "0")
-    assert (low, high) == (-0.4, 0.8)
-    assert found == Estimate(1 / 3, low, high, 3)
+@pytest.mark.parametrize(
+    ("right", "drawn", "expected"),
+    [((2, 0, 0), (1, 0, 0, 1, -1), (-0.4, 0.8)), ((0, 0, 0), (0, 0, 0, 1, -1), (-0.6, 0.6))],
+)
+def test_a_bootstrap_that_can_be_counted(
+    right: tuple[int, ...], drawn: tuple[int, ...], expected: tuple[float, float]
+) -> None:
+    """Three problems, and the two that are drawn along: 5**5 resamples."""
+    means = sorted(sum(resample) / 5 for resample in product(drawn, repeat=5))
+    assert (means[round(0.025 * len(means))], means[round(0.975 * len(means))]) == expected
+    found = paired_difference([Tally(2, count) for count in right], [Tally(2, 0)] * 3, "0")
+    assert found == Estimate(sum(right) / 6, *expected, 3)
 
 
 @pytest.mark.parametrize(("gained", "is_shown"), [(0, False), (4, False), (8, True)])
