@@ -33,6 +33,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "service",
         "trainer view doctor",
         "run",
+        "evaluation",
         "bench",
         "cli",
         "__main__",
