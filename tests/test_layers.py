@@ -27,7 +27,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "rollout",
         "models",
         "worker",
-        "service",
+        "service integrations",
         "trainer view doctor",
         "run",
         "bench",
