@@ -73,4 +73,5 @@ def _by_line(body: list[ast.stmt]) -> list[list[ast.stmt]]:
 
 def _first_line(statement: ast.stmt) -> int:
     """Where a statement begins, its decorators included."""
-    return min([statement.lineno, *(node.lineno for node in getattr(statement, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
