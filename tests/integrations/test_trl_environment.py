@@ -7,8 +7,8 @@ import inspect
 import logging
 from collections.abc import Iterator
 
-import psutil
 import pytest
+from killing import kill_the_server
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.errors import ConfigError, KernelStartError
@@ -16,7 +16,6 @@ from repl_rl.integrations import shared
 from repl_rl.integrations.live import ANSWERED, STATE_LOST
 from repl_rl.integrations.shared import close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
-from repl_rl.kernel import KernelPool
 
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=1.0, grace_s=0.3))
 
@@ -154,22 +153,13 @@ def test_the_reward_grades(environment: ReplEnvironment) -> None:
     assert answer_reward([right, wrong], answer=[401, "401"], completions=["", ""]) == [1.0, 0.0]
 
 
-def kill_the_server(pool: KernelPool) -> None:
-    """What all kernels were forked from, and wait for the end of its sandbox."""
-    family = psutil.Process(pool._backend._server.pid).children(recursive=True)
-    server = next(process for process in family if any("launch.py" in part for part in process.cmdline()))
-    server.kill()
-    gone, alive = psutil.wait_procs(family, timeout=10)
-    assert (server in gone, alive) == (True, [])
-
-
 def test_a_failing_machine_is_told_and_remembered(
     environment: ReplEnvironment, caplog: pytest.LogCaptureFixture
 ) -> None:
     environment.python("x = 1")
     kernels = shared.shared_kernels(Small.kernel_config)
     with caplog.at_level(logging.WARNING):  # the pool tells that it starts another server
-        kill_the_server(kernels._pool)
+        kill_the_server(kernels)
         assert environment.python("x").startswith("(the interpreter failed: ")
     assert environment.failure is not None
     assert environment.python("x").startswith(STATE_LOST)
