@@ -1,4 +1,4 @@
-"""A user's own problems: JSON lines with `question`, `answer` and, optionally, `id`, which else is the line's number."""
+"""A user's own problems: JSON lines with `question`, `answer` and perhaps `id`, which else is the line's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every block of docs/integrations.md runs as it stands there, with a scripted model behind the names it leaves open."""
+"""Every block of docs/integrations.md runs as it stands there; a scripted model is behind the names it leaves open."""
 
 from __future__ import annotations
 

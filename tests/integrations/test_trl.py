@@ -18,7 +18,7 @@ from repl_rl.integrations.live import STATE_LOST
 from repl_rl.integrations.shared import close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
-Small = ReplEnvironment.configured(kernel=KernelConfig(size=4))
+Small = ReplEnvironment.configured(kernel=KernelConfig(size=8))
 
 
 class Watched(GRPOTrainer):
@@ -29,11 +29,18 @@ class Watched(GRPOTrainer):
         return self.batch
 
 
-@pytest.fixture(autouse=True)
-def _kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
-    yield
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+        yield
     close_shared_kernels()
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    """A step in which every other rollout finds the answer."""
+    return train(tmp_path_factory.mktemp("solved"), solves_in_even_rows)
 
 
 def train(folder: Path, script: Script, steps: int = 1) -> Watched:
@@ -79,25 +86,23 @@ def solves_in_even_rows(row: int, seen: Sequence[str]) -> str:
     return replies[len(seen)]
 
 
-def test_trls_trainer_trains_on_what_our_interpreter_answered(tmp_path: Path) -> None:
-    trainer = train(tmp_path, solves_in_even_rows)
-    sampled, put_in = shown_to_the_model(trainer, 0)
+def test_trls_trainer_trains_on_what_our_interpreter_answered(solved: Watched) -> None:
+    sampled, put_in = shown_to_the_model(solved, 0)
     assert sampled == call("a = 17 * 23\na") + END + call("submit_final_answer(a)") + END + "Done." + END
     assert "<tool_response>\n391\n\n</tool_response>" in put_in
-    assert "<tool_response>\n40\n\n</tool_response>" in shown_to_the_model(trainer, 1)[1]
-    assert [environment.answer for environment in trainer.environments] == [("391",), ("40",)] * 2
+    assert "<tool_response>\n40\n\n</tool_response>" in shown_to_the_model(solved, 1)[1]
+    assert [environment.answer for environment in solved.environments] == [("391",), ("40",)] * 2
 
 
-def test_rewards_advantages_and_the_step_follow(tmp_path: Path) -> None:
-    trainer = train(tmp_path, solves_in_even_rows)
-    row = trainer.state.log_history[0]
+def test_rewards_advantages_and_the_step_follow(solved: Watched) -> None:
+    row = solved.state.log_history[0]
     assert (row["rewards/answer_reward/mean"], row["reward"]) == (0.5, 0.5)
     assert (row["tools/call_frequency"], row["tools/failure_frequency"]) == (2.0, 0.0)
-    assert trainer.batch["advantages"].sign().tolist() == [1.0, -1.0, 1.0, -1.0]
+    assert solved.batch["advantages"].sign().tolist() == [1.0, -1.0, 1.0, -1.0]
     assert math.isfinite(row["loss"])
     assert row["grad_norm"] > 0.0
     untrained = make_model(make_tokenizer(), solves_in_even_rows)
-    assert not torch.equal(trainer.model.lm_head.weight, untrained.lm_head.weight)
+    assert not torch.equal(solved.model.lm_head.weight, untrained.lm_head.weight)
 
 
 def test_every_batch_begins_in_fresh_interpreters(tmp_path: Path) -> None:
