@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import inspect
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from killing import kill_the_server
@@ -138,6 +141,20 @@ def test_a_machine_without_kernels_stops_the_training() -> None:
     broken = ReplEnvironment.configured(kernel=KernelConfig(size=1, backend="no-such-kernelspec"))
     with pytest.raises((ConfigError, KernelStartError), match="no-such-kernelspec"):
         broken().reset()
+
+
+def test_the_end_of_the_process_is_the_end_of_its_kernels() -> None:
+    program = (
+        "from repl_rl.config import KernelConfig\n"
+        "from repl_rl.integrations.shared import shared_kernels\n"
+        "from repl_rl.integrations.trl import ReplEnvironment\n"
+        "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
+        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool._backend._server.pid)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    shown, server = done.stdout.split()
+    assert (shown, done.stderr) == ("2", "")
+    assert not Path(f"/proc/{server}").exists()
 
 
 def test_what_trl_takes_for_tools() -> None:
