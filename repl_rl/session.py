@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from repl_rl.config import BudgetConfig, SamplingConfig
-from repl_rl.dialect import Cell, Reader, Turn
+from repl_rl.dialect import Cell, CellRun, Reader, Refusal, Turn
 from repl_rl.engine import Finish
 from repl_rl.errors import KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelSession, KernelSource
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelSession, KernelSource
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, ToolCall, Trajectory
 from repl_rl.transcript import Transcript
 
 _KERNEL_ATTEMPTS = 3
@@ -84,10 +84,20 @@ class Clock:
 class Interpreter:
     """The kernel of one trajectory. While no cell has run there is no state to lose, so a failed one is replaced."""
 
-    def __init__(self, kernels: KernelSource, stack: AsyncExitStack, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        kernels: KernelSource,
+        stack: AsyncExitStack,
+        clock: Clock | None = None,
+        setup: Sequence[str] = (),
+        host: HostCalls | None = None,
+    ) -> None:
+        """`setup` runs in each kernel before its first cell; `host` answers its calls of functions outside."""
         self._kernels = kernels
         self._stack = stack
         self._clock = clock or Clock()
+        self._setup = tuple(filter(None, setup))
+        self._host = host
         self._kernel: KernelSession | None = None
         self._has_state = False
 
@@ -95,6 +105,8 @@ class Interpreter:
         """Take a kernel. Raises KernelError if none comes up."""
         with self._clock.waiting(Wait.QUEUE):
             self._kernel = await self._stack.enter_async_context(self._kernels.session())
+            for source in self._setup:
+                await self._kernel.prepare(source)
 
     async def execute(self, source: str) -> ExecResult:
         for attempt in range(_KERNEL_ATTEMPTS):
@@ -103,7 +115,7 @@ class Interpreter:
                     await self.start()
                 assert self._kernel is not None
                 with self._clock.waiting(Wait.KERNEL):
-                    result = await self._kernel.execute(source)
+                    result = await self._execute(self._kernel, source)
                 if result.by_machinery:
                     raise KernelDiedError("the kernel went down together with what it was forked from")
             except KernelError:
@@ -115,17 +127,27 @@ class Interpreter:
                 return result
         raise AssertionError("the last attempt returns or raises")
 
+    async def _execute(self, kernel: KernelSession, source: str) -> ExecResult:
+        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._host))
+
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What a turn did: its kind, what the interpreter showed, and whether that ends the trajectory."""
+    """What a turn did: its kind, what each of its cells showed, and whether that ends the trajectory."""
 
     kind: LineKind
-    output: str = ""
+    cells: tuple[CellRun, ...] = ()
     error_name: str | None = None
     stop: StopReason | None = None
     duration_s: float = 0.0
     fingerprint: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+
+    def observing(self, text: str) -> Ran:
+        """With what the environment shows, behind the last of the cells."""
+        if not text or not self.cells:
+            return self
+        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
 
     def as_line(self, start: int, end: int, text: str, shown: str) -> Line:
         """The line of tokens `start:end`, behind which `shown` was put in."""
@@ -138,6 +160,7 @@ class Ran:
             shown,
             duration_s=self.duration_s,
             fingerprint=self.fingerprint,
+            calls=self.calls,
         )
 
 
@@ -173,9 +196,12 @@ class Session:
             key=lambda allowance: allowance.tokens,
         )
 
-    def stop_after(self, finish: Finish, budget: BudgetConfig) -> StopReason | None:
+    def stop_after(self, finish: Finish, turn: Turn, budget: BudgetConfig) -> StopReason | None:
         """Why the trajectory ends with the line that has just run, if it does."""
-        if finish is Finish.EOS:
+        if turn.answer is not None and self.answer is None:
+            self.answer = turn.answer
+            return StopReason.ANSWER
+        if finish is Finish.EOS and not turn.waits:
             return StopReason.EOS
         if len(self.lines) + 1 >= budget.lines:
             return StopReason.MAX_LINES
@@ -221,7 +247,7 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> tuple[Ran, tuple[str
     """Run the cells of a turn, in order, until one submits an answer or is killed; the answer stands beside it."""
     results: list[tuple[Cell, ExecResult]] = []
     for cell in turn.cells:
-        result = await interpreter.execute(cell.source)
+        result = _refused(cell.refusal) if cell.refusal else await interpreter.execute(cell.source)
         results.append((cell, result))
         if _end_of(result) is not None:
             break
@@ -231,17 +257,24 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> tuple[Ran, tuple[str
 def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
     """The most telling result gives the turn its kind; the outputs are joined in order."""
     if not results:
-        return Ran(turn.idle_kind)
+        return Ran(turn.idle_kind if turn.answer is None else LineKind.ANSWER)
     kinds = [_kind(cell, result) for cell, result in results]
     telling = max(range(len(kinds)), key=lambda index: _RANK[kinds[index]])
     return Ran(
         kinds[telling],
-        "".join(result.output for _, result in results),
+        tuple(CellRun(cell, result.output, result.error_message) for cell, result in results),
         results[telling][1].error_name,
         _end_of(results[-1][1]),
         sum(result.duration_s for _, result in results),
         results[-1][1].fingerprint,
+        tuple(call for _, result in results for call in result.calls),
     )
+
+
+def _refused(refusal: Refusal) -> ExecResult:
+    """What stands for the run of a cell that was not run."""
+    name, message = refusal.error_name, refusal.message
+    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
 
 
 def _kind(cell: Cell, result: ExecResult) -> LineKind:

@@ -35,17 +35,20 @@ class TypedText:
     """The typed side of one trajectory, between two turns.
 
     `is_ahead` is whether anything stands behind the last newline, be it half a character: then no prompt belongs there.
+    With `drops_space=False` nothing was put in that a space would belong to, and lines keep theirs.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drops_space: bool = True) -> None:
         self.is_ahead = False
+        self._drops_space = drops_space
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._open_line = ""
 
     def take(self, typed: bytes, end_of_input: bool = False) -> Typed:
         """Take in a turn. With `end_of_input` an open line is complete without a newline, as at a terminal's EOF."""
         text = self._decoder.decode(typed, final=end_of_input)
-        read = self._open_line + (text if self.is_ahead else text.removeprefix(" "))
+        is_behind_prompt = self._drops_space and not self.is_ahead
+        read = self._open_line + (text.removeprefix(" ") if is_behind_prompt else text)
         *lines, self._open_line = read.split("\n")
         if end_of_input and self._open_line:
             lines, self._open_line = [*lines, self._open_line], ""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from repl_rl.errors import KernelDiedError
-from repl_rl.kernel import ExecResult, ExecStatus
+from repl_rl.errors import KernelDiedError, KernelStartError
+from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
+from repl_rl.kernel.reports import calls_of
 from repl_rl.nano.sessions import load_interpreter
 
 
@@ -17,7 +18,12 @@ class FakeKernel:
         self._interpreter = load_interpreter().Interpreter()
         self._gone = False
 
-    async def execute(self, source: str) -> ExecResult:
+    async def prepare(self, source: str) -> None:
+        outcome = self._interpreter.prepare(source)
+        if outcome.status != "ok":
+            raise KernelStartError(f"a kernel could not be set up; it printed: {outcome.output.strip()}")
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         if self._gone:
             raise KernelDiedError("the interpreter has exited")
         outcome = self._interpreter.run(source)
@@ -29,6 +35,8 @@ class FakeKernel:
             compiled=outcome.compiled,
             answer=None if outcome.answer is None else tuple(outcome.answer),
             omitted_bytes=outcome.omitted_bytes,
+            error_message=outcome.error_message,
+            calls=calls_of(outcome.calls),
         )
 
 

@@ -110,7 +110,7 @@ def test_the_record_has_the_fields_of_the_contract() -> None:
         "task_id prompt prompt_ids completion_ids sampled_mask logprobs stop_reason answer outcome_reward version lines"
     )
     assert set(promised.split()) <= record.keys()
-    in_lines = "start end text kind error_name output reward advantage duration_s fingerprint"
+    in_lines = "start end text kind error_name output reward advantage duration_s fingerprint calls"
     assert set(in_lines.split()) == record["lines"][0].keys()
     assert json.loads(json.dumps(record))["lines"][1]["kind"] == "answer"
     assert json.loads(json.dumps(record))["stop_reason"] == "answer"

@@ -112,11 +112,12 @@ def test_each_token_reads_as_the_tokenizer_decodes_it(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_newline_table_marks_the_newline_ids(kind: str) -> None:
+def test_other_bytes_end_turns_too(kind: str) -> None:
     vocabulary = KINDS[kind]()
-    assert len(vocabulary.newline_table) == len(vocabulary.token_bytes)
-    assert {index for index, mark in enumerate(vocabulary.newline_table) if mark} == vocabulary.newline_ids
-    assert set(vocabulary.newline_table) == {0, 1}
+    assert vocabulary.stop_ids == vocabulary.newline_ids
+    tagged = Vocabulary(vocabulary.tokenizer, stops=b"\n>")
+    wanted = {index for index, data in enumerate(tagged.token_bytes) if b"\n" in data or b">" in data}
+    assert tagged.stop_ids == wanted - tagged.eos_ids > vocabulary.newline_ids
 
 
 def test_an_id_that_the_tokenizer_does_not_know_has_no_bytes(qwen: Vocabulary) -> None:

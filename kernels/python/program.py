@@ -34,7 +34,19 @@ _OWN_MODULES = (
     "seccomp_filter",
     *(
         f"repl_{name}"
-        for name in ["cell", "channel", "fingerprint", "interpreter", "kernel", "screen", "session", "stack", "syntax"]
+        for name in (
+            "cell",
+            "channel",
+            "fingerprint",
+            "host",
+            "interpreter",
+            "kernel",
+            "screen",
+            "session",
+            "stack",
+            "syntax",
+            "tools",
+        )
     ),
 )
 

@@ -25,11 +25,18 @@ class Cells:
 
     def run(self, source):
         """The `Outcome` of one cell. Never raises, and never returns in a process that the cell has forked."""
+        return self._run(self.interpreter.run, source)
+
+    def prepare(self, source):
+        """As `run`, of set-up code."""
+        return self._run(self.interpreter.prepare, source)
+
+    def _run(self, function, source):
         try:
             self._limit_memory(0)
             try:
                 _signal.signal(_SIGINT, self._handler)
-                outcome = self.interpreter.run(source)
+                outcome = function(source)
             finally:
                 self._handler = _signal.signal(_SIGINT, _SIG_IGN)
                 self._limit_memory(1)

@@ -26,9 +26,11 @@ from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
 from repl_syntax import compile_cell
+from repl_tools import Tools
 
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 _NAME_CHARS = 200
+_MESSAGE_CHARS = 10_000
 _CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
 _MISSING = object()
 _OWNED = (
@@ -44,16 +46,22 @@ class Outcome:
 
     `status` is "ok", "error" (an exception, or the cell did not compile), "incomplete" (nothing was run) or "killed"
     (SystemExit: a terminal would have closed). `compiled` is False where the cell itself is no valid Python, which is
-    another thing than code that raises SyntaxError as it runs. `answer` holds the `repr` of every value handed to
-    `submit_final_answer`, or None. `omitted_bytes` counts output beyond the screen's limit.
+    another thing than code that raises SyntaxError as it runs. `error_message` is the exception as
+    `traceback.format_exception_only` writes it. `answer` holds the `repr` of every value handed to
+    `submit_final_answer`, or None. `omitted_bytes` counts output beyond the screen's limit. `calls` are those of tools,
+    as `Tools.calls` gives them.
     """
 
-    __slots__ = ("answer", "compiled", "error_name", "omitted_bytes", "output", "status")
+    __slots__ = ("answer", "calls", "compiled", "error_message", "error_name", "omitted_bytes", "output", "status")
 
-    def __init__(self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0):
+    def __init__(
+        self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0, error_message=None
+    ):
         self.status = status
         self.output = output
         self.error_name = error_name
+        self.error_message = error_message
+        self.calls = []
         self.compiled = compiled
         self.answer = answer
         self.omitted_bytes = omitted_bytes
@@ -77,6 +85,7 @@ class Interpreter:
         self._flags = 0
         self._stack = Stack()
         self._fill_namespace()
+        self.tools = Tools(self.namespace)
         self._process_state = self._fresh_process_state()
         self._owns_process = False
 
@@ -105,6 +114,24 @@ class Interpreter:
         with self.active():
             return self._run_active(source)
 
+    def prepare(self, source):
+        """Run set-up code in a namespace of its own, with the module `repl_tools` there to bind tools with."""
+        with contextlib.nullcontext() if self._owns_process else self.active():
+            outcome = self._run_setup(source)
+            self.screen.flush()
+        outcome.output, outcome.omitted_bytes = self.screen.take()
+        return outcome
+
+    def _run_setup(self, source):
+        sys.modules["repl_tools"] = self.tools.module()
+        try:
+            exec(compile(source, "<set-up>", "exec", dont_inherit=True), {"__name__": "setup"})
+        except BaseException as error:  # noqa: BLE001 - set-up code is anybody's
+            return self._failed(error, compiled=True)
+        finally:
+            sys.modules.pop("repl_tools", None)
+        return Outcome(OK)
+
     def own_process(self):
         """Make this session the process's for good: nothing else is interactive here."""
         _set_process_state(self._process_state)
@@ -116,6 +143,7 @@ class Interpreter:
 
     def _run_active(self, source):
         self._answers = []
+        self.tools.begin()
         self._stack.enter()
         try:
             outcome = self._run(source + "\n")
@@ -124,6 +152,7 @@ class Interpreter:
             self._stack.leave()
         outcome.output, outcome.omitted_bytes = self.screen.take()
         outcome.answer = tuple(self._answers) if self._answers else None
+        outcome.calls = self.tools.calls()
         return outcome
 
     @contextlib.contextmanager
@@ -176,11 +205,11 @@ class Interpreter:
     def _failed(self, error, compiled):
         if isinstance(error, SystemExit):
             _show_exit(error)
-            return Outcome(KILLED, error_name=_name(error))
+            return Outcome(KILLED, error_name=_name(error), error_message=_message(error))
         with contextlib.suppress(Exception):
             hide_frames(error)
         status = KILLED if _show(error) is KILLED else ERROR
-        return Outcome(status, error_name=_name(error), compiled=compiled)
+        return Outcome(status, error_name=_name(error), compiled=compiled, error_message=_message(error))
 
 
 def _encodable(text):
@@ -189,6 +218,17 @@ def _encodable(text):
 
 def _name(error):
     return _encodable(_CLASS_NAME(type(error)))[:_NAME_CHARS]
+
+
+def _message(error):
+    """The exception without its traceback; its name where the session's own code keeps it from being written."""
+    try:
+        import traceback
+
+        text = "".join(traceback.format_exception_only(type(error), error))
+        return _encodable(text.strip()[:_MESSAGE_CHARS])
+    except BaseException:  # noqa: BLE001 - whatever its `__str__` does
+        return _name(error)
 
 
 def _process_state():

@@ -118,13 +118,18 @@ class ReplKernel(kernelbase.Kernel):
         }
 
     async def do_execute(self, code, silent, *_positional, **_named):
+        run = self._cells.prepare if self._is_setup() else self._cells.run
         with self._cells.interpreter.screen.recording() if self._is_guest else contextlib.nullcontext():
-            outcome = self._without_loop(self._cells.run, code)
+            outcome = self._without_loop(run, code)
         if not silent:
             self.show(outcome)
         if outcome.status == repl_interpreter.KILLED:
             self._loop.call_later(0.05, self._loop.stop)
         return _reply(outcome, self.execution_count)
+
+    def _is_setup(self):
+        """Whether the request says that its code is set-up code: no client but ours does."""
+        return bool(self.get_parent("shell")["content"].get("repl_rl_setup"))
 
     def show(self, outcome):
         """Tell the attached clients what a cell did, whoever had it run."""
@@ -171,7 +176,7 @@ def _reply(outcome, execution_count):
         reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
     elif outcome.error_name:
         reply |= {"status": "error", **_error_fields(outcome)}
-    names = ("status", "error_name", "compiled", "answer")
+    names = ("status", "error_name", "error_message", "compiled", "answer", "calls")
     reply["repl_rl"] = {name: getattr(outcome, name) for name in names}
     return reply
 

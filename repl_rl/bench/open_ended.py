@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSession, KernelSource
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource
 
 LINE_S = 1.0
 """Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
@@ -39,8 +39,11 @@ class _Kernel:
         self._kernel = kernel
         self._latency_s = latency_s
 
-    async def execute(self, source: str) -> ExecResult:
+    async def prepare(self, source: str) -> None:
+        await self._kernel.prepare(source)
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
-        result = await self._kernel.execute(source)
+        result = await self._kernel.execute(source, host)
         return result if result.answer is None else replace(result, answer=None)

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, contextmanager
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.config import DialectConfig, KernelConfig
-from repl_rl.dialect import Dialect, make_dialect
+from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.kernel import KernelSession
 from repl_rl.worker.setup import make_pool
 
@@ -34,7 +34,6 @@ class PythonTool:
         self.seconds = 0.0
         self._loop = loop
         self._kernel = kernel
-        self._dialect = dialect
         self._reader = dialect.reader()
         self._latency_s = latency_s
 
@@ -45,9 +44,9 @@ class PythonTool:
         if self._latency_s:
             time.sleep(self._latency_s)
         cells = self._reader.read(code).cells
-        output = "".join(self._loop.run(self._kernel.execute(cell.source)).output for cell in cells)
+        runs = [CellRun(cell, self._loop.run(self._kernel.execute(cell.source)).output) for cell in cells]
         self.seconds += time.perf_counter() - started
-        return self._dialect.truncate(output) + self._reader.next_prompt()
+        return "".join(part.text for part in self._reader.show(runs, goes_on=True))
 
 
 @contextmanager

@@ -27,7 +27,8 @@ from pathlib import Path
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
-from repl_rl.kernel import ExecResult, ExecStatus
+from repl_rl.errors import KernelStartError
+from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 from repl_rl.nano import NANO_PATH
 from repl_rl.rollout import Rollout
 from repl_rl.tasks import make_tasks
@@ -110,7 +111,10 @@ class CannedKernel:
     def __init__(self, results: Sequence[ExecResult]) -> None:
         self._results = cycle(results)
 
-    async def execute(self, source: str) -> ExecResult:
+    async def prepare(self, source: str) -> None:
+        raise KernelStartError("tools are no part of this measurement")
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         await asyncio.sleep(0)
         return next(self._results)
 

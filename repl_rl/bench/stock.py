@@ -24,7 +24,7 @@ from jupyter_client import AsyncKernelClient, AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 
 from repl_rl.errors import KernelDiedError, KernelStartError
-from repl_rl.kernel import ExecResult, ExecStatus
+from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 
 _PATIENCE_S = 120.0
 _SOCKETS_PER_KERNEL = 8
@@ -36,7 +36,10 @@ class StockKernel:
     def __init__(self, client: AsyncKernelClient) -> None:
         self._client = client
 
-    async def execute(self, source: str) -> ExecResult:
+    async def prepare(self, source: str) -> None:
+        raise KernelStartError("tools are no part of this measurement")
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. Raises KernelDiedError if no answer comes."""
         began = time.monotonic()
         try:

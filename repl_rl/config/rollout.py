@@ -27,13 +27,24 @@ class TasksConfig(Section):
 
 
 class DialectConfig(Section):
-    name: Literal["python"] = "python"
+    name: str = Field("python", min_length=1)
+    """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of a dialect of one's own; or the path
+    of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
     """System prompt. None: the dialect's own for chat models, nothing for base models."""
     examples: int = Field(0, ge=0)
     """Worked sessions shown before the problem."""
     max_output_chars: int = Field(1000, ge=64)
     """Longer outputs are cut in the middle before they are encoded."""
+
+
+class ToolsConfig(Section):
+    """Functions that the model may call, besides all of Python."""
+
+    functions: tuple[str, ...] = ()
+    """Import paths, `package.module:function`, of functions with annotations and a docstring."""
+    where: Literal["sandbox", "host"] = "sandbox"
+    """Where those run that don't say: inside the interpreter, or outside of it behind a proxy."""
 
 
 class KernelConfig(Section):

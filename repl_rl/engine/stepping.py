@@ -112,7 +112,7 @@ class RequestStepper:
 
     def __init__(self, llm: LLM, vocabulary: Vocabulary) -> None:
         self._engine: Any = llm.llm_engine
-        self._stop_ids = sorted(vocabulary.newline_ids | vocabulary.eos_ids)
+        self._stop_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
         self._ids: dict[str, list[int]] = {}
         self._arrivals = _Arrivals()
 
@@ -154,8 +154,8 @@ def make_stepper(llm: LLM, vocabulary: Vocabulary) -> VLLMStepper:
 
 def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
     """One `Ends` per id. `size` is the model's number of rows, which may be more than the tokenizer has."""
-    table = bytearray(max(size, 1 + max(vocabulary.newline_ids | vocabulary.eos_ids)))
-    for ids, ends in ((vocabulary.newline_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
+    table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
+    for ids, ends in ((vocabulary.stop_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
         for index in ids:
             table[index] = ends
     return bytes(table)

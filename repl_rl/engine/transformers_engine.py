@@ -82,7 +82,7 @@ class _RowStepper:
 
     def __init__(self, batch: RowBatch, vocabulary: Vocabulary, places: int) -> None:
         self._batch = batch
-        self._finishes = dict.fromkeys(vocabulary.newline_ids, Finish.NEWLINE)
+        self._finishes = dict.fromkeys(vocabulary.stop_ids, Finish.NEWLINE)
         self._finishes |= dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
         self._places = places
         self._running: dict[RowSequence, _Place] = {}

@@ -76,7 +76,7 @@ class _Lines:
     def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool) -> None:
         self._engine = engine
         self._follows_seeds = follows_seeds
-        self._newline_ids = vocabulary.newline_ids
+        self._stop_ids = vocabulary.stop_ids
         self._asked: dict[str, _Asked] = {}
 
     @property
@@ -119,7 +119,7 @@ class _Lines:
         return SampledLine(tuple(line.ids), tuple(line.logprobs), self._finish(line))
 
     def _finish(self, line: FinishedLine) -> Finish:
-        if line.ids[-1] in self._newline_ids:
+        if line.ids[-1] in self._stop_ids:
             return Finish.NEWLINE
         return Finish.LENGTH if line.reason == "length" else Finish.EOS
 

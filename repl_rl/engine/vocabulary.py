@@ -16,8 +16,10 @@ _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
 class Vocabulary:
     """Wraps a Hugging Face tokenizer. Raises ModelError if no token of it holds a newline."""
 
-    def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = (), stops: bytes = b"\n") -> None:
+        """A turn ends with a token that holds one of the bytes `stops`; they are ASCII, and a newline is among them."""
         self.tokenizer = tokenizer
+        self.stops = stops
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
         if not self.newline_ids:
@@ -35,12 +37,16 @@ class Vocabulary:
     @cached_property
     def newline_ids(self) -> frozenset[int]:
         """Ids of the tokens whose bytes hold a newline. A newline byte is never part of a longer UTF-8 character."""
-        return frozenset(index for index, data in enumerate(self.token_bytes) if b"\n" in data) - self.eos_ids
+        return self._holding(b"\n")
 
     @cached_property
-    def newline_table(self) -> bytes:
-        """1 at each id of `newline_ids`, 0 at the tokenizer's others; a model's padding rows lie behind its end."""
-        return bytes(index in self.newline_ids for index in range(len(self.token_bytes)))
+    def stop_ids(self) -> frozenset[int]:
+        """Ids of the tokens that end a turn; those of the end of the text besides."""
+        return self.newline_ids if self.stops == b"\n" else self._holding(self.stops)
+
+    def _holding(self, wanted: bytes) -> frozenset[int]:
+        found = set(wanted)
+        return frozenset(index for index, data in enumerate(self.token_bytes) if found & set(data)) - self.eos_ids
 
     @property
     def pad_id(self) -> int:
@@ -52,10 +58,31 @@ class Vocabulary:
         """Ids of a prompt that a base model continues, with the tokenizer's own opening tokens (BOS)."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=True))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], prefill: str) -> tuple[int, ...]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], prefill: str, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
         """Ids of the messages in the model's chat template, `prefill` opening the assistant's turn."""
-        head = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return tuple(self.tokenizer.encode(head + prefill, add_special_tokens=False))
+        return self.encode_frame(self.render_chat(messages, tools, opens=True) + prefill)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self.tokenizer.chat_template is not None
+
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool
+    ) -> str:
+        """The text of a conversation in the model's chat template. Raises ModelError if the template refuses it."""
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opens
+            )
+        except Exception as error:
+            raise ModelError(f"this model's chat template refuses the conversation: {error}") from error
+        return text
+
+    def encode_frame(self, text: str) -> tuple[int, ...]:
+        """Ids of a template's own text, in which names of special tokens are such tokens."""
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def encode_output(self, text: str) -> tuple[int, ...]:
         """Ids of interpreter text on its own; text that looks like a special token stays text."""
@@ -71,8 +98,8 @@ class Vocabulary:
         return self.bytes_of(ids).decode("utf-8", "replace")
 
 
-def load_vocabulary(path: str) -> Vocabulary:
-    """The vocabulary of a checkpoint folder or hub id. Raises ModelError naming the path."""
+def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
+    """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path."""
     from transformers import AutoTokenizer, GenerationConfig
 
     try:
@@ -82,4 +109,4 @@ def load_vocabulary(path: str) -> Vocabulary:
     eos: int | list[int] | None = None
     if not Path(path).exists() or (Path(path) / "generation_config.json").exists():
         eos = GenerationConfig.from_pretrained(path).eos_token_id
-    return Vocabulary(tokenizer, [eos] if isinstance(eos, int) else eos or [])
+    return Vocabulary(tokenizer, [eos] if isinstance(eos, int) else eos or [], stops)

@@ -8,8 +8,9 @@ the episode can leave it out.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
-from repl_rl.dialect import Turn
+from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import KernelError
 from repl_rl.kernel import KernelSource
 from repl_rl.session import Interpreter, Ran, run_turn
@@ -17,6 +18,14 @@ from repl_rl.trajectory import LineKind, StopReason
 
 STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"
 ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What typed code is answered with: a note of ours, "" mostly, and behind it what its cells did."""
+
+    note: str = ""
+    cells: tuple[CellRun, ...] = ()
 
 
 class LiveSession:
@@ -40,10 +49,10 @@ class LiveSession:
         await interpreter.start()
         self._interpreter = interpreter
 
-    async def type(self, turn: Turn) -> str:
-        """Run what a turn completes; what the terminal shows of it, whole."""
+    async def type(self, turn: Turn) -> Answered:
+        """Run what a turn completes."""
         if self.answer is not None:
-            return ANSWERED
+            return Answered(ANSWERED)
         try:
             note = await self._reopened()
             ran = await self._run(turn)
@@ -52,7 +61,7 @@ class LiveSession:
         if ran.stop is StopReason.KILLED:
             await self._lose()
         self.kinds.append(ran.kind)
-        return note + ran.output
+        return Answered(note, ran.cells)
 
     async def close(self) -> None:
         """Give the interpreter back. A second call does nothing."""
@@ -75,8 +84,8 @@ class LiveSession:
         await self.close()
         self._is_lost = True
 
-    async def _fail(self, error: KernelError) -> str:
+    async def _fail(self, error: KernelError) -> Answered:
         self.failure = self.failure or str(error)
         self.kinds.append(LineKind.KILLED)
         await self._lose()
-        return f"(the interpreter failed: {error})\n"
+        return Answered(f"(the interpreter failed: {error})\n")

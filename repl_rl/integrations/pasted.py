@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 
-from repl_rl.dialect import Cell, Dialect, Turn
+from repl_rl.dialect import Cell, PythonReader, Turn
 from repl_rl.trajectory import LineKind
 
 _OPENS_BLOCK = (
@@ -33,11 +33,11 @@ _OPENS_BLOCK = (
 )
 
 
-def read_program(code: str, dialect: Dialect) -> Turn:
-    """`code` as one turn of a fresh reader of `dialect`. Nothing stays open behind it."""
+def read_program(code: str) -> Turn:
+    """`code` as one turn, behind which nothing stays open."""
     body = _statements(code)
     if body is None:
-        return dialect.reader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
+        return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
     return Turn(code, tuple(_cells(code, body)), LineKind.COMMENT if code.strip() else LineKind.BLANK)
 
 

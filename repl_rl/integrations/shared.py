@@ -20,7 +20,7 @@ from repl_rl.background import BackgroundLoop
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import Turn
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.live import LiveSession
+from repl_rl.integrations.live import Answered, LiveSession
 from repl_rl.kernel import KernelPool, KernelSession
 from repl_rl.worker.setup import make_pool
 
@@ -98,8 +98,8 @@ class Seat:
         before, self.session = self.session, LiveSession(self._kernels)
         self._kernels.run(_replace(before, self.session))
 
-    def type(self, turn: Turn) -> str:
-        """Run a turn in the present session, begun here if there is none yet; what the terminal shows of it."""
+    def type(self, turn: Turn) -> Answered:
+        """Run a turn in the present session, begun here if there is none yet."""
         if self.session is None:
             self.begin()
         assert self.session is not None

@@ -20,8 +20,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from repl_rl.config import DialectConfig, KernelConfig
-from repl_rl.dialect import Dialect, make_dialect
+from repl_rl.config import KernelConfig
+from repl_rl.dialect import SMALLEST_LIMIT_CHARS, truncate_middle
+from repl_rl.errors import ConfigError
 from repl_rl.integrations.pasted import read_program
 from repl_rl.integrations.shared import Seat, shared_kernels
 from repl_rl.tasks import grade
@@ -36,19 +37,25 @@ class ReplEnvironment:
     """
 
     kernel_config: ClassVar[KernelConfig] = KernelConfig()
-    dialect_config: ClassVar[DialectConfig] = DialectConfig()
+    max_output_chars: ClassVar[int] = 1000
+    """Longer outputs are cut in the middle."""
 
     def __init__(self) -> None:
-        self._dialect: Dialect = make_dialect(self.dialect_config)
         self._seat: Seat = shared_kernels(self.kernel_config).seat()
         weakref.finalize(self, self._seat.leave).atexit = False
 
     @classmethod
     def configured(
-        cls, kernel: KernelConfig | None = None, dialect: DialectConfig | None = None
+        cls, kernel: KernelConfig | None = None, max_output_chars: int | None = None
     ) -> type[ReplEnvironment]:
-        """The same environment with another kernel or dialect: a class, so that TRL logs it under this name."""
-        settings = {"kernel_config": kernel or cls.kernel_config, "dialect_config": dialect or cls.dialect_config}
+        """The same environment, set up otherwise: a class, so that TRL logs it under this name.
+
+        Raises ConfigError for a limit below 64 characters, in which no cut output would tell anything.
+        """
+        limit = cls.max_output_chars if max_output_chars is None else max_output_chars
+        if limit < SMALLEST_LIMIT_CHARS:
+            raise ConfigError(f"max_output_chars is {limit}; it has to be at least {SMALLEST_LIMIT_CHARS}")
+        settings = {"kernel_config": kernel or cls.kernel_config, "max_output_chars": limit}
         return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **settings})
 
     def reset(self, **row: Any) -> None:
@@ -65,7 +72,9 @@ class ReplEnvironment:
         """
         if not isinstance(code, str):
             raise TypeError(f"code has to be a string, got {type(code).__name__}")
-        return self._dialect.truncate(self._seat.type(read_program(code, self._dialect)))
+        answered = self._seat.type(read_program(code))
+        shown = answered.note + "".join(cell.text for cell in answered.cells)
+        return truncate_middle(shown, self.max_output_chars)
 
     @property
     def answer(self) -> tuple[str, ...] | None:

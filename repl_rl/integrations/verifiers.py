@@ -28,7 +28,7 @@ from typing import Literal
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import Dialect, make_dialect
-from repl_rl.errors import DependencyError
+from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.integrations.live import LiveSession
 from repl_rl.integrations.problems import read_problems
 from repl_rl.integrations.shared import SharedKernels, shared_kernels
@@ -113,6 +113,11 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
     EXECUTES_CODE = False  # not in the runtime: in our own sandbox
     NEEDS_CONTAINER = False
 
+    def __init__(self, config: ReplHarnessConfig) -> None:
+        super().__init__(config)
+        if config.dialect.name != "python":
+            raise ConfigError(f"dialect {config.dialect.name!r} does not go line by line here; leave it at 'python'")
+
     async def launch(
         self,
         ctx: vf.ModelContext,
@@ -158,14 +163,15 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                 return str(refused)
             line = typed if typed.endswith("\n") else typed + "\n"
             turn = reader.read(line.encode("utf-8", "surrogatepass"))
-            shown = dialect.truncate(await asyncio.wrap_future(kernels.submit(session.type(turn))))
+            answered = await asyncio.wrap_future(kernels.submit(session.type(turn)))
             if session.failure is not None:
                 raise vf.SandboxError(session.failure)
             if session.answer is not None:
                 break
+            shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
             messages += [
                 {"role": "assistant", "content": typed},
-                {"role": "user", "content": shown + reader.next_prompt()},
+                {"role": "user", "content": shown},
             ]
         return None
 

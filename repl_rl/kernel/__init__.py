@@ -3,13 +3,24 @@
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.pool import KernelPool
 from repl_rl.kernel.profile import Profile
-from repl_rl.kernel.results import ExecResult, ExecStatus, KernelSession, KernelSource
+from repl_rl.kernel.results import (
+    ExecResult,
+    ExecStatus,
+    HostCall,
+    HostCalls,
+    HostReply,
+    KernelSession,
+    KernelSource,
+)
 from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
 from repl_rl.kernel.stats import PoolStats
 
 __all__ = [
     "ExecResult",
     "ExecStatus",
+    "HostCall",
+    "HostCalls",
+    "HostReply",
     "KernelPool",
     "KernelSession",
     "KernelSource",

@@ -29,7 +29,7 @@ from repl_rl.kernel.budget import MemoryBudget
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.kernel.profile import Profile
-from repl_rl.kernel.results import ExecResult
+from repl_rl.kernel.results import ExecResult, HostCalls
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.kernel.stats import PoolStats
 
@@ -59,11 +59,22 @@ class PooledKernel:
         """
         return await self._kernel.open_jupyter()
 
-    async def execute(self, source: str) -> ExecResult:
-        """Run one cell. Raises KernelDiedError if the kernel is gone through no fault of what it ran."""
+    async def prepare(self, source: str) -> None:
+        """Run set-up code before the first cell. Raises KernelStartError, with what it printed, if it fails."""
+        try:
+            await self._kernel.prepare(source)
+        finally:
+            if not self._kernel.is_alive:
+                self._pool._forget(self._kernel)
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        """Run one cell; `host` answers its calls of host tools.
+
+        Raises KernelDiedError if the kernel is gone through no fault of what it ran.
+        """
         result: ExecResult | None = None
         try:
-            result = await self._kernel.execute(source)
+            result = await self._kernel.execute(source, host)
         finally:
             if (result is None or result.state_lost) and not self._kernel.is_alive:
                 self._pool._forget(self._kernel)

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import Dialect, Reader, make_dialect
+from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
 from repl_rl.nano.demonstrations import demonstrate
 from repl_rl.resources import resource_folder
@@ -54,13 +54,14 @@ def record_session(task: Task, dialect: Dialect, rng: Random) -> SessionRecord:
     line = next(typing)
     while True:
         typed = f" {line}\n" if line else "\n"
-        output, answer = terminal.enter(typed)
+        runs, answer = terminal.enter(typed)
         segments.append(Segment(typed, sampled=True))
         if answer is not None:
             return SessionRecord(task, tuple(segments), answer)
-        segments.append(Segment(dialect.truncate(output) + terminal.reader.next_prompt(), sampled=False))
+        shown = terminal.reader.show(runs, goes_on=True)
+        segments.append(Segment("".join(part.text for part in shown), sampled=False))
         try:
-            line = typing.send(output)
+            line = typing.send("".join(run.output for run in runs))
         except StopIteration:
             raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {line!r}") from None
 
@@ -72,15 +73,15 @@ class _Terminal:
         self.reader = reader
         self._interpreter = load_interpreter().Interpreter()
 
-    def enter(self, typed: str) -> tuple[str, tuple[str, ...] | None]:
-        """What is shown for one typed line, and the answer if the line submitted one."""
-        output = ""
+    def enter(self, typed: str) -> tuple[list[CellRun], tuple[str, ...] | None]:
+        """What the cells of one typed line showed, and the answer if the line submitted one."""
+        runs: list[CellRun] = []
         for cell in self.reader.read(typed).cells:
             outcome = self._interpreter.run(cell.source)
-            output += outcome.output
+            runs.append(CellRun(cell, outcome.output))
             if outcome.answer is not None:
-                return output, outcome.answer
-        return output, None
+                return runs, outcome.answer
+        return runs, None
 
 
 @cache

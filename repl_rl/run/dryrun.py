@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from repl_rl.config import Config
-from repl_rl.dialect import make_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
@@ -150,12 +149,13 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
 
 def _prompt_tokens(config: Config, inputs: Inputs) -> Iterator[int]:
     from repl_rl.engine import load_vocabulary
-    from repl_rl.rollout import make_prompt
+    from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
 
-    vocabulary, dialect = load_vocabulary(inputs.model_path), make_dialect(config.dialect)
-    chat = vocabulary.tokenizer.chat_template is not None if config.model.chat is None else config.model.chat
+    vocabulary = load_vocabulary(inputs.model_path)
+    dialect = dialect_for(vocabulary, config.dialect)
+    chat = speaks_chat(vocabulary, dialect, config.model.chat)
     for task in (*inputs.train_tasks, *inputs.heldout_tasks):
-        yield len(make_prompt(dialect, vocabulary, task.question, chat).ids)
+        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
 
 
 def _engine(config: Config) -> str:

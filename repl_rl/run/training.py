@@ -16,7 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config
-from repl_rl.dialect import make_dialect
+from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
@@ -95,7 +95,7 @@ def check_inputs(config: Config) -> Inputs:
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = resolve_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
-    make_dialect(config.dialect)
+    require_dialect(config.dialect)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
-from repl_rl.dialect import make_dialect
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
+from repl_rl.prompting import dialect_for, speaks_chat
 from repl_rl.rollout import Rollout
+from repl_rl.scene import Extensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +29,25 @@ class RolloutSetup:
     kernels: Callable[[KernelPool], KernelSource] | None = None
     one_by_one: bool = False
     """One trajectory at a time (`engine.deterministic`)."""
+    extensions: Extensions = field(default_factory=Extensions)
 
     def make(self, engine: Engine, pool: KernelPool) -> Rollout:
         """The rollout of `engine` on kernels of `pool`."""
-        has_template = self.vocabulary.tokenizer.chat_template is not None
+        vocabulary = self.vocabulary
+        dialect_with = partial(dialect_for, vocabulary, self.dialect)
+        dialect = dialect_with(self.extensions.toolbox.tools)
         return Rollout(
             engine,
             pool if self.kernels is None else self.kernels(pool),
-            make_dialect(self.dialect),
-            self.vocabulary,
+            dialect,
+            vocabulary,
             budget=self.budget,
             sampling=self.sampling,
             context_tokens=self.context_tokens,
-            chat=has_template if self.chat is None else self.chat,
+            chat=speaks_chat(vocabulary, dialect, self.chat),
             at_once=1 if self.one_by_one else self.kernel.size,
+            extensions=self.extensions,
+            dialect_with=dialect_with,
         )
 
 

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.config import DialectConfig
-from repl_rl.dialect import make_dialect
 from repl_rl.integrations.pasted import read_program
 from repl_rl.trajectory import LineKind
 
-DIALECT = make_dialect(DialectConfig())
 PIECES = (
     "x = 1",
     "x += 2; y = x",
@@ -42,7 +39,7 @@ def bound(sources: list[str], mode: str) -> dict[str, Any]:
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_cells_together_do_what_the_program_does(pieces: list[str], line_end: str) -> None:
     program = "\n".join(pieces).replace("\n", line_end)
-    assert bound([cell.source for cell in read_program(program, DIALECT).cells], "single") == bound([program], "exec")
+    assert bound([cell.source for cell in read_program(program).cells], "single") == bound([program], "exec")
 
 
 @pytest.mark.parametrize(
@@ -60,16 +57,16 @@ def test_cells_together_do_what_the_program_does(pieces: list[str], line_end: st
     ],
 )
 def test_cells(program: str, cells: list[str]) -> None:
-    assert [cell.source for cell in read_program(program, DIALECT).cells] == cells
+    assert [cell.source for cell in read_program(program).cells] == cells
 
 
 def test_kinds() -> None:
-    turn = read_program("a = 1\na\nfor _ in a: a", DIALECT)
+    turn = read_program("a = 1\na\nfor _ in a: a")
     assert [cell.kind for cell in turn.cells] == [LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.STATEMENT]
-    assert read_program("# only", DIALECT).idle_kind is LineKind.COMMENT
-    assert read_program(" \n", DIALECT).idle_kind is LineKind.BLANK
+    assert read_program("# only").idle_kind is LineKind.COMMENT
+    assert read_program(" \n").idle_kind is LineKind.BLANK
 
 
 @given(st.text())
 def test_no_text_is_refused(text: str) -> None:
-    assert read_program(text, DIALECT).cells is not None
+    assert read_program(text).cells is not None

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from killing import kill_the_server
 
-from repl_rl.config import DialectConfig, KernelConfig
+from repl_rl.config import KernelConfig
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.integrations import shared
 from repl_rl.integrations.live import ANSWERED, STATE_LOST
@@ -112,11 +112,13 @@ def test_a_cell_that_does_not_end_is_interrupted(environment: ReplEnvironment) -
 
 
 def test_output_is_cut_to_the_limit() -> None:
-    short = Small.configured(dialect=DialectConfig(max_output_chars=64))()
+    short = Small.configured(max_output_chars=64)()
     short.reset()
     shown = short.python("print('a' * 500)")
     assert len(shown) == 64
     assert "characters left out" in shown
+    with pytest.raises(ConfigError, match="max_output_chars is 63; it has to be at least 64"):
+        Small.configured(max_output_chars=63)
 
 
 def test_a_pool_that_is_too_small_says_so_instead_of_waiting_for_ever() -> None:

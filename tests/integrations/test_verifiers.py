@@ -125,6 +125,11 @@ def test_output_is_cut_to_the_limit(tmp_path: Path) -> None:
     assert "characters left out" in shown
 
 
+def test_dialects_that_are_no_lines_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dialect 'fenced' does not go line by line here"):
+        environment(tmp_path, dialect=DialectConfig(name="fenced"))
+
+
 def test_a_killed_kernel_is_an_observation(tmp_path: Path) -> None:
     lines = ("import os; os._exit(1)", "1", "submit_final_answer(391)")
     (episode,), _ = play(typing(*lines), environment(tmp_path))

@@ -51,7 +51,7 @@ class VLLMServerEngine:
     ) -> None:
         self._wanted = Wanted(tuple(names), dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
-        self._stop_ids = sorted(vocabulary.newline_ids | vocabulary.eos_ids)
+        self._stop_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
         self._folder = WeightsFolder(config.weights_folder)
         self._sync = WeightSync(self._folder)
         self._closed = False

@@ -158,7 +158,7 @@ async def _version(client: ServerClient) -> str:
 
 async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
     """The log-probability of the only token that `top_k` 1 leaves. The prompt is our last token with a newline."""
-    last = max(wanted.vocabulary.newline_ids)
+    last = max(wanted.vocabulary.stop_ids)
     sampling = {"temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False}
     try:
         answer = await client.generate({"token_ids": [last], "sampling_params": sampling}, client.patience.handshake_s)

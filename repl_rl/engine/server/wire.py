@@ -32,7 +32,7 @@ class Answer:
     """Weight versions that its tokens were sampled with."""
 
     def to_line(self, vocabulary: Vocabulary) -> SampledLine:
-        if self.ids[-1] in vocabulary.newline_ids:
+        if self.ids[-1] in vocabulary.stop_ids:
             finish = Finish.NEWLINE
         else:
             cut = self.reason == "length" and self.ids[-1] not in vocabulary.eos_ids

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel.forked.calls import LineCalls
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.files import SessionFiles
 from repl_rl.kernel.forked.pipe import OutputPipe
@@ -26,14 +27,15 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.listening import CHANNELS, listening
 from repl_rl.kernel.memory import folder_mb, tree_mb
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus
+from repl_rl.kernel.reports import calls_of, text_of
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox
 
 _MIB = 1024 * 1024
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has come to write to: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
-_MOST_ANSWERS, _TEXT_CHARS = 1_000, 10_000
+_MOST_ANSWERS, _PRINTED_CHARS = 1_000, 4_000
 _WATCH_AFTER_S = 0.005
 """A line that runs for longer has its output read meanwhile."""
 
@@ -97,7 +99,29 @@ class ForkedKernel:
         """The process id of the session on the host."""
         return self._pid
 
-    async def execute(self, source: str) -> ExecResult:
+    async def prepare(self, source: str) -> None:
+        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+
+        A session in which it failed is gone. Raises KernelError after a cell has run.
+        """
+        if self._has_run:
+            raise KernelError("a session is prepared before its first cell, and this one has run cells")
+        reply = None
+        self._output.watch()
+        try:
+            async with self._asking:
+                reply = await self._channel.ask({"prepare": _sendable(source)}, self._limits.start_s)
+        finally:
+            printed = self._output.take()[0].strip()
+            is_prepared = reply is not None and reply.get("status") == "ok"
+            if not is_prepared:
+                await self.close()
+        if not is_prepared:
+            raise KernelStartError(
+                f"a kernel could not be set up; it printed: {printed[-_PRINTED_CHARS:] or 'nothing'}"
+            )
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell; one at a time. A caller that is cancelled meanwhile takes the session with it.
 
         Raises KernelDiedError if the session is gone although it has run nothing yet, and after a result that said so.
@@ -111,7 +135,7 @@ class ForkedKernel:
         watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._output.watch)
         try:
             async with self._asking:
-                status, reply = await self._race(source)
+                status, reply = await self._race(source, host)
         except BaseException:
             self.kill()
             raise
@@ -192,18 +216,19 @@ class ForkedKernel:
         printed = self._output.take()[0].strip()
         raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
 
-    async def _race(self, source: str) -> tuple[ExecStatus | None, dict[str, Any]]:
+    async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status where the host knows better than the reply."""
-        request = {"run": source.encode("utf-8", "replace").decode()}
-        reply = await self._channel.ask(request, self._limits.line_s)
-        if reply is not None:
-            return None, reply
-        if self._channel.has_ended:
-            return ExecStatus.KILLED, {}
-        self._output.unblock()
-        send_signal(self._pidfd, signal.SIGINT)
-        reply = await self._channel.reply(self._limits.grace_s)
-        return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
+        with LineCalls(host, self._channel) as calls:
+            reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s, on_call=calls.take)
+            if reply is not None:
+                return None, reply
+            if self._channel.has_ended:
+                return ExecStatus.KILLED, {}
+            calls.refuse("the line is out of time")
+            self._output.unblock()
+            send_signal(self._pidfd, signal.SIGINT)
+            reply = await self._channel.reply(self._limits.grace_s)
+            return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
 
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()
@@ -215,13 +240,15 @@ class ForkedKernel:
             return ExecResult(
                 status=reported if status is None or reported is ExecStatus.KILLED else status,
                 output=output,
-                error_name=_text(reply.get("error_name")),
+                error_name=text_of(reply.get("error_name")),
+                error_message=text_of(reply.get("error_message")),
                 compiled=reply.get("compiled") is not False,
-                answer=None if answer is None else tuple(_text(text) or "" for text in answer[:_MOST_ANSWERS]),
+                answer=None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS]),
                 duration_s=duration_s,
                 omitted_bytes=omitted_bytes,
-                fingerprint=_text(reply.get("fingerprint")),
+                fingerprint=text_of(reply.get("fingerprint")),
                 by_machinery=self._by_machinery(status),
+                calls=calls_of(reply.get("calls")),
             )
         except (TypeError, ValueError):
             return ExecResult(ExecStatus.KILLED, output, duration_s=duration_s, omitted_bytes=omitted_bytes)
@@ -231,9 +258,5 @@ class ForkedKernel:
         return status is ExecStatus.KILLED and self._server.is_gone()
 
 
-def _text(value: object) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
-    raise TypeError(f"{value!r} is no text")
+def _sendable(source: str) -> str:
+    return source.encode("utf-8", "replace").decode()

@@ -16,14 +16,15 @@ from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager
 
-from repl_rl.errors import KernelDiedError, KernelStartError
+from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, CellText, judge, traceback_text
 from repl_rl.kernel.jupyter.process import Printed, kill_all
+from repl_rl.kernel.jupyter.setup import setup_cell
 from repl_rl.kernel.jupyter.wire import Wire
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import tree_mb
 from repl_rl.kernel.processes import exited, kill_family, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 
 _MIB = 1024 * 1024
 _PRINTED_BYTES = 4000
@@ -55,6 +56,7 @@ class KernelspecKernel:
         self._closing: asyncio.Task[None] | None = None
         self._process: Any = None
         self._has_run = False
+        self._language = ""
 
     @property
     def is_alive(self) -> bool:
@@ -79,8 +81,25 @@ class KernelspecKernel:
         except Exception as error:  # a provisioner is anybody's code
             raise self._no_start(f"could not be launched: {error}") from error
 
-    async def execute(self, source: str) -> ExecResult:
-        """Run one cell; one at a time.
+    async def prepare(self, source: str) -> None:
+        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+
+        A kernel in which it failed is gone. Host tools have no way to the host here, so binding one fails, and calls of
+        tools are counted in our own kernel alone.
+        """
+        if self._has_run:
+            raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
+        try:
+            await self._set_up(source)
+        except BaseException:
+            await self.close()
+            raise
+        self._printed.drain()
+        self._aside.take()
+        self._text.take()
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        """Run one cell; one at a time. `host` is never called: no tool of a kernel here can be one of the host's.
 
         Raises KernelDiedError if the kernel is gone although it has run nothing yet, and after a result that said so.
         A death between two cells is the doing of the first one, and the second one's result.
@@ -129,11 +148,26 @@ class KernelspecKernel:
         client = self._manager.client(context=self._manager.context)
         self._wire = Wire(client, None if self._is_ours else self._output.take_in)
         info = await self._unless_it_dies(asyncio.create_task(self._wire.greet()))
-        if not self._is_ours and info["language_info"]["name"] == "python":
-            setup = self._request("execute_request", _cell(SUBMIT, silent=True))
-            reply = await self._unless_it_dies(asyncio.create_task(setup))
+        self._language = str(info["language_info"]["name"])
+        if not self._is_ours and self._language == "python":
+            reply = await self._silently(_cell(SUBMIT, silent=True))
             if reply["status"] != "ok":
                 raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
+
+    async def _set_up(self, source: str) -> None:
+        if self._language != "python":
+            raise self._no_start(f"runs {self._language}, and tools are for Python; do without, or take another kernel")
+        if self._is_ours:
+            request = _cell(source, silent=True) | {"repl_rl_setup": True}
+        else:
+            request = _cell(setup_cell(source), silent=True)
+        reply = await self._silently(request)
+        if judge(reply, self._output).status is not ExecStatus.OK:
+            raised = "" if self._is_ours or reply["status"] == "ok" else f": {traceback_text(reply).strip()}"
+            raise self._no_start(f"could not be set up{raised}")
+
+    async def _silently(self, content: dict[str, Any]) -> dict[str, Any]:
+        return await self._unless_it_dies(asyncio.create_task(self._request("execute_request", content)))
 
     async def _unless_it_dies(self, task: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
         try:

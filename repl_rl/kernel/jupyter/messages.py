@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from repl_rl.kernel.output import HeadAndTail
+from repl_rl.kernel.reports import calls_of, text_of
 from repl_rl.kernel.results import ExecResult, ExecStatus
 
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
@@ -118,6 +119,8 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
             error_name=report.get("error_name"),
             compiled=report.get("compiled", True),
             answer=None if answer is None else tuple(answer),
+            error_message=text_of(report.get("error_message")),
+            calls=calls_of(report.get("calls")),
         )
     answer = tuple(output.take_answers()) or None
     if reply is None:
@@ -128,7 +131,8 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
         return ExecResult(ExecStatus.OK, answer=answer)
     name = str(reply.get("ename") or "Error")
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
-    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, answer=answer)
+    message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
+    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, answer=answer, error_message=message)
 
 
 def _asks_exit(reply: Mapping[str, Any]) -> bool:

@@ -1,0 +1,214 @@
+"""Tools in a session: functions that a trainer brings, bound to names of the session and recorded at each call.
+
+Set-up code (`Interpreter.prepare`) finds what `Tools` has to offer as the module `repl_tools`, which is there only
+while that code runs:
+
+    import repl_tools
+    repl_tools.register(function, "multiply")
+    repl_tools.host_proxy("search", "search(query: str, limit: int = 5) -> list[str]", "Find pages.")
+    repl_tools.bind("data", [1, 2, 3])
+
+What these bind is the session's; all other names of set-up code go with it. Tools are no state of the session as long
+as their names are bound to them; what `bind` binds is.
+
+A call is recorded when it ends, whatever it ends with: name, name of the exception's class, seconds. So is the call
+that one registered function makes to another one by a global name, where their globals are theirs alone (those of
+unpickled functions are). A function that calls itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not.
+
+Standard library only, and nothing that takes time to import until a tool is registered. Not covered: generators
+are recorded as calls that end when they begin; the text of `traceback.format_exc` in code that catches a tool's
+exception shows a frame of this file, which tracebacks that the interpreter prints do not.
+"""
+
+import __future__
+
+import contextlib
+import sys
+import types
+from time import perf_counter
+
+_MOST_CALLS = 1000
+_NAME_CHARS = 200
+_class_name = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
+_NO_HOST = (
+    "{name}() runs on the host, and no call gets there from this kernel: host tools need `kernel.backend: fork`, "
+    "or tools with `where: sandbox`"
+)
+
+
+class Tools:
+    """The tools of one session, whose `__main__` has the dict `namespace`.
+
+    `call_host(name, args, kwargs)` makes a call of a host tool and returns or raises what became of it; None where the
+    host can't be called.
+    """
+
+    def __init__(self, namespace, call_host=None):
+        self.call_host = call_host
+        self._namespace = namespace
+        self._calls = []
+        self._functions = []
+        self._bound = {}
+
+    def module(self):
+        """What set-up code imports."""
+        module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
+        module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
+        return module
+
+    def register(self, function, name):
+        """Bind `name` to `function`, recorded. Coroutines that it returns are run to their end."""
+        tool = self._recorded(function, name)
+        _look_like(tool, function, name)
+        self._bind_tool(name, tool)
+        self._link(function, name, tool)
+
+    def host_proxy(self, name, signature_text, doc):
+        """Bind `name` to a function that calls the host's tool of that name.
+
+        `signature_text` is "(a: int, b: int = 2) -> int", with or without the name before it. Raises RuntimeError where
+        the host can't be called, SyntaxError if the signature is no Python.
+        """
+        call_host = self.call_host
+        if call_host is None:
+            raise RuntimeError(_NO_HOST.format(name=name))
+
+        def proxy(*args, **kwargs):
+            __tracebackhide__ = True
+            return call_host(name, args, kwargs)
+
+        proxy.__doc__, proxy.__module__ = doc, "__main__"
+        proxy.__signature__ = _signature(name, signature_text)
+        tool = self._recorded(proxy, name)
+        _look_like(tool, proxy, name)
+        self._bind_tool(name, tool)
+
+    def bind(self, name, value):
+        """Bind a name of the session to a value that is no tool."""
+        self._namespace[name] = value
+
+    def begin(self):
+        """Forget the calls so far."""
+        self._calls.clear()
+
+    def calls(self):
+        """[name, name of the exception's class or None, seconds] of each call since `begin`, as they ended."""
+        return list(self._calls)
+
+    def names(self):
+        """The names that are still bound to their tools."""
+        return [name for name, tool in self._bound.items() if self._namespace.get(name) is tool]
+
+    def _bind_tool(self, name, tool):
+        self._namespace[name] = self._bound[name] = tool
+
+    def _recorded(self, function, name):
+        calls = self._calls
+
+        def tool(*args, **kwargs):
+            __tracebackhide__ = True
+            error_name = None
+            began = perf_counter()
+            try:
+                result = function(*args, **kwargs)
+                return run_to_end(result) if type(result) is types.CoroutineType else result
+            except BaseException as error:
+                error_name = _class_name(type(error))[:_NAME_CHARS]
+                raise
+            finally:
+                if len(calls) < _MOST_CALLS:
+                    calls.append([name, error_name, perf_counter() - began])
+
+        return tool
+
+    def _link(self, function, name, tool):
+        """Let registered functions that know each other by a global name call each other's recorded form."""
+        code = getattr(function, "__code__", None)
+        for other, other_code, other_name, other_tool in self._functions:
+            _replace(other, name, code, tool)
+            _replace(function, other_name, other_code, other_tool)
+        self._functions.append((function, code, name, tool))
+
+
+def _replace(caller, name, code, tool):
+    """In the globals of `caller`, unless they are those of a module that others import."""
+    names = getattr(caller, "__globals__", None)
+    known = names.get(name) if type(names) is dict else None
+    if code is None or getattr(known, "__code__", None) != code:
+        return
+    module = sys.modules.get(names.get("__name__"))
+    if getattr(module, "__dict__", None) is not names:
+        names[name] = tool
+
+
+def _look_like(tool, function, name):
+    """Give a tool the face of its function for `help` and `inspect`, and nothing that leads around the record."""
+    import inspect
+
+    tool.__name__ = tool.__qualname__ = name
+    tool.__doc__ = function.__doc__
+    tool.__module__ = getattr(function, "__module__", None) or "__main__"
+    tool.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
+    with contextlib.suppress(ValueError, TypeError):  # some functions written in C have none
+        tool.__signature__ = inspect.signature(function)
+
+
+def _signature(name, text):
+    """The signature that `text` shows: annotations read as they are written, and are never evaluated."""
+    import inspect
+
+    text = text.strip()
+    header = text if text.startswith(name) else name + text
+    names = {}
+    flag = __future__.annotations.compiler_flag
+    exec(compile(f"def {header}: ...", "<signature>", "exec", flag, dont_inherit=True), names)
+    signature = inspect.signature(names[name])
+    parameters = [each.replace(annotation=_as_written(each.annotation)) for each in signature.parameters.values()]
+    return signature.replace(parameters=parameters, return_annotation=_as_written(signature.return_annotation))
+
+
+class _Annotation:
+    """Shown as it was written."""
+
+    def __init__(self, text):
+        self._text = text
+
+    def __repr__(self):
+        return self._text
+
+
+def _as_written(annotation):
+    return _Annotation(annotation) if isinstance(annotation, str) else annotation
+
+
+def run_to_end(coroutine):
+    """The result of a coroutine: in an event loop of its own, and in a thread of its own where one runs already."""
+    __tracebackhide__ = True
+    import asyncio
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    return _in_a_thread(asyncio.run, coroutine)
+
+
+def _in_a_thread(function, argument):
+    __tracebackhide__ = True
+    import threading
+
+    outcome = []
+
+    def work():
+        try:
+            outcome.append((function(argument), None))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join()
+    [(result, error)] = outcome
+    if error is not None:
+        raise error
+    return result

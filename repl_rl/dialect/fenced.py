@@ -1,0 +1,101 @@
+"""Markdown: a block of Python runs when its closing fence is typed, and its output stands in an `output` block.
+
+    ```python
+    r = pow(7, 2024, 1000)
+    r
+    ```
+    ```output
+    401
+    ```
+
+All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. Blocks of
+other languages, and without one, are prose; so are `output` blocks that the model writes itself. A block that is open
+at the end of the text does not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
+from repl_rl.dialect.python import idle_kind
+from repl_rl.dialect.syntax import holds_statement, kind_of
+from repl_rl.trajectory import LineKind
+from repl_rl.typed import TypedText
+
+_FENCE = re.compile(r"\s{0,3}(?P<marks>`{3,}|~{3,})\s*(?P<label>[^`]*?)\s*")
+_RUN = frozenset({"python", "py", "python3"})
+
+
+class FencedDialect(ProseDialect):
+    """Blocks of code in markdown."""
+
+    texts_name = "fenced"
+
+    def reader(self) -> FencedReader:
+        return FencedReader(self.truncate)
+
+
+@dataclass(slots=True)
+class _Block:
+    """An open block: its closing fence is at least as long as `marks`. `runs` if it holds Python."""
+
+    marks: str
+    runs: bool
+    lines: list[str] = field(default_factory=list)
+
+    def is_closed_by(self, line: str) -> bool:
+        fence = _FENCE.fullmatch(line)
+        return fence is not None and not fence["label"] and fence["marks"].startswith(self.marks)
+
+
+@dataclass(slots=True)
+class FencedReader:
+    """Typed bytes to blocks, by the rules of CommonMark's fences."""
+
+    truncate: Callable[[str], str] = str
+    _block: _Block | None = None
+    _typed: TypedText = field(default_factory=lambda: TypedText(drops_space=False))
+    _prose: list[str] = field(default_factory=list)
+
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one turn; a line counts as code inside of a block that runs, fences included."""
+        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        was_open = self._block is not None and self._block.runs
+        prose: list[str] = []
+        cells = [cell for line in turn.lines if (cell := self._feed(line, prose))]
+        self._prose += prose
+        answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
+        is_code = was_open or (self._block is not None and self._block.runs)
+        kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
+        return Turn(turn.text, tuple(cells), kind, answer)
+
+    def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
+        """An `output` block behind each block that ran, also where it printed nothing."""
+        outputs = [self.truncate(run.text) for run in runs]
+        blocks = (f"```output\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}```\n" for text in outputs)
+        return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
+
+    def flush(self) -> str:
+        return self._typed.flush()
+
+    def _line_end(self) -> str:
+        """What separates an output block from text that is typed ahead."""
+        return "\n" if self._typed.is_ahead else ""
+
+    def _feed(self, line: str, prose: list[str]) -> Cell | None:
+        if self._block is None:
+            if fence := _FENCE.fullmatch(line):
+                self._block = _Block(fence["marks"], fence["label"].lower() in _RUN)
+            else:
+                prose.append(line)
+            return None
+        if not self._block.is_closed_by(line):
+            self._block.lines.append(line)
+            return None
+        block, self._block = self._block, None
+        source = "\n".join(block.lines)
+        return Cell(source, kind_of(source)) if block.runs and holds_statement(source) else None

@@ -1,0 +1,153 @@
+"""IPython at a terminal: `In [1]:`, `Out[1]:`, a blank line behind each cell, blocks ended by a blank line.
+
+Where the kernel is IPython itself (`kernel.backend: python3`, or another kernelspec of Python), its magics work and its
+tracebacks are what is shown. Our own kernel shows CPython's. What IPython reads as complete is IPython's own decision.
+
+Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.python import idle_kind
+from repl_rl.dialect.syntax import holds_code, kind_of
+from repl_rl.dialect.texts import TextDialect
+from repl_rl.trajectory import LineKind, Message
+from repl_rl.typed import TypedText
+
+_ECHO = "\x02out\x03"
+"""Stands in front of an echoed value until its number is put there."""
+_SETUP = f"""
+def _show_echoes():
+    import builtins, sys
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    if shell is None:
+        def displayhook(value):
+            if value is not None:
+                builtins._ = None
+                text = repr(value)
+                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n")
+                builtins._ = value
+        sys.displayhook = displayhook
+        return
+    hook = shell.displayhook
+    write = hook.write_format_data
+    def write_format_data(data, md_dict=None):
+        text = data.get("text/plain", "")
+        write({{**data, "text/plain": {_ECHO!r} + ("\\n" if "\\n" in text else "") + text}}, md_dict)
+    hook.write_format_data = write_format_data
+_show_echoes()
+del _show_echoes
+"""
+
+
+class IPythonDialect(TextDialect):
+    """IPython at a terminal."""
+
+    texts_name = "ipython"
+    setup = _SETUP
+
+    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
+        return super().completion_prompt(question, history) + _prompt(1)
+
+    def framed(self, question: str) -> str:
+        return _as_comments(question)
+
+    def framed_message(self, message: Message) -> str:
+        return _as_comments(super().framed_message(message))
+
+    def tools_opening(self) -> str:
+        return _as_comments(self.presented_tools())
+
+    def chat_opening(self) -> str:
+        return self.opening() + _prompt(1)
+
+    def reader(self) -> IPythonReader:
+        return IPythonReader(self.truncate)
+
+
+@dataclass(slots=True)
+class IPythonReader:
+    """Typed bytes to cells, by the rules of IPython's terminal."""
+
+    truncate: Callable[[str], str] = str
+    _number: int = 1
+    """Of the cell that is typed next, or now."""
+    _pending: list[str] = field(default_factory=list)
+    _typed: TypedText = field(default_factory=TypedText)
+    _numbers: list[int] = field(default_factory=list)
+    """Of the cells of this turn."""
+
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one turn. The end of input ends the line and the block that stand open."""
+        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        self._numbers.clear()
+        cells = [cell for line in turn.lines if (cell := self._feed(line))]
+        if end_of_input and self._pending:
+            cells.append(self._end_cell())
+        return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
+
+    def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
+        """Echoes with their numbers, and the next prompt behind a blank line."""
+        output = "".join(
+            run.text.replace(_ECHO, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False)
+        )
+        output = self.truncate(output)
+        if not goes_on or self._typed.is_ahead:
+            return (Shown(output),)
+        if self._pending:
+            return (Shown(output + _continuation(self._number)),)
+        return (Shown(f"{output}\n{_prompt(self._number)}"),)
+
+    def flush(self) -> str:
+        return self._typed.flush()
+
+    def _feed(self, line: str) -> Cell | None:
+        if not self._pending and not holds_code(line):
+            self._number += bool(line.strip())  # IPython runs a comment too
+            return None
+        self._pending.append(line)
+        return self._end_cell() if _is_complete(self._pending) else None
+
+    def _end_cell(self) -> Cell:
+        source = "\n".join(self._pending).rstrip("\n")
+        self._pending.clear()
+        self._numbers.append(self._number)
+        self._number += 1
+        return Cell(source, _kind(source))
+
+
+def _prompt(number: int) -> str:
+    return f"In [{number}]:"
+
+
+def _continuation(number: int) -> str:
+    return "...:".rjust(len(_prompt(number)))
+
+
+def _is_complete(lines: Sequence[str]) -> bool:
+    """As the terminal decides at Enter: complete, or beyond mending. An empty line ends a block."""
+    status: str = _transformer().check_complete("\n".join(lines) + "\n")[0]
+    return status != "incomplete"
+
+
+@cache
+def _transformer() -> Any:
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    return TransformerManager()  # type: ignore[no-untyped-call]
+
+
+def _kind(source: str) -> LineKind:
+    """Magics and shell commands are no Python; they count as statements."""
+    return kind_of(_transformer().transform_cell(source))
+
+
+def _as_comments(text: str) -> str:
+    """`text` in front of the first prompt, as comments that somebody has typed."""
+    return "".join(f"# {line}".rstrip() + "\n" for line in text.strip().splitlines()) + ("\n" if text.strip() else "")

@@ -1,0 +1,53 @@
+"""What the dialects have in common in which a model writes prose, and code only in certain places of it.
+
+Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
+trajectory; or in the last `\\boxed{...}` of a text that has come to its end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from repl_rl.dialect.texts import TextDialect
+from repl_rl.trajectory import LineKind
+
+_ANSWER = re.compile(r"\s*(?:#{4}|\**(?:Final )?[Aa]nswer:\**)\s*(\S.*?)\s*")
+_BOXED = "\\boxed{"
+
+
+class ProseDialect(TextDialect):
+    """A dialect without an interpreter's prompts: nothing opens the assistant's turn."""
+
+    def chat_opening(self) -> str:
+        return ""
+
+
+def prose_kind(lines: Sequence[str]) -> LineKind:
+    """What lines of prose count as."""
+    return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
+
+
+def answer_in_line(line: str) -> str | None:
+    """What stands behind `Answer:` or `####`, where the line holds nothing else."""
+    found = _ANSWER.fullmatch(line)
+    return None if found is None else found[1].removesuffix("**").strip() or None
+
+
+def boxed_answer(text: str) -> str | None:
+    """What the last `\\boxed{...}` holds, braces inside included; None if there is none, or it does not close."""
+    _, opening, rest = text.rpartition(_BOXED)
+    depth = 1
+    for index, character in enumerate(rest if opening else ""):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return rest[:index].strip() or None
+    return None
+
+
+def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, ...] | None:
+    """The final answer that these lines give, or all of `text` where it `ends`."""
+    given = [answer for line in lines if (answer := answer_in_line(line))]
+    if not given and ends and (boxed := boxed_answer(text)):
+        given = [boxed]
+    return (given[0],) if given else None

@@ -1,0 +1,100 @@
+"""CPython's interactive mode: `>>>`, `...`, thoughts as comments. `repl_rl.typed` says where its lines end.
+
+One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
+
+Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. Nor all that a carriage return does
+inside a line: CPython refuses a statement behind it also where nothing or a comment stands in front of it, ends a block
+where two of them make an empty line, and counts no line for it in tracebacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.syntax import holds_code, holds_statement, is_blank, is_complete, kind_of
+from repl_rl.dialect.texts import TextDialect
+from repl_rl.trajectory import LineKind, Message
+from repl_rl.typed import TypedText
+
+PRIMARY_PROMPT = ">>>"
+CONTINUATION_PROMPT = "..."
+
+
+class PythonDialect(TextDialect):
+    """CPython's interactive mode: `>>>`, `...`, thoughts as comments."""
+
+    texts_name = "python"
+
+    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
+        return super().completion_prompt(question, history) + PRIMARY_PROMPT
+
+    def framed(self, question: str) -> str:
+        return as_comments(question)
+
+    def chat_opening(self) -> str:
+        return f"{self.opening()}{PRIMARY_PROMPT}"
+
+    def framed_message(self, message: Message) -> str:
+        return as_comments(super().framed_message(message))
+
+    def tools_opening(self) -> str:
+        return as_comments(self.presented_tools())
+
+    def reader(self) -> PythonReader:
+        return PythonReader(self.truncate)
+
+
+@dataclass(slots=True)
+class PythonReader:
+    """Typed bytes to cells, by the rules of a terminal."""
+
+    truncate: Callable[[str], str] = str
+    _pending: list[str] = field(default_factory=list)
+    """Physical lines of the cell that is not complete yet."""
+    _typed: TypedText = field(default_factory=TypedText)
+
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one turn. The end of input ends the line and the block that stand open, as at a terminal's EOF."""
+        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        cells = [cell for line in turn.lines if (cell := self._feed(line))]
+        if end_of_input and self._pending and (cell := self._feed("")):
+            cells.append(cell)
+        return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
+
+    def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
+        """What the interpreter printed, and its next prompt."""
+        output = self.truncate("".join(run.text for run in runs))
+        return (Shown(output + self.next_prompt() if goes_on else output),)
+
+    def next_prompt(self) -> str:
+        """What the interpreter shows before it waits for the next line; "" after text that is typed ahead."""
+        if self._typed.is_ahead:
+            return ""
+        return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
+
+    def flush(self) -> str:
+        return self._typed.flush()
+
+    def _feed(self, line: str) -> Cell | None:
+        if not self._pending and not holds_code(line):
+            return None
+        self._pending.append(line)
+        source = "\n".join(self._pending)
+        if not is_complete(source):
+            return None
+        self._pending.clear()
+        return Cell(source, kind_of(source)) if holds_statement(source) else None
+
+
+def idle_kind(lines: Sequence[str]) -> LineKind:
+    """What lines of code count as that completed no cell."""
+    if any(holds_code(line) for line in lines):
+        return LineKind.OPEN
+    return LineKind.COMMENT if any(not is_blank(line) for line in lines) else LineKind.BLANK
+
+
+def as_comments(text: str) -> str:
+    """`text` as comments at the prompt, a line each."""
+    return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in text.strip().splitlines())

@@ -1,0 +1,97 @@
+"""When CPython's interactive mode runs what has been typed, and what that then is. Asks CPython's parser alone."""
+
+from __future__ import annotations
+
+import ast
+import codeop
+import io
+import tokenize
+import warnings
+
+from repl_rl.trajectory import LineKind
+
+_PARSE_FLAGS: int = (
+    ast.PyCF_ONLY_AST | codeop.PyCF_DONT_IMPLY_DEDENT | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
+)
+
+
+def is_blank(line: str) -> bool:
+    """Whether CPython sees nothing in `line`; other white space than this is an invalid character to it."""
+    return not line.strip(" \t\f\r")
+
+
+def holds_code(line: str) -> bool:
+    """Whether there is more in `line` than white space and a comment."""
+    parts = [part.lstrip(" \t\f") for part in line.split("\r")]
+    return any(part and not part.startswith("#") for part in parts)
+
+
+def holds_statement(source: str) -> bool:
+    """Whether a cell has anything to run: backslashes with nothing behind them open one that has not."""
+    return any(holds_code(line) for line in source.replace("\\\n", "").split("\n"))
+
+
+def is_complete(source: str) -> bool:
+    """Whether CPython would run `source` (or report its syntax error) now rather than read another line.
+
+    codeop's method, with what a terminal does besides: an empty line ends whatever is open, a block without a body
+    too, unless it stands in brackets, in a string or behind a backslash; a line made of spaces ends nothing, unless a
+    form feed takes the last of them back to the margin; and only the parser is asked, because the compiler (`return`
+    outside a function) gets its turn after the last line.
+    """
+    source = source.replace("\r", "\n")
+    before, _, last_line = source.rpartition("\n")
+    at_margin = not last_line or last_line.endswith("\f")
+    if is_blank(last_line) and not at_margin and not _continues(before):
+        return False
+    if is_blank(last_line) and at_margin and not _continues(source):
+        return True
+    if _parse_error(source) is None:
+        return True
+    error = _parse_error(f"{source}\n")
+    return error is not None and "incomplete input" not in str(error)
+
+
+def kind_of(source: str) -> LineKind:
+    """Of a cell that runs without a fault: its last statement decides."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            body = ast.parse(source).body
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return LineKind.SYNTAX_ERROR
+    is_expression = any(isinstance(node, ast.Expr) for node in body[-1:])
+    return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT
+
+
+def is_expression(source: str) -> bool:
+    """Whether `source` is one expression and nothing else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            ast.parse(source, mode="eval")
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return False
+    return True
+
+
+def _continues(source: str) -> bool:
+    """Whether the next line belongs to the same statement in any case: an open bracket or string, a backslash."""
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO(f"{source}\n").readline):
+            pass
+    except tokenize.TokenError:
+        return True
+    except SyntaxError:
+        return False
+    return False
+
+
+def _parse_error(source: str) -> Exception | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(source, "<stdin>", "single", _PARSE_FLAGS, dont_inherit=True)
+        except (SyntaxError, ValueError, OverflowError, MemoryError, RecursionError) as error:
+            return error
+    return None

@@ -1,0 +1,143 @@
+"""What a model reads before its first line: one YAML file per dialect, from `prompts/` or from the user.
+
+    opening: text at the very beginning; under a chat template, what opens the assistant's turn
+    question: the frame of the problem, with {question}
+    system: the system message of chat models
+    tools: how functions are presented, with {tools}
+    tool: one function among them, with {signature} and {description}
+    examples: worked sessions that stand before the problem, as many as the config asks for
+
+A file of the user's own names the dialect that reads it (`dialect: fenced`) and takes from it what it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect.base import ChatPrompt, OfferedTool, Reader
+from repl_rl.dialect.truncation import truncate_middle
+from repl_rl.errors import ConfigError
+from repl_rl.resources import resource_folder
+from repl_rl.trajectory import Message
+
+_DEFAULTS: dict[str, Any] = {
+    "opening": "",
+    "question": "{question}\n",
+    "said": "{role}: {content}\n",
+    "system": "",
+    "tools": "These functions are there:\n{tools}",
+    "tool": "{signature}: {description}",
+    "examples": [],
+}
+
+
+class TextDialect:
+    """Everything of a `Dialect` but its reader; a dialect of one's own says `texts_name` and `reader`."""
+
+    texts_name = ""
+    """The file in `prompts/` that its texts are in; "" for none."""
+    stops = b"\n"
+    needs_kernel = True
+    needs_chat = False
+    setup = ""
+
+    def __init__(self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = ()) -> None:
+        """Raises ConfigError if the texts can't be read, or lack the examples asked for."""
+        self.config = config or DialectConfig()
+        self.tools = tuple(tools)
+        self.texts = load_texts(self.texts_name, self.config)
+        available = len(self.texts["examples"])
+        if self.config.examples > available:
+            where = f"prompts/{self.texts_name}.yaml" if self.texts_name else type(self).__name__
+            raise ConfigError(f"dialect.examples is {self.config.examples}, but {where} holds {available}")
+
+    def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
+        """System prompt if the config has one, opening, examples, functions, and the problem in its frame."""
+        system = f"{self.config.system.strip()}\n\n" if self.config.system else ""
+        said = "".join(map(self.framed_message, history))
+        return f"{system}{self.opening()}{self.tools_opening()}{said}{self.framed(question)}"
+
+    def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
+        """The dialect's system message, with the conversation's own behind it, and the messages after it."""
+        own = [message.content for message in history if message.role == "system"]
+        system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), *own]
+        rest = [*(message for message in history if message.role != "system"), Message("user", question)]
+        head = [Message("system", text)] if (text := "\n\n".join(filter(None, system))) else []
+        messages = tuple({"role": message.role, "content": message.content} for message in [*head, *rest])
+        return ChatPrompt(messages, self.chat_opening())
+
+    def reader(self) -> Reader:
+        """A reader for a fresh transcript."""
+        raise NotImplementedError(f"{type(self).__name__} has no reader")
+
+    def framed(self, question: str) -> str:
+        """The problem, as it stands at the end of a base model's prompt."""
+        return filled(self.texts["question"], question=question.strip())
+
+    def framed_message(self, message: Message) -> str:
+        """An earlier message, in a base model's prompt."""
+        return filled(self.texts["said"], role=message.role, content=message.content)
+
+    def opening(self) -> str:
+        """What a session begins with, and the worked ones that the config asks for."""
+        return "".join([self.texts["opening"], *self.texts["examples"][: self.config.examples]])
+
+    def chat_opening(self) -> str:
+        """What opens the assistant's turn behind a chat template."""
+        return self.opening()
+
+    def tools_opening(self) -> str:
+        """The functions, in a base model's prompt."""
+        return f"{text}\n" if (text := self.presented_tools()) else ""
+
+    def presented_tools(self) -> str:
+        """The functions with their signatures; "" where there are none."""
+        if not self.tools:
+            return ""
+        return filled(self.texts["tools"], tools="\n".join(map(self.presented_tool, self.tools))).strip()
+
+    def presented_tool(self, tool: OfferedTool) -> str:
+        """One function, as it stands among the others."""
+        description = " ".join(tool.description.split())
+        return filled(self.texts["tool"], signature=tool.signature, description=description)
+
+    def truncate(self, output: str) -> str:
+        """`output` within the limit, cut in the middle."""
+        return truncate_middle(output, self.config.max_output_chars)
+
+
+def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
+    """The texts of `prompts/NAME.yaml`, and over them those of the file that `dialect.name` is a path of.
+
+    Raises ConfigError naming the file.
+    """
+    shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
+    own = _read(Path(config.name)) if config.name.endswith(".yaml") else {}
+    return {**_DEFAULTS, **shipped, **{key: value for key, value in own.items() if key != "dialect"}}
+
+
+def base_of(path: Path) -> str:
+    """The dialect that a file of texts is for."""
+    return str(_read(path).get("dialect", "python"))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the texts of a dialect, {path}, can't be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"the texts of a dialect, {path}, are no mapping of names to texts")
+    return values
+
+
+def filled(frame: str, **values: str) -> str:
+    """`frame` with its {names} filled in; every other brace stays."""
+    for name, value in values.items():
+        frame = frame.replace(f"{{{name}}}", value)
+    return frame

@@ -1,0 +1,145 @@
+"""JSON calls in the model's own chat template: several per turn, answered when the turn ends.
+
+How a model writes its calls, and how results are put to it, is read off its template by rendering a conversation that
+holds one of each. Only what comes behind the model's turn is ever taken from a rendering, so the sequence keeps its ids
+token by token, also where a template would write earlier turns anew (Qwen3 drops the thoughts of earlier ones).
+
+Without tools of the user's, the model is offered `python(code)`, which runs in the session like a line of the
+interpreter, and `submit_final_answer(value)`. A call is answered by what the function returns as `print` shows it, by
+the last line of its traceback, or by what was wrong with the call; the model may mend it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
+from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
+from repl_rl.dialect.syntax import kind_of
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import LineKind, Message
+from repl_rl.typed import TypedText
+
+_OWN_TOOLS = ("python", "submit_final_answer")
+
+
+class ToolCallDialect(ProseDialect):
+    """Calls as chat models are trained to make them."""
+
+    texts_name = "tool_call"
+    needs_chat = True
+
+    def __init__(
+        self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = (), template: Template | None = None
+    ) -> None:
+        """Raises ConfigError if the template has no place for tools, or writes calls otherwise than in JSON."""
+        super().__init__(config, tools)
+        if template is None:
+            raise ConfigError(
+                "dialect.name: tool_call needs a chat template, and this model's tokenizer has none; take another "
+                "model, or the dialect inline or fenced"
+            )
+        self._template = template
+        self._schemas = tuple(tool.schema for tool in tools) or tuple(self.texts["own_tools"])
+        self.form = call_form(template, self._schemas)
+        self._frames: dict[int, tuple[str, ...]] = {}
+        self.frame(1)
+
+    def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
+        prompt = super().chat_prompt(question, history)
+        return ChatPrompt(prompt.messages, prompt.prefill, self._schemas)
+
+    def presented_tools(self) -> str:
+        """The template presents them."""
+        return ""
+
+    def frame(self, results: int) -> tuple[str, ...]:
+        """The texts around and between so many results, behind the token that ended the model's turn."""
+        if results not in self._frames:
+            self._frames[results] = result_frame(self._template, self._schemas, self.form, results)
+        return self._frames[results]
+
+    def reader(self) -> ToolCallReader:
+        return ToolCallReader(self, frozenset(tool.name for tool in self.tools) or frozenset(_OWN_TOOLS))
+
+
+class ToolCallReader:
+    """Typed bytes to calls, once the model's turn is over."""
+
+    def __init__(self, dialect: ToolCallDialect, names: frozenset[str]) -> None:
+        self._dialect = dialect
+        self._names = names
+        self._typed = TypedText(drops_space=False)
+        self._message = ""
+
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one line; with the end of the turn, the calls in all of its lines are the cells."""
+        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        self._message += turn.text
+        if not end_of_input:
+            is_call = is_in_call(self._message, self._dialect.form)
+            kind = LineKind.OPEN if is_call else prose_kind([turn.text])
+            return Turn(turn.text, (), kind, None if is_call else answer_in_prose(turn.lines, "", False))
+        message, self._message = self._message, ""
+        calls, prose = split_calls(message, self._dialect.form)
+        cells = tuple(self._cell(call) for call in calls)
+        answer = None if cells else answer_in_prose(prose.split("\n"), prose, True)
+        return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells))
+
+    def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
+        """Each call's result in the template's frame, in the order of the calls; nothing while the turn goes on."""
+        if not runs:
+            return ()
+        before, *behind = self._dialect.frame(len(runs))
+        shown = [Shown(before, is_frame=True)]
+        for run, frame in zip(runs, behind, strict=True):
+            shown += [Shown(self._dialect.truncate(run.result)), Shown(frame, is_frame=True)]
+        return tuple(shown)
+
+    def flush(self) -> str:
+        return self._typed.flush()
+
+    def _cell(self, call: str) -> Cell:
+        try:
+            name, arguments = parse_call(call, self._dialect.form)
+            if name not in self._names:
+                raise _BadCall("NameError", f"there is no tool {name!r}; there are {', '.join(sorted(self._names))}")
+            return self._call_cell(name, arguments)
+        except _BadCall as bad:
+            return Cell("", LineKind.SYNTAX_ERROR, Refusal(bad.name, f"{bad.name}: {bad}"))
+
+    def _call_cell(self, name: str, arguments: dict[str, Any]) -> Cell:
+        if name == "python" and not self._dialect.tools:
+            code = arguments.get("code")
+            if not isinstance(code, str) or len(arguments) != 1:
+                raise _BadCall("TypeError", "python takes one argument, code, which is a string")
+            return Cell(code, kind_of(code))
+        return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
+
+
+class _BadCall(ValueError):
+    """A call that can't be made; `name` as an exception would have it."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
+    """Name and arguments. Arguments may come as a string of JSON, as some models write them. Raises _BadCall."""
+    try:
+        call = json.loads(text)
+        arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise _BadCall("JSONDecodeError", f"the call is no JSON: {error}") from error
+    if not isinstance(call, dict) or not isinstance(call.get(form.name_key), str):
+        raise _BadCall("TypeError", f"a call is an object with {form.name_key!r} and {form.arguments_key!r}")
+    if not isinstance(arguments, dict):
+        raise _BadCall("TypeError", f"{form.arguments_key!r} has to be an object, by the names of the parameters")
+    return call[form.name_key], arguments

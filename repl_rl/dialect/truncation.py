@@ -1,0 +1,23 @@
+"""Outputs that are too long lose their middle."""
+
+from __future__ import annotations
+
+SMALLEST_LIMIT_CHARS = 64
+
+
+def truncate_middle(text: str, limit_chars: int) -> str:
+    """`text` in at most `limit_chars` characters: what is too long loses its middle to a marker that says how much.
+
+    Raises ValueError for a limit below `SMALLEST_LIMIT_CHARS`, in which a marker would find no room.
+    """
+    if limit_chars < SMALLEST_LIMIT_CHARS:
+        raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
+    if len(text) <= limit_chars:
+        return text
+    kept = limit_chars - len(_marker(len(text)))
+    tail = kept // 2
+    return text[: kept - tail] + _marker(len(text) - kept) + text[len(text) - tail :]
+
+
+def _marker(missing_chars: int) -> str:
+    return f"\n... [{missing_chars} characters left out] ...\n"

@@ -1,0 +1,148 @@
+"""Set-up code: what it binds for the session, what it leaves behind, and how the calls of tools are told."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import cloudpickle
+import pytest
+from kernel.conftest import LIMITS, in_one_session
+from kernel.kernelspecs import STOCK, kernelspecs
+from kernel_fakes import FakeKernelPool
+
+from repl_rl.background import BackgroundLoop
+from repl_rl.errors import KernelError, KernelStartError
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
+from repl_rl.kernel.sandbox import SandboxKind
+
+__all__ = ["kernelspecs"]
+
+REAL: dict[str, tuple[str, SandboxKind]] = {
+    "bwrap": ("fork", "bwrap"),
+    "sandlock": ("fork", "sandlock"),
+    "no sandbox": ("fork", "none"),
+    "own kernelspec": ("repl_rl", "bwrap"),
+    "stock ipykernel": (STOCK, "none"),
+}
+MULTIPLY = """
+import repl_tools
+def multiply(a: int, b: int = 2) -> int:
+    "Multiply two numbers."
+    return a * b
+repl_tools.register(multiply, "multiply")
+"""
+TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+
+Prepared = Callable[..., list[ExecResult]]
+
+
+@pytest.fixture(params=["fake", *REAL])
+def source(request: pytest.FixtureRequest, pools: Callable[[str, SandboxKind], KernelPool]) -> KernelSource:
+    return FakeKernelPool() if request.param == "fake" else pools(*REAL[request.param])
+
+
+@pytest.fixture
+def prepared(source: KernelSource, loop: BackgroundLoop) -> Prepared:
+    """Runs set-up code and then cells in one fresh session."""
+    return lambda setup, *cells: loop.run(in_a_prepared_session(source, setup, *cells))
+
+
+@pytest.fixture
+def forked(pool: KernelPool, loop: BackgroundLoop) -> Prepared:
+    return lambda setup, *cells: loop.run(in_a_prepared_session(pool, setup, *cells))
+
+
+async def in_a_prepared_session(source: KernelSource, setup: str, *cells: str) -> list[ExecResult]:
+    async with source.session() as kernel:
+        await kernel.prepare(setup)
+        return [await kernel.execute(cell) for cell in cells]
+
+
+def test_a_registered_function_is_there(prepared: Prepared) -> None:
+    [result] = prepared(MULTIPLY, "multiply(6, 7)")
+    assert (result.status, "42" in result.output) == (ExecStatus.OK, True)
+
+
+def test_set_up_code_leaves_no_names_and_shows_nothing(source: KernelSource, loop: BackgroundLoop) -> None:
+    names = "print(sorted(set(globals()) - {'_', '__', '___', '_i', '_ii', '_iii'}))"
+    [plain] = loop.run(in_one_session(source, names))
+    setup = "print('aside')\nimport json\nhelper = 1\n5\n"
+    assert [plain.output] == [result.output for result in loop.run(in_a_prepared_session(source, setup, names))]
+
+
+def test_values_can_be_bound(prepared: Prepared) -> None:
+    [result] = prepared("import repl_tools; repl_tools.bind('data', [1, 2])", "print(data)")
+    assert result.output == "[1, 2]\n"
+
+
+def test_the_module_goes_with_the_set_up_code(prepared: Prepared) -> None:
+    [result] = prepared(MULTIPLY, "import repl_tools")
+    assert result.error_name == "ModuleNotFoundError"
+
+
+def test_set_up_code_that_fails_says_what_it_printed(source: KernelSource, loop: BackgroundLoop) -> None:
+    with pytest.raises(KernelStartError, match=r"(?s)could not be set up.*in spoil.*ValueError: no way") as raised:
+        loop.run(in_a_prepared_session(source, "def spoil():\n    raise ValueError('no way')\nspoil()"))
+    assert "repl_interpreter" not in str(raised.value)
+
+
+def test_a_function_that_is_no_python_is_refused(prepared: Prepared) -> None:
+    with pytest.raises(KernelStartError, match=r"(?s)could not be set up.*SyntaxError"):
+        prepared("x = = 1")
+
+
+def test_host_tools_are_refused_where_they_cannot_work(prepared: Prepared, request: pytest.FixtureRequest) -> None:
+    if "own kernelspec" not in request.node.name and "stock" not in request.node.name:
+        pytest.skip("host tools work here")
+    with pytest.raises(KernelStartError, match="host tools need `kernel.backend: fork`"):
+        prepared("import repl_tools; repl_tools.host_proxy('search', 'search(query: str)', 'Find.')")
+
+
+def test_functions_travel_as_pickles(prepared: Prepared) -> None:
+    offset = 5
+    pickled = base64.b64encode(cloudpickle.dumps(lambda n: n + offset)).decode()
+    setup = (
+        "import base64, cloudpickle, repl_tools\n"
+        f"repl_tools.register(cloudpickle.loads(base64.b64decode('{pickled}')), 'add_five')"
+    )
+    [result] = prepared(setup, "print(add_five(37))")
+    assert result.output == "42\n"
+
+
+def test_coroutine_functions_run_to_their_end(prepared: Prepared) -> None:
+    setup = (
+        "import repl_tools, asyncio\n"
+        "async def slow(n):\n    await asyncio.sleep(0)\n    return n + 1\n"
+        "repl_tools.register(slow, 'slow')"
+    )
+    inside = "import asyncio\nasync def main(): return slow(2)\nr = []\nimport threading\n"
+    again = "t = threading.Thread(target=lambda: r.append(asyncio.run(main()))); t.start(); t.join(); print(r)"
+    [first, second] = prepared(setup, "print(slow(1))", inside + again)
+    assert (first.output, second.output) == ("2\n", "[3]\n")
+
+
+def test_a_cell_reports_its_message(source: KernelSource, loop: BackgroundLoop) -> None:
+    fine, raised, bare = loop.run(in_one_session(source, "x = 1", "undefined", "raise ValueError"))
+    assert fine.error_message is None
+    assert raised.error_message == "NameError: name 'undefined' is not defined"
+    assert bare.error_message == "ValueError"
+
+
+def test_calls_are_told_with_their_cell(forked: Prepared) -> None:
+    some, none, failed = forked(MULTIPLY, "multiply(2, 3); multiply(4)", "5", "multiply()")
+    assert [(call.name, call.error_name) for call in some.calls] == [("multiply", None)] * 2
+    assert all(0 <= call.duration_s < LIMITS.line_s for call in some.calls)
+    assert none.calls == ()
+    assert [(call.name, call.error_name) for call in failed.calls] == [("multiply", "TypeError")]
+    assert failed.output == f"{TRACEBACK}TypeError: multiply() missing 1 required positional argument: 'a'\n"
+
+
+def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool, loop: BackgroundLoop) -> None:
+    async def late() -> None:
+        async with pool.session() as kernel:
+            await kernel.execute("1")
+            await kernel.prepare(MULTIPLY)
+
+    with pytest.raises(KernelError, match="before its first cell"):
+        loop.run(late())
