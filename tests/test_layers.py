@@ -30,7 +30,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "rollout",
         "models",
         "worker",
-        "service",
+        "service integrations",
         "trainer view doctor",
         "run",
         "evaluation",
