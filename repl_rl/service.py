@@ -15,6 +15,7 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
+from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
 from repl_rl.scene import Extensions, load_extensions
 from repl_rl.scheduler import Cut
 from repl_rl.trajectory import Task, Trajectory
@@ -90,6 +91,15 @@ class RolloutService:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
+    """How long the prompts of the tasks are, in tokens. Loads the tokenizer alone; raises ModelError or ConfigError."""
+    vocabulary = load_vocabulary(resolve_model(config.model.path))
+    dialect = dialect_for(vocabulary, config.dialect, load_extensions(config).toolbox.tools)
+    chat = speaks_chat(vocabulary, dialect, config.model.chat)
+    for task in tasks:
+        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
 
 
 @contextmanager

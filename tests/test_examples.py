@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from exactness import RecordingEngine, assert_masked_text_is_the_outputs, assert_the_engine_was_given_the_sequence_so_far
+from exactness import (
+    RecordingEngine,
+    assert_masked_text_is_the_outputs,
+    assert_the_engine_was_given_the_sequence_so_far,
+)
 from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig
@@ -24,15 +28,26 @@ from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
 
-HERMES = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}"
-    "{% if message.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ message.content }}\n</tool_response><|im_end|>\n"
-    "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}"
-    '<tool_call>\n{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
-    "{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+HERMES = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 """Calls and results as Hermes and Qwen write them, one result per turn."""
 
 PROOF = """\
@@ -225,7 +240,9 @@ def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
     [[trajectory], vocabulary] = roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call", HERMES)
     answered = trajectory.lines[0]
     assert answered.output.count("<tool_response>") == 3
-    assert answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
+    assert (
+        answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
+    )
     assert answered.kind is LineKind.SYNTAX_ERROR
     assert [call.error_name for call in answered.calls] == [None, None]
     between = trajectory.completion_ids[answered.end : trajectory.lines[1].start]

@@ -6,7 +6,6 @@ which of them pays. Prints the share of right answers and the tool's frequencies
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -77,7 +76,7 @@ def imitate(model: Any, vocabulary: Vocabulary) -> None:
 
 
 @pytest.fixture(scope="module")
-def imitator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("imitator")
     torch.manual_seed(0)
     vocabulary = load_vocabulary(str(NANO_PATH))
@@ -85,7 +84,7 @@ def imitator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     imitate(model, vocabulary)
     model.save_pretrained(folder)
     vocabulary.tokenizer.save_pretrained(folder)
-    yield str(folder)
+    return str(folder)
 
 
 @pytest.mark.slow

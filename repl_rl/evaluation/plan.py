@@ -9,17 +9,16 @@ from itertools import product
 from pathlib import Path
 
 from repl_rl.config import Config, load_config
-from repl_rl.dialect import make_dialect
-from repl_rl.engine import load_vocabulary
+from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
-from repl_rl.rollout import make_prompt
 from repl_rl.run.evaluation import heldout_tasks
 from repl_rl.run.folder import RunFolder
 from repl_rl.scoring import reward_table
+from repl_rl.service import prompt_tokens
 from repl_rl.trajectory import Task
 
 
@@ -141,7 +140,7 @@ def _check(config: Config) -> None:
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     resolve_model(config.model.path)
-    make_dialect(config.dialect)
+    require_dialect(config.dialect)
     reward_table(config.rewards, config.credit)
 
 
@@ -149,9 +148,7 @@ def _require_room(combination: Combination, tasks: Sequence[Task]) -> None:
     """Raises ConfigError now, rather than after the combinations before it, if a prompt fills the context."""
     config = combination.config
     prepare_environment(config.engine.kv_cache_gib)
-    vocabulary, dialect = load_vocabulary(resolve_model(config.model.path)), make_dialect(config.dialect)
-    chat = vocabulary.tokenizer.chat_template is not None if config.model.chat is None else config.model.chat
-    longest = max(len(make_prompt(dialect, vocabulary, task.question, chat).ids) for task in tasks)
+    longest = max(prompt_tokens(config, tasks))
     if longest >= config.engine.context_tokens:
         raise ConfigError(
             f"{combination.label}: the longest prompt has {longest} tokens and engine.context_tokens is "

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.nano import NANO_PATH
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
+from repl_rl.service import prompt_tokens
 from repl_rl.worker import limits_of
 
 _SESSION_MB = 4.2
@@ -133,7 +133,7 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
     context, budget = config.engine.context_tokens, config.budget.tokens
     if not Path(inputs.model_path).is_dir():
         return f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
-    longest = max(_prompt_tokens(config, inputs))
+    longest = max(prompt_tokens(config, [*inputs.train_tasks, *inputs.heldout_tasks]))
     if longest >= context:
         raise ConfigError(
             f"the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or shorten the "
@@ -145,17 +145,6 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
             "such trajectories stop at the context"
         )
     return f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
-
-
-def _prompt_tokens(config: Config, inputs: Inputs) -> Iterator[int]:
-    from repl_rl.engine import load_vocabulary
-    from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
-
-    vocabulary = load_vocabulary(inputs.model_path)
-    dialect = dialect_for(vocabulary, config.dialect)
-    chat = speaks_chat(vocabulary, dialect, config.model.chat)
-    for task in (*inputs.train_tasks, *inputs.heldout_tasks):
-        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
 
 
 def _engine(config: Config) -> str:
