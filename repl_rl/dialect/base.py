@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from repl_rl.trajectory import LineKind, Message
 
-_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
+_MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
+_PLACE = re.compile(r'^File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class CellRun:
 
     @property
     def brief_error(self) -> str | None:
-        """`error_message` without the module of the exception's class."""
-        return None if self.error_message is None else _MODULE.sub("", self.error_message)
+        """`error_message` without the module of the exception's class, and without the place of a syntax error."""
+        return None if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message, count=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,18 @@
 Where the kernel is IPython itself (`kernel.backend: python3`, or another kernelspec of Python), its magics work and its
 tracebacks are what is shown. Our own kernel shows CPython's. What IPython reads as complete is IPython's own decision.
 
-Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete.
+As in IPython, a cell echoes its last statement alone, and only if that is an expression without a semicolon behind it.
+A comment is a cell, so that the numbers are those of IPython's own count: `Out[3]` and `_3` are what they say.
+
+Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete; IPython's way of
+breaking long lists into lines where the kernel is our own, which echoes `repr`, and has neither `Out` nor magics.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,8 +27,9 @@ from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
 
-_ECHO = "\x02out\x03"
-"""Stands in front of an echoed value until its number is put there."""
+_ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
+"""Stand around an echoed value until its number is put there."""
+_ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
 _SETUP = f"""
 def _show_echoes():
     import builtins, sys
@@ -31,15 +39,17 @@ def _show_echoes():
             if value is not None:
                 builtins._ = None
                 text = repr(value)
-                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n")
+                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r})
                 builtins._ = value
         sys.displayhook = displayhook
         return
+    shell.history_manager.enabled = False
     hook = shell.displayhook
     write = hook.write_format_data
     def write_format_data(data, md_dict=None):
         text = data.get("text/plain", "")
-        write({{**data, "text/plain": {_ECHO!r} + ("\\n" if "\\n" in text else "") + text}}, md_dict)
+        marked = {_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r}
+        write({{**data, "text/plain": marked}}, md_dict)
     hook.write_format_data = write_format_data
 _show_echoes()
 del _show_echoes
@@ -94,9 +104,7 @@ class IPythonReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt behind a blank line."""
-        output = "".join(
-            run.output.replace(_ECHO, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False)
-        )
+        output = "".join(_numbered(run, number) for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:
             return (Shown(output),)
@@ -108,8 +116,7 @@ class IPythonReader:
         return self._typed.flush()
 
     def _feed(self, line: str) -> Cell | None:
-        if not self._pending and not holds_code(line):
-            self._number += bool(line.strip())  # IPython runs a comment too
+        if not self._pending and not line.strip():
             return None
         self._pending.append(line)
         return self._end_cell() if _is_complete(self._pending) else None
@@ -132,7 +139,7 @@ def _continuation(number: int) -> str:
 
 def _is_complete(lines: Sequence[str]) -> bool:
     """As the terminal decides at Enter: complete, or beyond mending. An empty line ends a block."""
-    status: str = _transformer().check_complete("\n".join(lines) + "\n")[0]
+    status: str = _transformer().check_complete("\n".join(lines))[0]
     return status != "incomplete"
 
 
@@ -144,8 +151,38 @@ def _transformer() -> Any:
 
 
 def _kind(source: str) -> LineKind:
-    """Magics and shell commands are no Python; they count as statements."""
-    return kind_of(_transformer().transform_cell(source))
+    """Magics and shell commands are the calls that IPython makes of them."""
+    if not any(map(holds_code, source.split("\n"))):
+        return LineKind.COMMENT
+    return kind_of(_as_python(source))
+
+
+def _as_python(source: str) -> str:
+    try:
+        text: str = _transformer().transform_cell(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    return text
+
+
+def _numbered(run: CellRun, number: int) -> str:
+    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not."""
+    *before, last = _ECHOED.split(run.output)
+    texts, echoes = before[0::2], before[1::2]
+    shows = run.cell.kind is LineKind.EXPRESSION and not _is_quiet(run.cell.source)
+    kept = f"Out[{number}]: {echoes[-1]}" if echoes and shows else ""
+    return "".join([*texts, kept, last.removeprefix("\n") if kept else last]).replace(_ECHO_END, "")
+
+
+def _is_quiet(source: str) -> bool:
+    """Whether a semicolon ends a cell, comments left aside."""
+    try:
+        tokens = [
+            token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.string.strip()
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return [text for text in tokens if not text.startswith("#")][-1:] == [";"]
 
 
 def _as_comments(text: str) -> str:

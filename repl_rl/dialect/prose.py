@@ -1,7 +1,8 @@
 """What the dialects have in common in which a model writes prose, and code only in certain places of it.
 
 Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
-trajectory; or in the last `\\boxed{...}` of a text that has come to its end.
+trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number behind `####` is an answer too, as
+in GSM8K; words behind it are a heading.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
 
-_ANSWER = re.compile(r"\s*(?:#{4}|\**(?:Final )?[Aa]nswer:\**)\s*(\S.*?)\s*")
+_ANSWER = re.compile(r"\s*\**(?:Final )?[Aa]nswer:\**\s*(\S.*?)\s*|\s*#{4}\s*([-+]?[$€£]?\.?\d[\d,./%]*)\s*")
 _BOXED = "\\boxed{"
 
 
@@ -31,7 +32,7 @@ def prose_kind(lines: Sequence[str]) -> LineKind:
 def answer_in_line(line: str) -> str | None:
     """What stands behind `Answer:` or `####`, where the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
-    return None if found is None else found[1].removesuffix("**").strip() or None
+    return None if found is None else (found[1] or found[2]).removesuffix("**").strip() or None
 
 
 def boxed_answer(text: str) -> str | None:

@@ -64,17 +64,6 @@ def kind_of(source: str) -> LineKind:
     return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT
 
 
-def is_expression(source: str) -> bool:
-    """Whether `source` is one expression and nothing else."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            ast.parse(source, mode="eval")
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return False
-    return True
-
-
 def _continues(source: str) -> bool:
     """Whether the next line belongs to the same statement in any case: an open bracket or string, a backslash."""
     try:
