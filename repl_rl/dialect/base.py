@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from repl_rl.trajectory import LineKind, Message
 
 _MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
-_PLACE = re.compile(r'^File "[^\n]*\n(?:[ \t][^\n]*\n)*')
+_PLACE = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,9 @@ class CellRun:
     @property
     def brief_error(self) -> str | None:
         """`error_message` without the module of the exception's class, and without the place of a syntax error."""
-        return None if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message, count=1))
+        if self.error_message is None:
+            return None
+        return _MODULE.sub("", _PLACE.sub("", self.error_message, count=1)).rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
-from repl_rl.dialect.syntax import holds_statement, kind_of
+from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.typed import TypedText
 
@@ -102,7 +102,8 @@ class FencedReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """An `output` block behind each block that ran, also where it printed nothing."""
-        blocks = (_output_block(self.truncate(run.output)) for run in runs)
+        outputs = (run.output if run.cell.refusal is None else run.error_message or "" for run in runs)
+        blocks = (_output_block(self.truncate(output)) for output in outputs)
         return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
 
     def flush(self) -> str:
@@ -124,7 +125,7 @@ class FencedReader:
             return None
         block, self._block = self._block, None
         source = "\n".join(block.lines)
-        return Cell(source, kind_of(source)) if block.fence.runs and holds_statement(source) else None
+        return whole_cell(source) if block.fence.runs and holds_statement(source) else None
 
 
 def _output_block(output: str) -> str:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
-from repl_rl.dialect.syntax import holds_statement, kind_of
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.typed import TypedText
 
@@ -30,9 +30,7 @@ def _print_echoes():
     import builtins, sys
     shell = getattr(builtins, "get_ipython", lambda: None)()
     if shell is not None:
-        shell.displayhook.write_output_prompt = lambda: None
-        as_text = shell.display_formatter.formatters["text/plain"]
-        as_text.for_type(str, lambda value, printer, cycle: printer.text(value))
+        shell.displayhook.compute_format_data = lambda value: ({"text/plain": str(value)}, {})
         return
     def displayhook(value):
         if value is not None:
@@ -100,7 +98,7 @@ class InlineReader:
 def call_cell(source: str) -> Cell:
     """A call as the kernel runs it."""
     source = source.strip()
-    return Cell(source, kind_of(source)) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
+    return whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
 
 
 def _start_of_call(text: str, ends: bool) -> int:

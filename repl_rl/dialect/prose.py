@@ -1,8 +1,8 @@
 """What the dialects have in common in which a model writes prose, and code only in certain places of it.
 
 Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
-trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number behind `####` is an answer too, as
-in GSM8K; words behind it are a heading.
+trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number behind `####` is an answer too,
+as in GSM8K; words behind it are a heading. Code comes as a whole, so what lacks an end is an error, and waits for none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from repl_rl.dialect.base import Cell, Refusal
+from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
 
@@ -27,6 +29,13 @@ class ProseDialect(TextDialect):
 def prose_kind(lines: Sequence[str]) -> LineKind:
     """What lines of prose count as."""
     return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
+
+
+def whole_cell(source: str) -> Cell:
+    """A cell of code behind which none comes."""
+    if error := missing_end(source):
+        return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error.rstrip().rpartition("\n")[2].partition(":")[0], error))
+    return Cell(source, kind_of(source))
 
 
 def answer_in_line(line: str) -> str | None:

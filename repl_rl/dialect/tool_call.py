@@ -18,8 +18,7 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
-from repl_rl.dialect.syntax import kind_of
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
@@ -123,7 +122,7 @@ class ToolCallReader:
             code = arguments.get("code")
             if not isinstance(code, str) or len(arguments) != 1:
                 raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-            return Cell(code, kind_of(code))
+            return whole_cell(code)
         return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
 
 
