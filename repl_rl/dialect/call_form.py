@@ -159,7 +159,7 @@ def _opening_mark(text: str, start: int, without: str) -> str:
     """What stands in front of the call and not in a turn without one. Marks begin where a word or a tag does."""
     pairs = zip(text[:start], without, strict=False)
     common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(start, len(without)))
-    while common and text[common - 1] not in "\n >":
+    while common and text[common - 1] not in "\n >]":
         common -= 1
     return text[common:start].strip()
 
