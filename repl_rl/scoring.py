@@ -33,11 +33,22 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
 def score(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
 ) -> list[ScoredTrajectory]:
-    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`."""
+    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`.
+
+    What an environment paid is the grade of its trajectory.
+    """
     return [
-        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer), step)
+        table.score(trajectory, _grade(task, trajectory, grader), step)
         for task, trajectory in zip(tasks, trajectories, strict=True)
     ]
+
+
+def _grade(task: Task, trajectory: Trajectory, grader: Grader) -> float:
+    if trajectory.is_void:
+        return 0.0
+    if trajectory.environment_reward is not None:
+        return trajectory.environment_reward
+    return grader(task, trajectory.answer)
 
 
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:

@@ -143,6 +143,12 @@ class Ran:
     fingerprint: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
+    def observing(self, text: str) -> Ran:
+        """With what the environment shows, behind the last of the cells."""
+        if not text or not self.cells:
+            return self
+        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
+
     def as_line(self, start: int, end: int, text: str, shown: str) -> Line:
         """The line of tokens `start:end`, behind which `shown` was put in."""
         return Line(

@@ -15,6 +15,7 @@ from repl_rl.config.rollout import (
     SamplingConfig,
     SeededSampling,
     TasksConfig,
+    ToolsConfig,
 )
 from repl_rl.config.section import Section
 from repl_rl.config.train import EvalConfig, TrainConfig
@@ -35,6 +36,7 @@ __all__ = [
     "Section",
     "SeededSampling",
     "TasksConfig",
+    "ToolsConfig",
     "TrainConfig",
     "dump_config",
     "load_config",

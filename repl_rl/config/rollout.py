@@ -38,6 +38,15 @@ class DialectConfig(Section):
     """Longer outputs are cut in the middle before they are encoded."""
 
 
+class ToolsConfig(Section):
+    """Functions that the model may call, besides all of Python."""
+
+    functions: tuple[str, ...] = ()
+    """Import paths, `package.module:function`, of functions with annotations and a docstring."""
+    where: Literal["sandbox", "host"] = "sandbox"
+    """Where those run that don't say: inside the interpreter, or outside of it behind a proxy."""
+
+
 class KernelConfig(Section):
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""

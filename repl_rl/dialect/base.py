@@ -40,13 +40,26 @@ class CellRun:
     cell: Cell
     output: str = ""
     error_message: str | None = None
+    observed: str = ""
+    """What the environment shows behind it."""
 
     @property
-    def brief_error(self) -> str | None:
-        """`error_message` without the module of the exception's class, and without the place of a syntax error."""
-        if self.error_message is None:
-            return None
-        return _MODULE.sub("", _PLACE.sub("", self.error_message, count=1)).rstrip()
+    def text(self) -> str:
+        """All of it, as a terminal shows it; of a cell that was refused, why."""
+        shown = self.output if self.cell.refusal is None else self.error_message or ""
+        return shown + self.observed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error_message is not None
+
+    @property
+    def result(self) -> str:
+        """What whoever called is told: what was printed, or the exception without the module of its class, and without
+        the place of a syntax error.
+        """
+        told = self.output if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message))
+        return "\n".join(filter(None, [told.rstrip(), self.observed.rstrip()]))
 
 
 @dataclass(frozen=True, slots=True)

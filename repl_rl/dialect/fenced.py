@@ -102,8 +102,7 @@ class FencedReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """An `output` block behind each block that ran, also where it printed nothing."""
-        outputs = (run.output if run.cell.refusal is None else run.error_message or "" for run in runs)
-        blocks = (_output_block(self.truncate(output)) for output in outputs)
+        blocks = (_output_block(self.truncate(run.text)) for run in runs)
         return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
 
     def flush(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.typed import TypedText
@@ -48,7 +48,7 @@ class InlineDialect(ProseDialect):
 
     texts_name = "inline"
     stops = b"\n>"
-    setup = _SETUP
+    setup = WHOLE_CELLS + _SETUP
 
     def reader(self) -> InlineReader:
         return InlineReader(self.truncate)
@@ -90,9 +90,8 @@ class InlineReader:
         return answer_in_prose([*lines, self._line] if ends else lines, "\n".join([*self._prose, self._line]), ends)
 
     def _answered(self, run: CellRun) -> str:
-        if (error := run.brief_error) is not None:
-            return f"<fn_error>{self.truncate(error)}</fn_error>"
-        return f"<fn_results>{self.truncate(run.output.rstrip())}</fn_results>"
+        tag = "fn_error" if run.has_failed else "fn_results"
+        return f"<{tag}>{self.truncate(run.result)}</{tag}>"
 
 
 def call_cell(source: str) -> Cell:

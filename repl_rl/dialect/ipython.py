@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
 from repl_rl.dialect.texts import TextDialect
@@ -60,7 +61,7 @@ class IPythonDialect(TextDialect):
     """IPython at a terminal."""
 
     texts_name = "ipython"
-    setup = _SETUP
+    setup = WHOLE_CELLS + _SETUP
 
     def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
         return super().completion_prompt(question, history) + _prompt(1)
@@ -167,7 +168,7 @@ def _as_python(source: str) -> str:
 
 def _numbered(run: CellRun, number: int) -> str:
     """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not."""
-    *before, last = _ECHOED.split(run.output)
+    *before, last = _ECHOED.split(run.text)
     texts, echoes = before[0::2], before[1::2]
     shows = run.cell.kind is LineKind.EXPRESSION and not _is_quiet(run.cell.source)
     kept = f"Out[{number}]: {echoes[-1]}" if echoes and shows else ""

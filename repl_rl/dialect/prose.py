@@ -19,8 +19,14 @@ _ANSWER = re.compile(r"\s*\**(?:Final )?[Aa]nswer:\**\s*(\S.*?)\s*|\s*#{4}\s*([-
 _BOXED = "\\boxed{"
 
 
+WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
+"""Set-up code: cells are read as files are, for no line comes behind them."""
+
+
 class ProseDialect(TextDialect):
     """A dialect without an interpreter's prompts: nothing opens the assistant's turn."""
+
+    setup = WHOLE_CELLS
 
     def chat_opening(self) -> str:
         return ""

@@ -101,8 +101,7 @@ class ToolCallReader:
         before, *behind = self._dialect.frame(len(runs))
         shown = [Shown(before, is_frame=True)]
         for run, frame in zip(runs, behind, strict=True):
-            text = run.output.rstrip() if run.brief_error is None else run.brief_error
-            shown += [Shown(self._dialect.result(text)), Shown(frame, is_frame=True)]
+            shown += [Shown(self._dialect.result(run.result)), Shown(frame, is_frame=True)]
         return tuple(shown)
 
     def flush(self) -> str:

@@ -149,7 +149,7 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
 
 def _prompt_tokens(config: Config, inputs: Inputs) -> Iterator[int]:
     from repl_rl.engine import load_vocabulary
-    from repl_rl.rollout import dialect_for, make_prompt, speaks_chat
+    from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
 
     vocabulary = load_vocabulary(inputs.model_path)
     dialect = dialect_for(vocabulary, config.dialect)

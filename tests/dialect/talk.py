@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ Splits = st.lists(st.integers(0, 400), max_size=8)
 def pieces_of(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     """`data` cut at these places."""
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    return [data[start:end] for start, end in zip(places, places[1:], strict=False)] or [b""]
+    return [data[start:end] for start, end in pairwise(places)] or [b""]
 
 
 def turns_of(text: str, stops: str, take: Callable[[int], int] = lambda left: 0) -> list[str]:
@@ -53,7 +54,9 @@ def assert_texts_are_the_bytes(reader: Reader, data: bytes, cuts: Iterable[int],
         assert all(cell.source or cell.refusal for cell in turn.cells)
 
 
-async def talk(kernels: KernelSource, dialect: Dialect, turns: Sequence[str], ends: bool = False) -> tuple[str, list[Ran]]:
+async def talk(
+    kernels: KernelSource, dialect: Dialect, turns: Sequence[str], ends: bool = False
+) -> tuple[str, list[Ran]]:
     """A whole session as it reads, up to the turn that ends it, and what each turn did."""
     text, rans = "", []
     async with AsyncExitStack() as stack:

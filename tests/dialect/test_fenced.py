@@ -91,6 +91,19 @@ def test_a_session(talked: Talk) -> None:
     ]
 
 
+def test_a_block_is_read_as_a_file_is(talked: Talk) -> None:
+    """At a terminal, a definition needs an empty line behind it, and one inside of a definition ends it."""
+    block = "```python\ndef f():\n    x = 1\n\n    return x\nclass A: pass\nf()\nif f():\n    2\nelse:\n    3\n4\n```\n"
+    text, _ = talked(FencedDialect(), [block])
+    assert text == block + "```output\n1\n2\n4\n```\n"
+
+
+def test_tracebacks_count_the_lines_of_the_block(talked: Talk) -> None:
+    text, _ = talked(FencedDialect(), ["```python\n\ndef f():\n    return 1 / 0\nf()\n```\n"])
+    assert 'File "<stdin>", line 4, in <module>\n' in text
+    assert 'File "<stdin>", line 3, in f\n' in text
+
+
 def test_a_block_that_takes_too_long(talked: Talk) -> None:
     text, rans = talked(FencedDialect(), ["```python\nwhile 1: pass\n```\n", "```python\n1\n```\n"])
     assert rans[0].kind is LineKind.TIMEOUT
@@ -147,7 +160,19 @@ def test_a_block_behind_one_of_another_language_runs() -> None:
 
 
 def test_what_lines_count_as() -> None:
-    typed = ["A thought.\n", "\n", "```python\n", "# c\n", "\n", "x = 1\n", "```\n", "```text\n", "x\n", "```\n", "End.\n"]
+    typed = [
+        "A thought.\n",
+        "\n",
+        "```python\n",
+        "# c\n",
+        "\n",
+        "x = 1\n",
+        "```\n",
+        "```text\n",
+        "x\n",
+        "```\n",
+        "End.\n",
+    ]
     kinds = [COMMENT, BLANK, OPEN, COMMENT, BLANK, OPEN, OPEN, BLANK, BLANK, BLANK, COMMENT]
     turns = read_all(FencedReader(), typed)
     assert [turn.idle_kind for turn in turns] == kinds
@@ -226,7 +251,9 @@ def test_a_boxed_answer_counts_at_the_end() -> None:
 
 
 LINES = st.lists(
-    st.sampled_from(["```python", "```", "````", "~~~", "~~~py", "```output", "x = 1", "x", "    y", "", "é€", "Answer: 1"]),
+    st.sampled_from(
+        ["```python", "```", "````", "~~~", "~~~py", "```output", "x = 1", "x", "    y", "", "é€", "Answer: 1"]
+    ),
     min_size=1,
     max_size=14,
 )

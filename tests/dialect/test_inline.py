@@ -29,7 +29,7 @@ SESSIONS = [
     ("<fn>\nfor i in range(2):\n    print(i)\n</fn>|<fn_results>0\n1</fn_results>"),
     ("<fn>1 / 0</fn>|<fn_error>ZeroDivisionError: division by zero</fn_error>"),
     ("<fn>print(1); 1 / 0</fn>|<fn_error>ZeroDivisionError: division by zero</fn_error>"),
-    ("<fn>import json; json.loads('')</fn>|<fn_error>JSONDecodeError: Expecting value: line 1 column 1 (char 0)</fn_error>"),
+    ("<fn>import json; json.loads('')</fn>|<fn_error>JSONDecodeError: Expecting value: line 1 column 1 (char 0)</fn_error>"),  # noqa: E501
     ("<fn>class E(Exception): pass\nraise E</fn>|<fn_error>E</fn_error>"),
     ("<fn>def f():\n  class E(Exception): pass\n  raise E('a: b')\nf()</fn>|<fn_error>E: a: b</fn_error>"),
     ("<fn>foo bar</fn>|<fn_error>SyntaxError: invalid syntax</fn_error>"),
@@ -94,7 +94,9 @@ def test_a_call_ends_at_the_first_closing_tag_also_inside_a_string() -> None:
 
 def test_an_empty_call_is_refused() -> None:
     [cell] = cells_of(InlineReader(), ["<fn> # nothing\n</fn>"])
-    assert cell == Cell("", SYNTAX_ERROR, Refusal("SyntaxError", "SyntaxError: there is no call between <fn> and </fn>"))
+    assert cell == Cell(
+        "", SYNTAX_ERROR, Refusal("SyntaxError", "SyntaxError: there is no call between <fn> and </fn>")
+    )
 
 
 def test_results_that_the_model_writes_itself_are_prose() -> None:
@@ -141,7 +143,9 @@ def test_answers_at_the_end_of_the_text(typed: str, answer: tuple[str, ...] | No
 
 
 TEXTS = st.lists(
-    st.sampled_from(["<fn>", "</fn>", "<", "f", "n>", "fn>", ">", "\n", "x", "'", "(1)", "é€", " a ", "Answer: 1\n", "/"]),
+    st.sampled_from(
+        ["<fn>", "</fn>", "<", "f", "n>", "fn>", ">", "\n", "x", "'", "(1)", "é€", " a ", "Answer: 1\n", "/"]
+    ),
     max_size=16,
 ).map("".join)
 
