@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from exactness import (
-    RecordingEngine,
-    assert_masked_text_is_the_outputs,
-    assert_the_engine_was_given_the_sequence_so_far,
-)
+from exactness import RecordingEngine, assert_masked_text_is_the_outputs, assert_the_engine_was_given_the_sequence_so_far
 from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig
@@ -229,9 +225,7 @@ def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
     [[trajectory], vocabulary] = roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call", HERMES)
     answered = trajectory.lines[0]
     assert answered.output.count("<tool_response>") == 3
-    assert (
-        answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
-    )
+    assert answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
     assert answered.kind is LineKind.SYNTAX_ERROR
     assert [call.error_name for call in answered.calls] == [None, None]
     between = trajectory.completion_ids[answered.end : trajectory.lines[1].start]

@@ -19,9 +19,7 @@ from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import send_signal
 from repl_rl.kernel.sandbox import SandboxKind
 
-PROXY = (
-    "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"
-)
+PROXY = "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 RAW = (
     "import socket, json, struct, gc; s = socket.socket(fileno=__import__('os').dup(3));"
@@ -113,7 +111,8 @@ def test_a_proxy_looks_like_its_tool(pool: KernelPool, loop: BackgroundLoop) -> 
     signature, shown, name = typed(loop, pool, *cells)
     assert signature.output == "(query: str, limit: int = 5) -> list\n"
     assert shown.output == (
-        "Help on function search in module __main__:\n\nsearch(query: str, limit: int = 5) -> list\n    Find pages.\n\n"
+        "Help on function search in module __main__:\n\n"
+        "search(query: str, limit: int = 5) -> list\n    Find pages.\n\n"
     )
     assert name.output == "'search'\n"
 
@@ -157,10 +156,7 @@ def test_a_host_that_fails_is_the_tools_failure(pool: KernelPool, loop: Backgrou
     ("cell", "message"),
     [
         ("search({1})", "TypeError: search() runs on the host and takes what JSON can hold: Object of type set is not"),
-        (
-            "x = []; x.append(x); search(x)",
-            "TypeError: search() runs on the host and takes what JSON can hold: Circular",
-        ),
+        ("x = []; x.append(x); search(x)", "TypeError: search() runs on the host and takes what JSON can hold: Circular"),
         ("search('x' * 2 ** 20)", "ValueError: search() runs on the host and takes 1048576 bytes; its arguments have"),
     ],
 )
@@ -212,9 +208,7 @@ def test_a_line_calls_the_host_a_thousand_times_at_most(pool: KernelPool, loop: 
 def test_the_lines_time_stands_still_during_a_call(each_pool: KernelPool, loop: BackgroundLoop) -> None:
     seconds = LIMITS.line_s + 0.5
     cell = f"for n in range(2): print(search('sleep', {seconds / 2 + 0.3})[0])\n"
-    patient, looping, after = typed(
-        loop, each_pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)"
-    )
+    patient, looping, after = typed(loop, each_pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)")
     assert (patient.status, patient.output) == (ExecStatus.OK, "sleep\nsleep\n")
     assert patient.duration_s > seconds
     assert looping.status is ExecStatus.TIMEOUT
@@ -294,7 +288,9 @@ def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPool, lo
         "try: thread.join()\nexcept KeyboardInterrupt: pass\nprint(hits > 0)"
     )
     setup = "import os, time, threading; done = []; hits = 0"
-    *_, shot, after = typed(loop, pool, setup, shoot, run, "thread = threading.Thread(target=shoot)", cell, "search(1)")
+    *_, shot, after = typed(
+        loop, pool, setup, shoot, run, "thread = threading.Thread(target=shoot)", cell, "search(1)"
+    )
     assert (shot.status, shot.output) == (ExecStatus.OK, "True\n")
     assert after.output == "[1, {}]\n"
 
@@ -303,9 +299,7 @@ def test_threads_take_turns(each_pool: KernelPool, loop: BackgroundLoop) -> None
     work = "def work(n): got.append(search(n)[0])\n"
     run = "threads = [Thread(target=work, args=(n,)) for n in range(8)]; [t.start() for t in threads]; [t.join() for t in threads]"
     host = Host()
-    *_, last = typed(
-        loop, each_pool, "from threading import Thread; got = []", work, f"_ = {run}; sorted(got)", host=host
-    )
+    *_, last = typed(loop, each_pool, "from threading import Thread; got = []", work, f"_ = {run}; sorted(got)", host=host)
     assert last.output == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
     assert sorted(call.args[0] for call in host.calls) == list(range(8))
 

@@ -145,11 +145,7 @@ class PrivateChannel:
         if self.has_ended:
             return
         try:
-            sent = (
-                socket.send_fds(self._socket, [self._unsent], descriptors)
-                if descriptors
-                else self._socket.send(self._unsent)
-            )
+            sent = socket.send_fds(self._socket, [self._unsent], descriptors) if descriptors else self._socket.send(self._unsent)
             del self._unsent[:sent]
         except BlockingIOError:
             pass
