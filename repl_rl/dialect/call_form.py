@@ -55,8 +55,10 @@ def call_form(template: Template, schemas: Schemas) -> CallForm:
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
     without = _rendered(template, _conversation(False, 0), schemas, False)
-    opening = _opening_mark(call.text, call.start, without)
-    return CallForm(opening, _closing_mark(call.text[call.end :]), call.name_key, call.arguments_key)
+    parting = _parting(call.text, call.start, without)
+    opening = call.text[parting : call.start].strip()
+    closing = _closing_mark(call.text[call.end :], without[parting:])
+    return CallForm(opening, closing, call.name_key, call.arguments_key)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -155,15 +157,16 @@ def _keys_of(call: Any) -> tuple[str, str] | None:
     return (names[0], arguments[0]) if names and arguments else None
 
 
-def _opening_mark(text: str, start: int, without: str) -> str:
-    """What stands in front of the call and not in a turn without one. Marks begin where a word or a tag does."""
+def _parting(text: str, start: int, without: str) -> int:
+    """Where a turn with a call parts from one without. Marks begin where a word or a tag does."""
     pairs = zip(text[:start], without, strict=False)
     common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(start, len(without)))
     while common and text[common - 1] not in "\n >]":
         common -= 1
-    return text[common:start].strip()
+    return common
 
 
-def _closing_mark(behind: str) -> str:
+def _closing_mark(behind: str, end_without: str) -> str:
+    """The mark behind a call, unless a turn without one ends with it too."""
     found = _MARK.match(behind.lstrip())
-    return found[0] if found else ""
+    return found[0] if found and found[0] not in end_without else ""
