@@ -123,7 +123,7 @@ class IPythonReader:
         return self._end_cell() if _is_complete(self._pending) else None
 
     def _end_cell(self) -> Cell:
-        source = "\n".join(self._pending).rstrip("\n")
+        source = "\n".join(_at_margin(self._pending)).rstrip("\n")
         self._pending.clear()
         self._numbers.append(self._number)
         self._number += 1
@@ -136,6 +136,12 @@ def _prompt(number: int) -> str:
 
 def _continuation(number: int) -> str:
     return "...:".rjust(len(_prompt(number)))
+
+
+def _at_margin(lines: Sequence[str]) -> list[str]:
+    """The lines without the indentation of the first one, which IPython forgives."""
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
+    return [line.removeprefix(indent) for line in lines]
 
 
 def _is_complete(lines: Sequence[str]) -> bool:

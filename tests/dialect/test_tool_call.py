@@ -23,6 +23,7 @@ from repl_rl.dialect import Cell, CellRun, Refusal
 from repl_rl.dialect.call_form import CallForm, split_calls
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError, ModelError
+from repl_rl.tools import as_tools
 from repl_rl.trajectory import LineKind
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -151,12 +152,18 @@ def test_the_prompt_offers_the_tools_and_the_sequence_is_what_the_template_rende
         )
 
 
-def test_the_users_tools_are_offered_instead_of_our_own() -> None:
-    class Multiply:
-        name, signature, description = "multiply", "multiply(a: int, b: int) -> int", "Multiply."
-        schema = {"type": "function", "function": {"name": "multiply", "parameters": {}}}
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers.
 
-    dialect = ToolCallDialect(DialectConfig(name="tool_call"), [Multiply()], Chat("qwen2_5"))
+    Args:
+        a: One of them.
+        b: The other one.
+    """
+    return a * b
+
+
+def test_the_users_tools_are_offered_instead_of_our_own() -> None:
+    dialect = ToolCallDialect(DialectConfig(name="tool_call"), as_tools([multiply]), Chat("qwen2_5"))
     assert [tool["function"]["name"] for tool in dialect.chat_prompt("Q").tools] == ["multiply"]
     [cell] = dialect.reader().read('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": "x"}}', True).cells
     assert cell == Cell("print(multiply(**{'a': 6, 'b': 'x'}))", EXPRESSION)
@@ -311,7 +318,8 @@ def test_an_answer_line_ends_a_turn_but_not_inside_a_call() -> None:
 
 
 PARTS = [
-    "<tool_call>", "</tool_call>", CALL, call_of("1"), "{", "}", "\n", "[TOOL_CALLS] [", "]", "a", "é€", ", ", "Answer: 1",
+    "<tool_call>", "</tool_call>", CALL, call_of("1"), "{", "}", "\n", "[TOOL_CALLS] [", "]", "a", "é€", ", ",
+    "Answer: 1",
 ]  # fmt: skip
 MESSAGES = st.lists(st.sampled_from(PARTS), max_size=10).map("".join)
 DIALECTS = {template: dialect_of(template) for template in JSON_TEMPLATES}
