@@ -147,9 +147,9 @@ class Rollout:
                 ran = ran.observing(await scene.observed(turn))
             session.stop = ran.stop or session.stop_after(sampled.finish, turn, self.budget)
             shown = session.reader.show(ran.cells, goes_on=session.stop is None)
+            ids, text = self._behind(sampled, shown)
             if session.stop is None:
-                session.stop = self._put_in(shown, session)
-            text = "".join(part.text for part in shown)
+                session.stop = self._put_in(ids, session)
             session.lines.append(ran.as_line(start, end, turn.text, text))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
@@ -157,11 +157,16 @@ class Rollout:
         ends = sampled.finish is Finish.EOS
         return self.vocabulary.bytes_of(sampled.ids[:-1] if ends else sampled.ids), ends
 
-    def _put_in(self, shown: Sequence[Shown], session: Session) -> StopReason | None:
-        """Append what the dialect shows to the sequence, unless it leaves no room to go on."""
+    def _behind(self, sampled: SampledLine, shown: Sequence[Shown]) -> tuple[list[int], str]:
+        """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""
         ids = [index for part in shown for index in self._encode(part)]
-        if ids and session.transcript.completion_ids[-1] == ids[0] and ids[0] in self.vocabulary.eos_ids:
-            del ids[0]  # a template's frame begins with the end of the model's turn, which was sampled
+        text = "".join(part.text for part in shown)
+        if ids and sampled.finish is Finish.EOS and ids[0] in self.vocabulary.eos_ids:
+            return ids[1:], text.removeprefix(self.vocabulary.decode(ids[:1]))
+        return ids, text
+
+    def _put_in(self, ids: Sequence[int], session: Session) -> StopReason | None:
+        """Append what is shown to the sequence, unless it leaves no room to go on."""
         if len(session.transcript) + len(ids) >= self.context_tokens:
             return StopReason.CONTEXT
         if len(session.transcript.completion_ids) + len(ids) >= self.budget.tokens:

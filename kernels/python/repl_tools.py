@@ -7,9 +7,11 @@ while that code runs:
     repl_tools.register(function, "multiply")
     repl_tools.host_proxy("search", "search(query: str, limit: int = 5) -> list[str]", "Find pages.")
     repl_tools.bind("data", [1, 2, 3])
+    repl_tools.cells_are_whole()
 
 What these bind is the session's; all other names of set-up code go with it. Tools are no state of the session as long
-as their names are bound to them; what `bind` binds is.
+as their names are bound to them; what `bind` binds is. After `cells_are_whole`, a cell is read as a file is: a block
+needs no empty line behind it, and what lacks an end is an error. IPython does so anyway.
 
 A call is recorded when it ends, whatever it ends with: name, name of the exception's class, seconds. So is the call
 that one registered function makes to another one by a global name, where their globals are theirs alone (those of
@@ -52,12 +54,18 @@ class Tools:
         self._calls = []
         self._functions = []
         self._bound = {}
+        self.has_whole_cells = False
 
     def module(self):
         """What set-up code imports."""
         module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
+        module.cells_are_whole = self.cells_are_whole
         return module
+
+    def cells_are_whole(self):
+        """Read cells as files are read, rather than line by line as at a terminal."""
+        self.has_whole_cells = True
 
     def register(self, function, name):
         """Bind `name` to `function`, recorded. Coroutines that it returns are run to their end."""

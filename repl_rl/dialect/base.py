@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from repl_rl.trajectory import LineKind, Message
 
-_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
+_MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
+_PLACE = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ class CellRun:
 
     @property
     def text(self) -> str:
-        """All of it, as a terminal shows it."""
-        return self.output + self.observed
+        """All of it, as a terminal shows it; of a cell that was refused, why."""
+        shown = self.output if self.cell.refusal is None else self.error_message or ""
+        return shown + self.observed
 
     @property
     def has_failed(self) -> bool:
@@ -53,9 +55,11 @@ class CellRun:
 
     @property
     def result(self) -> str:
-        """What whoever called is told: the exception without the module of its class, or what was printed."""
-        told = self.output.rstrip() if self.error_message is None else _MODULE.sub("", self.error_message)
-        return "\n".join(filter(None, [told, self.observed.rstrip()]))
+        """What whoever called is told: what was printed, or the exception without the module of its class, and without
+        the place of a syntax error.
+        """
+        told = self.output if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message))
+        return "\n".join(filter(None, [told.rstrip(), self.observed.rstrip()]))
 
 
 @dataclass(frozen=True, slots=True)
