@@ -26,6 +26,7 @@ from repl_rl.processes import from_main, is_main_process, process_rank, require_
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.scene import load_extensions
 from repl_rl.scoring import reward_table
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
@@ -96,6 +97,7 @@ def check_inputs(config: Config) -> Inputs:
     model_path = resolve_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
+    load_extensions(config)
     train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
@@ -115,7 +117,13 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
     config = prepared.config
     with progress.stage("loading the model, vLLM and the first kernels"):
         trainer = ReplGRPOTrainer(
-            prepared.inputs.model_path, training_arguments(config, prepared.folder), prepared.inputs.train_tasks
+            prepared.inputs.model_path,
+            training_arguments(config, prepared.folder),
+            prepared.inputs.train_tasks,
+            tools=config.tools.functions,
+            tools_where=config.tools.where,
+            environment=config.environment,
+            rollout=config.rollout,
         )
     try:
         before = _evaluate(trainer, prepared, 0, progress)
