@@ -17,7 +17,8 @@ from repl_rl.tasks.grader.exact import is_number, verdict_at_once
 from repl_rl.tasks.grader.process import ask
 from repl_rl.trajectory import Task
 
-_MAX_CHARS = 10_000
+_MAX_CHARS = 2_000
+"""Of a submission, beside four times its reference's length."""
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
 
@@ -32,7 +33,8 @@ def grade(task: Task, answer: Sequence[str] | None) -> float:
 
     Raises RewardError if the grader's processes don't come up.
     """
-    return grade_many([task], [answer])[0]
+    verdict = _at_once(task, answer)
+    return verdict if isinstance(verdict, float) else grade_many([task], [answer])[0]
 
 
 def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
@@ -68,7 +70,7 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Asked:
     verdict = verdict_at_once(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
-    if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS:
+    if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
         return 0.0
     return expected, tuple(answer)
 

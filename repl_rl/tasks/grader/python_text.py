@@ -17,6 +17,7 @@ from repl_rl.tasks.grader.values import Grid, Group, Leaf, Unreadable, Value, le
 
 _MAX_NODES = 3_000
 _NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
+_NO_NUMERAL = re.compile(r"(?<![A-Za-z\d])(\d+_|0[xXbBoO])")
 _GREEK = frozenset(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda lambda mu nu xi rho sigma tau phi chi psi omega "
     "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split()
@@ -77,6 +78,8 @@ _GRIDS = frozenset(
 
 def read_python(source: str, read_text: Callable[[str], Value]) -> Value:
     """The value of a text in Python's notation; `read_text` reads the strings within. Raises Unreadable."""
+    if _NO_NUMERAL.search(source):
+        raise Unreadable("a number of no decimal digits")
     try:
         tree = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
