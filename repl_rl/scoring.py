@@ -10,6 +10,7 @@ from repl_rl.credit import batch_line_advantages, spread
 from repl_rl.metrics import credit_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory
 
 Grader = Callable[[Task, Sequence[str] | None], float]
@@ -35,8 +36,19 @@ def score(
 ) -> list[ScoredTrajectory]:
     """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`."""
     return [
-        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer), step)
-        for task, trajectory in zip(tasks, trajectories, strict=True)
+        table.score(trajectory, value, step)
+        for trajectory, value in zip(trajectories, _grades(tasks, trajectories, grader), strict=True)
+    ]
+
+
+def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader) -> list[float]:
+    """Nothing for a void trajectory. Our own grader judges several at once; others are called one by one."""
+    answers = [None if trajectory.is_void else trajectory.answer for trajectory in trajectories]
+    if grader is grade:
+        return grade_many(tasks, answers)
+    return [
+        0.0 if trajectory.is_void else grader(task, answer)
+        for task, trajectory, answer in zip(tasks, trajectories, answers, strict=True)
     ]
 
 

@@ -34,19 +34,25 @@ _SPELLINGS = (
     (re.compile(r"\\(lbrace|\{)(?![a-z])"), r"\\{"),
     (re.compile(r"\\(rbrace|\})(?![a-z])"), r"\\}"),
 )
+_NAMES = (
+    (re.compile(r"(?<![\\A-Za-z])pi(?![A-Za-z])"), r"\\pi "),
+    (re.compile(r"(?<![\\A-Za-z])(oo|inf)(?![A-Za-z])"), r"\\infty "),
+)
 _UNIT = re.compile(
     r"(?<=[\d}])\s*(\\(text|mbox|textrm|mathrm)\s*\{[^{}]*\}(\s*\^\s*(\d|\{\d\}))?"
     r"|\s(?!pi|sqrt|percent|million|billion|thousand|hundred|dozen|mod)([a-z]{3,}|cm|km|mm|kg|ft|in|mi|mL)\.?"
     r"(\s*\^\s*(\d|\{\d\}))?)\s*$"
 )
 _WORDS = re.compile(r"[A-Za-z][A-Za-z .,'-]*")
-_NO_WORDS = frozenset("pi oo inf infty sqrt sin cos tan log ln exp".split())
+_NO_WORDS = frozenset(["pi", "oo", "inf", "infty", "sqrt", "sin", "cos", "tan", "log", "ln", "exp"])
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm|textit)\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(([A-Z])\)")
 _VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(:\d+)+")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(\s*(\\times|\\cdot|\*)\s*10\s*\^\s*(-?\d|\{\s*-?\d+\s*\}))?")
-_FRACTION = re.compile(r"([+-]?)\s*\\frac\s*(\{\s*(-?\d+)\s*\}|\d)\s*(\{\s*(-?\d+)\s*\}|\d)|([+-]?)\s*(\d+)\s*/\s*(\d+)")
+_FRACTION = re.compile(
+    r"([+-]?)\s*\\frac\s*(\{\s*(-?\d+)\s*\}|\d)\s*(\{\s*(-?\d+)\s*\}|\d)|([+-]?)\s*(\d+)\s*/\s*(\d+)"
+)
 _MIXED = re.compile(r"([+-]?)\s*(\d+)\s*(?:\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|\s(\d+)\s*/\s*(\d+))")
 _REPEATING = re.compile(r"([+-]?)(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
 _MATRIX = re.compile(r"\\begin\s*\{([pbvBV]?matrix|array)\}(\{[lcr|]*\})?(.*)\\end\s*\{\1\}", re.DOTALL)
@@ -101,6 +107,8 @@ def _words(text: str) -> Value | None:
     is_marked = inner != text
     if not _WORDS.fullmatch(inner) or inner in _NO_WORDS:
         return None
+    if inner.casefold() == "nan":
+        raise Unreadable("not a number")
     longest = max(map(len, re.findall(r"[A-Za-z]+", inner)))
     if longest >= 3 or (is_marked and longest == 2) or inner.lower() == "no":
         return Text(" ".join(inner.casefold().split()))
@@ -149,7 +157,9 @@ def as_set(value: Value) -> sympy.Set:
         if value.brackets == "{}":
             return sympy.FiniteSet(*exprs)
         if value.may_be_interval and len(exprs) == 2:
-            return sympy.Interval(*exprs, value.brackets[0] == "(", value.brackets[1] == ")")
+            interval = sympy.Interval(*exprs, value.brackets[0] == "(", value.brackets[1] == ")")
+            if isinstance(interval, sympy.Interval):
+                return interval
     raise Unreadable("no set")
 
 
@@ -215,6 +225,8 @@ def _single(text: str) -> Leaf:
 
 
 def _parsed(text: str) -> sympy.Basic:
+    for name, spelling in _NAMES:
+        text = name.sub(spelling, text)
     found = parse(f"${text}$", [_CONFIG], "no_fallback", "first_match", parsing_timeout=None)
     if len(found) != 1 or not isinstance(found[0], sympy.Basic) or isinstance(found[0], sympy.Tuple | sympy.FiniteSet):
         raise Unreadable("math-verify finds no single expression")

@@ -1,8 +1,8 @@
 """Grader processes, seen from the trainer: started when first needed, kept, killed and replaced where one hangs.
 
 A request that takes too long or ends its process is graded as not right: that is what its text did. Processes that
-don't come up at all raise RewardError, so that a broken machine never becomes a reward. Safe to call from several threads, and
-in a forked child, which starts processes of its own.
+don't come up at all raise RewardError, so that a broken machine never becomes a reward. Safe to call from several
+threads, and in a forked child, which starts processes of its own.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ class GraderProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PATH": os.environ.get("PATH", ""), "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
+            env={
+                "PATH": os.environ.get("PATH", ""),
+                "PYTHONPATH": path,
+                "PYTHONDONTWRITEBYTECODE": "1",
+                "LC_ALL": "C.UTF-8",
+            },
             start_new_session=True,
         )
         self._unread = b""

@@ -13,14 +13,45 @@ from typing import Any
 
 import sympy
 
-from repl_rl.tasks.grader.values import Grid, Group, Leaf, Unreadable, Value, leaf, require_call_bounded
+from repl_rl.tasks.grader.values import Grid, Group, Unreadable, Value, leaf, require_call_bounded
 
 _MAX_NODES = 3_000
 _NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
 _NO_NUMERAL = re.compile(r"(?<![A-Za-z\d])(\d+_|0[xXbBoO])")
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon zeta eta theta iota kappa lamda lambda mu nu xi rho sigma tau phi chi psi omega "
-    "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega".split()
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "iota",
+        "kappa",
+        "lamda",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "phi",
+        "chi",
+        "psi",
+        "omega",
+        "Gamma",
+        "Delta",
+        "Theta",
+        "Lambda",
+        "Xi",
+        "Sigma",
+        "Phi",
+        "Psi",
+        "Omega",
+    ]
 )
 _CONSTANTS: dict[str, Any] = {
     "pi": sympy.pi,
@@ -41,12 +72,73 @@ _CONSTANTS: dict[str, Any] = {
 }
 _FUNCTIONS: dict[str, Any] = {
     name: getattr(sympy, name)
-    for name in (
-        "sqrt cbrt root exp log ln sin cos tan cot sec csc asin acos atan acot asec acsc atan2 sinh cosh tanh coth asinh "
-        "acosh atanh Abs sign floor ceiling re im arg conjugate factorial binomial gamma erf LambertW Min Max And Or "
-        "Not Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Union "
-        "Intersection Complement ProductSet ImageSet Lambda Add Mul Pow"
-    ).split()
+    for name in [
+        "sqrt",
+        "cbrt",
+        "root",
+        "exp",
+        "log",
+        "ln",
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "asin",
+        "acos",
+        "atan",
+        "acot",
+        "asec",
+        "acsc",
+        "atan2",
+        "sinh",
+        "cosh",
+        "tanh",
+        "coth",
+        "asinh",
+        "acosh",
+        "atanh",
+        "Abs",
+        "sign",
+        "floor",
+        "ceiling",
+        "re",
+        "im",
+        "arg",
+        "conjugate",
+        "factorial",
+        "binomial",
+        "gamma",
+        "erf",
+        "LambertW",
+        "Min",
+        "Max",
+        "And",
+        "Or",
+        "Not",
+        "Eq",
+        "Ne",
+        "Lt",
+        "Le",
+        "Gt",
+        "Ge",
+        "Equality",
+        "Unequality",
+        "StrictLessThan",
+        "LessThan",
+        "StrictGreaterThan",
+        "GreaterThan",
+        "Union",
+        "Intersection",
+        "Complement",
+        "ProductSet",
+        "ImageSet",
+        "Lambda",
+        "Add",
+        "Mul",
+        "Pow",
+    ]
 } | {"abs": sympy.Abs, "max": sympy.Max, "min": sympy.Min}
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: sympy.Add,
@@ -66,13 +158,44 @@ _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.NotEq: sympy.Ne,
 }
 _NUMERALS = frozenset(
-    "int float Integer Rational Float Fraction Decimal mpf mpz mpq Half float16 float32 float64 int8 int16 int32 int64 "
-    "uint8 uint16 uint32 uint64 bool_ longdouble".split()
+    [
+        "int",
+        "float",
+        "Integer",
+        "Rational",
+        "Float",
+        "Fraction",
+        "Decimal",
+        "mpf",
+        "mpz",
+        "mpq",
+        "Half",
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool_",
+        "longdouble",
+    ]
 )
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = frozenset(
-    "Matrix ImmutableMatrix MutableDenseMatrix ImmutableDenseMatrix SparseMatrix MutableSparseMatrix "
-    "ImmutableSparseMatrix".split()
+    [
+        "Matrix",
+        "ImmutableMatrix",
+        "MutableDenseMatrix",
+        "ImmutableDenseMatrix",
+        "SparseMatrix",
+        "MutableSparseMatrix",
+        "ImmutableSparseMatrix",
+    ]
 )
 
 
@@ -212,8 +335,8 @@ class _Reader:
         raise Unreadable("a symbol without a name")
 
     def _interval(self, node: ast.Call, left_open: bool, right_open: bool) -> Any:
-        flags = [item.value for item in node.args[2:] if isinstance(item, ast.Constant)]
-        flags = [flag for flag in flags if isinstance(flag, bool)]
+        written = [item.value for item in node.args[2:] if isinstance(item, ast.Constant)]
+        flags = [flag for flag in written if isinstance(flag, bool)]
         left_open, right_open = (flags + [left_open, right_open][len(flags) :])[:2]
         if len(node.args) < 2 or node.keywords:
             raise Unreadable("an interval without its ends")
@@ -289,7 +412,9 @@ def _is_plain(node: ast.expr) -> bool:
             return _is_plain(operand)
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int())):
             return _is_integer(left)
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=10), op=ast.Pow(), right=power)):
+        case ast.BinOp(
+            left=left, op=ast.Mult(), right=ast.BinOp(left=ast.Constant(value=10), op=ast.Pow(), right=power)
+        ):
             return isinstance(left, ast.Constant | ast.UnaryOp) and _is_plain(left) and _is_integer(power)
     return False
 
@@ -298,6 +423,3 @@ def _is_integer(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
         return _is_integer(node.operand)
     return isinstance(node, ast.Constant) and isinstance(node.value, int)
-
-
-

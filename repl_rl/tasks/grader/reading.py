@@ -13,8 +13,12 @@ from repl_rl.tasks.grader.values import Group, Unreadable, Value
 MAX_CHARS = 10_000
 """Longer answers are not read."""
 _MAX_DEPTH = 50
-_THOUSANDS = re.compile(r"[$\s]*[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_BRACKET_PAIR = re.compile(r"[\[(][^\[\](){}]*[\])]")
+_NOT_AS_IN_PYTHON = (
+    re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$"),
+    re.compile(r"^[\[(][^\[\](){}]*[\])]$"),
+    re.compile(r"[\^_]\s*\{"),
+)
+"""1,234 is a number, a pair in brackets may be an interval, and braces group."""
 
 
 def read_submission(answer: Sequence[str]) -> Value:
@@ -27,11 +31,12 @@ def read_text(text: str) -> Value:
     """A reference answer, or a string that was submitted: mathematics as Python, LaTeX or people write it."""
     _require_readable(text)
     text = text.strip()
-    if "\\" in text or _THOUSANDS.fullmatch(text) or _BRACKET_PAIR.fullmatch(text):
+    plain = tidy(text)
+    if "\\" in plain or any(pattern.search(plain) for pattern in _NOT_AS_IN_PYTHON):
         return read_latex(text)
     try:
-        return read_python(tidy(text).replace("^", "**"), read_text)
-    except Unreadable:
+        return read_python(plain.replace("^", "**"), read_text)
+    except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError):
         return read_latex(text)
 
 

@@ -1,8 +1,8 @@
 """Whether what was submitted equals the reference. Runs in the grader's process.
 
-The reference sets the terms: its brackets say whether order counts, and where it is a number that is written out, so must
-the submission be. Closed expressions are equal if they agree to 40 digits, those with symbols if they agree at random
-points where the reference is real; math-verify decides what can't be worked out so.
+The reference sets the terms: its brackets say whether order counts, and where it is a number that is written out, so
+must the submission be. Closed expressions are equal if they agree to 40 digits, those with symbols if they agree at
+random points where the reference is real; math-verify decides what can't be worked out so.
 """
 
 from __future__ import annotations
@@ -36,10 +36,17 @@ def same(reference: Value, submitted: Value) -> bool:
         case Group(), _:
             return _same_group(reference, submitted)
         case Leaf(), Group(items=(single,), brackets="{}"):
-            return not isinstance(reference.expr, sympy.Set | Relational) and same(reference, single)
+            return _may_be_in_a_set(reference, single) and same(reference, single)
         case Leaf(), _:
             return _same_leaf(reference, submitted)
     return False
+
+
+def _may_be_in_a_set(reference: Leaf, single: Value) -> bool:
+    """A set of one says what that one says: `{5}` is 5, and the dict `{x: 3}` is the equation."""
+    if isinstance(reference.expr, Relational):
+        return isinstance(single, Leaf) and isinstance(single.expr, Relational)
+    return not isinstance(reference.expr, sympy.Set)
 
 
 def _same_grid(reference: Grid, submitted: Value) -> bool:
@@ -66,13 +73,17 @@ def _is_vector(grid: Grid) -> bool:
 
 def _same_group(reference: Group, submitted: Value) -> bool:
     if _is_interval(reference, submitted):
-        return _same_expr(as_set(reference), as_set(submitted))
+        return _same_expr(as_set(reference), _set_of(submitted))
     if reference.brackets in ("{}", ""):
         return _without_order(reference.items, _members(submitted, reference))
     if not isinstance(submitted, Group) or submitted.brackets == "{}":
         return False
     if submitted.brackets != "" and submitted.brackets != reference.brackets:
-        return not reference.may_be_interval and submitted.brackets in _SEQUENCES and _in_order(*_items(reference, submitted))
+        return (
+            not reference.may_be_interval
+            and submitted.brackets in _SEQUENCES
+            and _in_order(*_items(reference, submitted))
+        )
     return _in_order(*_items(reference, submitted))
 
 
@@ -205,7 +216,7 @@ def _same_sets(reference: Any, submitted: Any) -> bool:
 
 def _imaginary_like(other: Any, expr: Any) -> Any:
     """`i` is the imaginary unit where the other side has one."""
-    name = sympy.Symbol("i", real=True)
+    name = sympy.Symbol("i")
     return expr.xreplace({name: sympy.I}).doit() if other.has(sympy.I) and expr.has(name) else expr
 
 
@@ -229,7 +240,11 @@ def _tolerance(reference: Any, submitted: Any) -> Any:
 
 def _close(reference: Any, submitted: Any, tolerance: Any) -> bool:
     expected, got = (_exact_floats(side).evalf(_DIGITS) for side in (reference, submitted))
-    if not (expected.is_number and got.is_number) or expected.has(sympy.nan, sympy.zoo) or got.has(sympy.nan, sympy.zoo):
+    if (
+        not (expected.is_number and got.is_number)
+        or expected.has(sympy.nan, sympy.zoo)
+        or got.has(sympy.nan, sympy.zoo)
+    ):
         raise Unreadable("not a number")
     difference = abs(expected - got).evalf(_DIGITS)
     if difference == 0:

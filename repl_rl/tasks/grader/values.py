@@ -18,8 +18,10 @@ from sympy import (
     binomial,
     exp,
     factorial,
+    false,
     gamma,
     nan,
+    true,
     zoo,
 )
 
@@ -73,12 +75,12 @@ Value = Leaf | Group | Grid | Text
 
 
 def leaf(expr: Any, is_plain: bool = False) -> Leaf:
-    """An expression in its common form: worked out, with real symbols told apart by their names alone."""
+    """An expression in its common form: worked out, with symbols told apart by their names alone."""
     require_bounded(expr)
-    worked = _worked_out(expr)
-    if worked.has(nan) or worked.has(zoo):
-        raise Unreadable("not a number")
-    return Leaf(worked.xreplace({symbol: _common(symbol) for symbol in worked.free_symbols}), is_plain)
+    worked = _worked_out(expr.xreplace({symbol: _common(symbol) for symbol in expr.free_symbols}))
+    if worked.has(nan) or worked.has(zoo) or worked in (true, false):
+        raise Unreadable("neither a value nor an equation")
+    return Leaf(worked, is_plain)
 
 
 def is_worked_out(expr: Any) -> bool:
@@ -117,7 +119,7 @@ def bits(expr: Any) -> float:
     inner = [bits(part) for part in expr.args]
     if expr.is_Pow or expr.func is exp:
         base, power = (inner[0], inner[1]) if expr.is_Pow and len(inner) == 2 else (2.0, inner[0])
-        return max(base, 1.0) * 2.0 ** min(power, 64.0)
+        return float(max(base, 1.0) * 2.0 ** min(power, 64.0))
     return sum(inner) if inner else 2.0
 
 
@@ -143,4 +145,4 @@ def _worked_out(expr: Any) -> Any:
 
 
 def _common(symbol: Any) -> Any:
-    return E if symbol.name == "e" else Symbol(symbol.name, real=True)
+    return E if symbol.name == "e" else Symbol(symbol.name)

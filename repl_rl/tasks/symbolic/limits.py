@@ -91,7 +91,12 @@ _PHRASINGS = (
 FAMILIES = (
     Family("limit-1", _draw_gap, _gap_limit, _PHRASINGS, _gap, lambda answer, *given: _is_near(answer, *_gap(*given))),
     Family(
-        "limit-2", _draw_roots, _roots_limit, _PHRASINGS, _roots, lambda answer, *given: _is_near(answer, *_roots(*given))
+        "limit-2",
+        _draw_roots,
+        _roots_limit,
+        _PHRASINGS,
+        _roots,
+        lambda answer, *given: _is_near(answer, *_roots(*given)),
     ),
     Family(
         "limit-3",

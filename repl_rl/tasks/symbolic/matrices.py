@@ -1,4 +1,4 @@
-"""Determinants, inverses and eigenvalues; checked by Leibniz's sum, by multiplying, and by what makes A - k*I singular."""
+"""Determinants, inverses, eigenvalues; checked by Leibniz's sum, by multiplying, by what makes A - k*I singular."""
 
 from __future__ import annotations
 
