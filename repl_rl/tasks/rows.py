@@ -26,7 +26,8 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
     except Exception as error:  # the hub's client raises errors of many libraries
         of = f", {subset!r}" if subset else ""
         raise ConfigError(
-            f"data set {name!r} is neither in the cache nor within reach ({type(error).__name__}: {_first_line(error)}). "
+            f"data set {name!r} is neither in the cache nor within reach ({type(error).__name__}: "
+            f"{_first_line(error)}). "
             f'Where there is a network, `python -c "from datasets import load_dataset; load_dataset({name!r}{of})"` '
             "brings it into the cache (HF_HOME); or put its files into a folder and set tasks.folder"
         ) from error

@@ -119,7 +119,7 @@ def test_a_process_that_was_killed_is_replaced(pool):
     assert pool.ask([RIGHT]) == [{"right": True}]
     running = pool._free.get()
     os.kill(running.pid, signal.SIGKILL)
-    running._process.wait()
+    os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
     pool._free.put(running)
     assert pool.ask([RIGHT]) == [{"right": True}]
 
