@@ -2,8 +2,8 @@
 
 Numbers, and texts that equal the reference, are judged at once by `grader/exact.py`. All else (LaTeX, fractions, sets,
 tuples, intervals, matrices, equations, what sympy prints) is read and compared in processes of its own, which are
-killed where they take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The number families know no
-other answer than a number, so for them nothing is asked of those processes.
+killed where they take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The number families
+know no other answer than a number, so for them nothing is asked of those processes.
 """
 
 from __future__ import annotations

@@ -94,7 +94,11 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     (r"1.5\times 10^{3}", ("1500", "1500.0", text("1.5*10**3")), ("1.5", "15000")),
     ("0.000001", ("1e-06", "0.000001"), ("0", "0.000002", "1e-07")),
     # Percent: the sign may be left out on either side.
-    (r"50\%", ("50", "0.5", text("50%"), text(r"50\%"), "Fraction(1, 2)", text("50 percent")), ("5", "0.05", text("5%"))),
+    (
+        r"50\%",
+        ("50", "0.5", text("50%"), text(r"50\%"), "Fraction(1, 2)", text("50 percent")),
+        ("5", "0.05", text("5%")),
+    ),
     ("25", (text("25%"), "25"), (text("2.5%"),)),
     # Closed expressions.
     (
@@ -127,6 +131,9 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     (r"\frac{x}{y}", ("x/y", text("x/y")), ("y/x", "x*y")),
     ("e^{2x}", ("exp(2*x)", text("e^(2x)")), ("exp(x)", "2*exp(x)")),
     (r"x_1 + x_2", ("x_1 + x_2", text("x_2 + x_1")), ("x_1", "x_1 - x_2")),
+    ("AB + a", ("A*B + a", text("a + AB")), ("a*b + a", "A*B + A")),
+    ("f(x) = x^2", ("x**2", text("f(x)=x^2"), text("y = x^2")), ("f", "2*x")),
+    (r"144\pi \text{ in}^3", ("144*pi", text(r"144\pi")), ("144", "144*pi*t")),
     # Sets, and values side by side: order does not count.
     (
         r"\{1, 2\}",
@@ -146,6 +153,7 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     ),
     ("3, -1", ("{-1, 3}", "[-1, 3]", text("-1, 3"), values(["3", "-1"])), ("{3}", "3", "{1, 3}", values(["3"]))),
     (r"2 \pm \sqrt{3}", ("{2 - sqrt(3), 2 + sqrt(3)}", "[sqrt(3) + 2, 2 - sqrt(3)]"), ("2 + sqrt(3)", "{2, 3}")),
+    (r"\{1 \pm \sqrt{5}, -2\}", ("{-2, 1 + sqrt(5), 1 - sqrt(5)}",), ("{-2, 1 + sqrt(5)}", "{-2}")),
     ("{5}", ("5", "{5}", "[5]", "FiniteSet(5)"), ("{5, 6}", "6")),
     (r"\emptyset", ("set()", "EmptySet", "[]", text(r"\emptyset")), ("{0}", "0", "None")),
     (
@@ -157,7 +165,15 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     # Tuples: order counts, and the brackets do.
     (
         "(1, 2)",
-        ("(1, 2)", values(["1", "2"]), text("(1,2)"), "Tuple(1, 2)", "Interval.open(1, 2)", "(1.0, 2.0)", "Point2D(1, 2)"),
+        (
+            "(1, 2)",
+            values(["1", "2"]),
+            text("(1,2)"),
+            "Tuple(1, 2)",
+            "Interval.open(1, 2)",
+            "(1.0, 2.0)",
+            "Point2D(1, 2)",
+        ),
         ("(2, 1)", "{1, 2}", "[1, 2]", text("[1,2]"), "Interval(1, 2)", values(["2", "1"]), "(1, 2, 3)", "1", "12"),
     ),
     ("(2, 1)", ("(2, 1)", text("(2,1)")), ("(3, 0)", text("(3,0)"), "(1, 2)", "EmptySet")),
@@ -166,19 +182,31 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     ("(1, 2), (3, 4)", ("{(1, 2), (3, 4)}", "[(3, 4), (1, 2)]", values(["(1, 2)", "(3, 4)"])), ("[(2, 1), (3, 4)]",)),
     # Intervals.
     ("[1, 2)", ("Interval.Ropen(1, 2)", "Interval(1, 2, False, True)", text("[1,2)")), ("Interval(1, 2)", "[1, 2]")),
-    ("[0, 1]", ("Interval(0, 1)", text("[0,1]"), text("0 <= x <= 1")), ("Interval.open(0, 1)", text("(0,1)"), "{0, 1}")),
+    (
+        "[0, 1]",
+        ("Interval(0, 1)", text("[0,1]"), text("0 <= x <= 1")),
+        ("Interval.open(0, 1)", text("(0,1)"), "{0, 1}"),
+    ),
     (
         r"(-\infty, 3] \cup (4, \infty)",
         ("Union(Interval(-oo, 3), Interval.open(4, oo))", text(r"(-\infty,3]\cup(4,\infty)")),
         ("Interval(-oo, 3)", "Union(Interval(-oo, 3), Interval(4, oo))"),
     ),
-    (r"x > 3", ("Interval.open(3, oo)", "x > 3", "3 < x", text(r"(3,\infty)")), ("x >= 3", "x < 3", "3", "Interval(3, oo)")),
+    (
+        r"x > 3",
+        ("Interval.open(3, oo)", "x > 3", "3 < x", text(r"(3,\infty)")),
+        ("x >= 3", "x < 3", "3", "Interval(3, oo)"),
+    ),
     (r"1 < x \le 3", ("Interval.Lopen(1, 3)", "(1 < x) & (x <= 3)", text("1 < x <= 3")), ("Interval(1, 3)", "x <= 3")),
     (r"x \in [1, 2]", ("Interval(1, 2)", text("[1,2]")), ("Interval.open(1, 2)",)),
     (r"\mathbb{R}", ("Reals", "S.Reals", "Interval(-oo, oo)"), ("Integers", "Rationals")),
     # Equations.
     ("x=3", ("3", "Eq(x, 3)", text("x = 3"), "{x: 3}"), ("Eq(y, 3)", "4", "Eq(x, 4)")),
-    ("y = 2x + 1", ("2*x + 1", "Eq(y, 2*x + 1)", text("2x - y + 1 = 0"), text("y - 2x = 1")), ("2*x - 1", "Eq(y, 2*x)")),
+    (
+        "y = 2x + 1",
+        ("2*x + 1", "Eq(y, 2*x + 1)", text("2x - y + 1 = 0"), text("y - 2x = 1")),
+        ("2*x - 1", "Eq(y, 2*x)"),
+    ),
     ("x^2 + y^2 = 4", ("Eq(x**2 + y**2, 4)", text("4 - x^2 - y^2 = 0")), ("Eq(x**2 + y**2, 2)", "4", "Eq(x + y, 2)")),
     ("x^2 + 1 = 0", ("Eq(x**2 + 1, 0)",), ("Eq(x**2 + 2, 0)", "0")),
     # Matrices.
@@ -194,10 +222,20 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
         ),
         ("Matrix([[1, 3], [2, 4]])", "Matrix([[1, 2]])", "[1, 2, 3, 4]", "-2", "{(1, 2), (3, 4)}"),
     ),
-    (r"\begin{pmatrix} 1 \\ \frac12 \end{pmatrix}", ("Matrix([[1], [1/2]])", "Matrix([1, 0.5])", "(1, 1/2)"), ("(1/2, 1)",)),
+    (
+        r"\begin{pmatrix} 1 \\ \frac12 \end{pmatrix}",
+        ("Matrix([[1], [1/2]])", "Matrix([1, 0.5])", "(1, 1/2)"),
+        ("(1/2, 1)",),
+    ),
     # Words.
-    (r"\text{Monday}", (text("Monday"), text("monday"), text(r"\text{Monday}")), (text("Tuesday"), text("dayMon"), "None")),
+    (
+        r"\text{Monday}",
+        (text("Monday"), text("monday"), text(r"\text{Monday}")),
+        (text("Tuesday"), text("dayMon"), "None"),
+    ),
     (r"\text{(C)}", (text("C"), text("(C)")), (text("B"), text("c"))),
+    (r"\text{June 20}", (text("June 20"), text("june 20")), ("20", text("June 21"), text("July 20"))),
+    (r"\text{12 inches}", ("12", text("12 inches")), ("13", text("inches"))),
     ("listen", (text("listen"), text(" Listen ")), (text("silent"), text("l*i*s*t*e*n"))),
     # Numbers in another base, ratios and times are compared as they stand.
     ("25_8", (text("25_8"), text("25_{8}")), ("25", "21", text("25_9"))),

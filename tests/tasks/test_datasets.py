@@ -62,7 +62,11 @@ def test_a_folder_as_the_hub_lays_it_out(tmp_path):
 
 
 def test_math_takes_the_last_box(tmp_path):
-    solutions = [r"Thus $\boxed{\frac{1}{2}}$ or \boxed{\frac{\sqrt{2}}{2}}.", r"So \boxed{(1,2)}", r"It is $\boxed 7$."]
+    solutions = [
+        r"Thus $\boxed{\frac{1}{2}}$ or \boxed{\frac{\sqrt{2}}{2}}.",
+        r"So \boxed{(1,2)}",
+        r"It is $\boxed 7$.",
+    ]
     rows = [{"problem": f"P{n}", "solution": text, "type": "Algebra", "level": "1"} for n, text in enumerate(solutions)]
     _write(tmp_path / "train.jsonl", rows)
     tasks = sorted(_load(tmp_path, dataset="math"), key=lambda task: task.id)
@@ -130,9 +134,17 @@ GOOD = {"question": "Q", "answer": "#### 1"}
 @pytest.mark.parametrize(
     ("rows", "config", "message"),
     [
-        ([{"prompt": "Q", "answer": "1"}], {}, "no column 'question' for tasks.columns.question; it has prompt, answer"),
+        (
+            [{"prompt": "Q", "answer": "1"}],
+            {},
+            "no column 'question' for tasks.columns.question; it has prompt, answer",
+        ),
         ([GOOD], {"columns": {"id": "uid"}}, "no column 'uid' for tasks.columns.id; it has question, answer"),
-        ([GOOD, {"question": "Q2", "answer": "no"}], {"answer_pattern": "#### (.*)"}, "row 1: .*finds no answer in 'no'"),
+        (
+            [GOOD, {"question": "Q2", "answer": "no"}],
+            {"answer_pattern": "#### (.*)"},
+            "row 1: .*finds no answer in 'no'",
+        ),
         ([{"question": "Q", "answer": "x"}], {"answer_pattern": "boxed"}, "row 0: .*'boxed' finds no answer in 'x'"),
         ([GOOD, {"question": "Q", "answer": " "}], {}, "row 1: the answer is empty"),
         ([{"question": "Q", "answer": r"\frac{1}{"}], {}, r"task 'rows-train-0': the reference answer '.*frac\{1\}\{'"),
@@ -150,7 +162,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
 def test_folders_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(ConfigError, match="no folder"):
         _load(tmp_path / "none")
-    with pytest.raises(ConfigError, match="no file that ends in .parquet, .jsonl, .json, .csv"):
+    with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
         _load(tmp_path)
     _write(tmp_path / "test.jsonl", ROWS)
     with pytest.raises(ConfigError, match="no split 'train'; it holds test"):

@@ -1,8 +1,8 @@
-"""Reads LaTeX and plain mathematics: brackets, lists and units here, each expression by math-verify.
+"""Reads LaTeX and plain mathematics: brackets, lists and units here, each expression by math-verify's parser.
 
-math-verify reads `(2, 1)` as an empty interval, `25_8` as 25, `2t` as 2 with a unit, `1 1/2` as 1 and `hello world` as
-a product of its letters. So it is handed single expressions only, without its handling of units, and what stands around
-them is read here.
+math-verify takes `25_8` for 25, `2t` for 2 with a unit, `A` for `a`, `1 1/2` for 1 and `hello world` for a product of
+its letters. So its parser is handed single expressions only, in its settings without units and with both cases of
+letters, and what stands around them is read here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from collections.abc import Callable, Iterator
 
 import sympy
-from latex2sympy2_extended.math_normalization import NormalizationConfig
-from math_verify import LatexExtractionConfig, parse
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from math_verify.grader import should_treat_as_complex
 
 from repl_rl.tasks.grader.values import Grid, Group, Leaf, Text, Unreadable, Value, leaf, require_bounded
 
-_CONFIG = LatexExtractionConfig(
-    normalization_config=NormalizationConfig(
-        basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
-    )
+_NORMALIZED = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
+_CONVERTED = ConversionConfig(lowercase_symbols=False)
 _SPELLINGS = (
     (re.compile(r"(?<=\d),?\\[,!;:]\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!>]|\\q?quad(?![a-z])|\\displaystyle"), " "),
@@ -39,15 +39,16 @@ _NAMES = (
     (re.compile(r"(?<![\\A-Za-z])(oo|inf)(?![A-Za-z])"), r"\\infty "),
 )
 _UNIT = re.compile(
-    r"(?<=[\d}])\s*(\\(text|mbox|textrm|mathrm)\s*\{[^{}]*\}(\s*\^\s*(\d|\{\d\}))?"
-    r"|\s(?!pi|sqrt|percent|million|billion|thousand|hundred|dozen|mod)([a-z]{3,}|cm|km|mm|kg|ft|in|mi|mL)\.?"
+    r"(?<=[\w})])\s*\\(text|mbox|textrm|mathrm)\s*\{[^{}]*\}(\s*\^\s*(\d|\{\d\}))?\s*$"
+    r"|(?<=[\d}])\s((?!pi|sqrt|percent|million|billion|thousand|hundred|dozen|mod)([a-z]{3,}|cm|km|mm|kg|ft|in|mi|mL)\.?"
     r"(\s*\^\s*(\d|\{\d\}))?)\s*$"
 )
-_WORDS = re.compile(r"[A-Za-z][A-Za-z .,'-]*")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z .,'-]*|[A-Za-z]{3,}( [\w.,'-]+)+", re.ASCII)
 _NO_WORDS = frozenset(["pi", "oo", "inf", "infty", "sqrt", "sin", "cos", "tan", "log", "ln", "exp"])
-_TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm|textit)\s*\{([^{}\\]*)\}")
+_TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm|mathbf|textit)\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(([A-Z])\)")
-_VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(:\d+)+")
+_VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(\s*:\s*\d+)+")
+_FUNCTION = re.compile(r"^[a-zA-Z]\([a-z]\)\s*=(?!=)")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(\s*(\\times|\\cdot|\*)\s*10\s*\^\s*(-?\d|\{\s*-?\d+\s*\}))?")
 _FRACTION = re.compile(
@@ -81,7 +82,7 @@ def tidy(text: str) -> str:
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = re.sub(r"\s+", " ", text).strip().removesuffix(".").strip()
-    return _UNIT.sub("", text).strip()
+    return _UNIT.sub("", _FUNCTION.sub("", text)).strip()
 
 
 def _unboxed(text: str) -> str:
@@ -103,10 +104,10 @@ def _words(text: str) -> Value | None:
     if choice := _CHOICE.fullmatch(inner):
         return leaf(sympy.Symbol(choice[1]))
     if _VERBATIM.fullmatch(inner):
-        return Text(re.sub(r"[{}]", "", inner))
+        return Text(re.sub(r"[{}\s]", "", inner))
     is_marked = inner != text
-    if not _WORDS.fullmatch(inner) or inner in _NO_WORDS:
-        return None
+    if not _WORDS.fullmatch(inner) or inner.split(" ")[0] in _NO_WORDS:
+        return read_latex(inner) if _TEXT.fullmatch(text) else None
     if inner.casefold() == "nan":
         raise Unreadable("not a number")
     longest = max(map(len, re.findall(r"[A-Za-z]+", inner)))
@@ -174,7 +175,7 @@ def _bracketed(text: str) -> Value | None:
         return None
     if len(parts) == 1 and brackets == "()":
         return None if "," not in inner else read_latex(inner)
-    return Group(tuple(map(read_latex, parts)), brackets, may_be_interval=len(parts) == 2)
+    return Group(_members(parts), brackets, may_be_interval=len(parts) == 2)
 
 
 def _one_bracket(tokens: list[str]) -> bool:
@@ -186,7 +187,14 @@ def _listed(text: str) -> Value | None:
     if _THOUSANDS.fullmatch(text):
         return _single(text.replace(",", ""))
     parts = _split(text, ",")
-    return Group(tuple(map(read_latex, parts)), "") if len(parts) > 1 else None
+    return Group(_members(parts), "") if len(parts) > 1 else None
+
+
+def _members(parts: list[str]) -> tuple[Value, ...]:
+    """Of one with a plus or minus, both."""
+    values = [(part, read_latex(part)) for part in parts]
+    both = [value.items if r"\pm" in part and isinstance(value, Group) else (value,) for part, value in values]
+    return tuple(item for items in both for item in items)
 
 
 def _plus_minus(text: str) -> Value | None:
@@ -227,10 +235,15 @@ def _single(text: str) -> Leaf:
 def _parsed(text: str) -> sympy.Basic:
     for name, spelling in _NAMES:
         text = name.sub(spelling, text)
-    found = parse(f"${text}$", [_CONFIG], "no_fallback", "first_match", parsing_timeout=None)
-    if len(found) != 1 or not isinstance(found[0], sympy.Basic) or isinstance(found[0], sympy.Tuple | sympy.FiniteSet):
-        raise Unreadable("math-verify finds no single expression")
-    expr = found[0]
+    expr = latex2sympy(
+        normalize_latex(text, _NORMALIZED),
+        is_real=not should_treat_as_complex(text),
+        convert_degrees=False,
+        normalization_config=None,
+        conversion_config=_CONVERTED,
+    )
+    if not isinstance(expr, sympy.Basic) or isinstance(expr, sympy.Tuple | sympy.FiniteSet):
+        raise Unreadable("math-verify's parser finds no single expression")
     require_bounded(expr)
     return expr
 
