@@ -76,7 +76,7 @@ def _same_group(reference: Group, submitted: Value) -> bool:
         return _same_expr(as_set(reference), _set_of(submitted))
     if reference.brackets in ("{}", ""):
         return _without_order(reference.items, _members(submitted, reference))
-    if not isinstance(submitted, Group) or submitted.brackets == "{}":
+    if not isinstance(submitted, Group):
         return False
     if submitted.brackets != "" and submitted.brackets != reference.brackets:
         return (
