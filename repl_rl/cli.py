@@ -222,11 +222,11 @@ def _rollout_config(options: argparse.Namespace) -> Config:
 
 
 def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
-    from repl_rl.tasks import make_tasks
+    from repl_rl.tasks import load_tasks
 
     if options.task:
         return [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
-    return make_tasks(config.tasks.families, options.n, seed=0, split="heldout")
+    return load_tasks(config.tasks, "heldout", 0, options.n)
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:

@@ -10,6 +10,7 @@ from repl_rl.credit import batch_line_advantages, spread
 from repl_rl.metrics import credit_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory
 
 Grader = Callable[[Task, Sequence[str] | None], float]
@@ -38,17 +39,25 @@ def score(
     What an environment paid is the grade of its trajectory.
     """
     return [
-        table.score(trajectory, _grade(task, trajectory, grader), step)
-        for task, trajectory in zip(tasks, trajectories, strict=True)
+        table.score(trajectory, value, step)
+        for trajectory, value in zip(trajectories, _grades(tasks, trajectories, grader), strict=True)
     ]
 
 
-def _grade(task: Task, trajectory: Trajectory, grader: Grader) -> float:
-    if trajectory.is_void:
-        return 0.0
-    if trajectory.environment_reward is not None:
-        return trajectory.environment_reward
-    return grader(task, trajectory.answer)
+def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader) -> list[float]:
+    """Nothing for a void trajectory, and what the environment paid where it paid something.
+
+    Our own grader judges several at once; others are called one by one.
+    """
+    grades = [0.0 if trajectory.is_void else trajectory.environment_reward for trajectory in trajectories]
+    asked = [index for index, value in enumerate(grades) if value is None]
+    answers = [trajectories[index].answer for index in asked]
+    if grader is grade:
+        found = grade_many([tasks[index] for index in asked], answers)
+    else:
+        found = [grader(tasks[index], answer) for index, answer in zip(asked, answers, strict=True)]
+    by_index = dict(zip(asked, found, strict=True))
+    return [by_index[index] if value is None else value for index, value in enumerate(grades)]
 
 
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:

@@ -19,10 +19,10 @@ from repl_rl.config.rollout import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
-    TasksConfig,
     ToolsConfig,
 )
 from repl_rl.config.section import Section, nearest
+from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.resources import resource_folder

@@ -1,4 +1,4 @@
-"""The sections that a rollout is made from: model, tasks, dialect, kernel, engine, sampling, budget."""
+"""The sections that a rollout is made from: model, dialect, kernel, engine, sampling, budget."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ class ModelConfig(Section):
     """Weights of sampler and trainer alike: with different types their log-probabilities drift apart."""
     chat: bool | None = None
     """Put the problem through the chat template. None: if the tokenizer has one."""
-
-
-class TasksConfig(Section):
-    families: tuple[str, ...] | None = None
-    """Names of problem families; None takes all."""
-    train: int = Field(2048, ge=1)
-    """Training problems to make; the trainer walks through them in a seeded order."""
 
 
 class DialectConfig(Section):

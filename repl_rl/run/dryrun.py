@@ -60,7 +60,7 @@ def plan(config: Config, runs: Path) -> Plan:
         ("a step", _step(config)),
         ("tokens of a step", _step_tokens(config)),
         ("kernels", _kernels(config)),
-        ("held-out", f"{config.eval.problems} problems, before and after training"),
+        ("held-out", f"{len(inputs.heldout_tasks)} problems, before and after training"),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
     return Plan(rows, tuple(notes))

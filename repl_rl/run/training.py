@@ -28,7 +28,7 @@ from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
 from repl_rl.scene import load_extensions
 from repl_rl.scoring import reward_table
-from repl_rl.tasks import make_tasks
+from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def check_inputs(config: Config) -> Inputs:
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
     load_extensions(config)
-    train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
+    train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
 
