@@ -49,15 +49,17 @@ def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: G
 
     Our own grader judges several at once; others are called one by one.
     """
-    grades = [0.0 if trajectory.is_void else trajectory.environment_reward for trajectory in trajectories]
-    asked = [index for index, value in enumerate(grades) if value is None]
-    answers = [trajectories[index].answer for index in asked]
+    pairs = list(zip(tasks, trajectories, strict=True))
+    asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
     if grader is grade:
-        found = grade_many([tasks[index] for index in asked], answers)
+        found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
     else:
-        found = [grader(tasks[index], answer) for index, answer in zip(asked, answers, strict=True)]
-    by_index = dict(zip(asked, found, strict=True))
-    return [by_index[index] if value is None else value for index, value in enumerate(grades)]
+        found = iter([grader(task, answer) for task, answer in asked])
+    return [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
+
+
+def _known_grade(trajectory: Trajectory) -> float | None:
+    return 0.0 if trajectory.is_void else trajectory.environment_reward
 
 
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:

@@ -140,8 +140,10 @@ def test_lazy_attributes_are_those_that_are_announced() -> None:
     assert set(repl_rl._LAZY) | {
         "Line",
         "LineKind",
+        "Message",
         "StopReason",
         "Task",
+        "ToolCall",
         "Trajectory",
         "read_jsonl",
         "write_jsonl",
