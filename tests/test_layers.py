@@ -20,10 +20,10 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "transcript typed background channel resources processes",
+        "transcript typed background channel resources processes cache",
         "config",
         "engine kernel dialect rewards credit loss tasks metrics drift",
-        "session scheduler scoring nano attach",
+        "session scheduler scoring nano attach gemma",
         "rollout",
         "models",
         "worker",
