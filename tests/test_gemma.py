@@ -62,7 +62,7 @@ def test_the_conversion_keeps_the_checkpoint_and_nothing_else(
 
     rows = dict(plan(load_config("gemma-270m"), tmp_path).rows)
     assert ": 268.1 million parameters, float32; weights, gradients and AdamW take 4.00 GiB" in rows["model"]
-    assert "beside 96 of completion, in a context of 256" in rows["prompts"]
+    assert "beside 64 of completion, in a context of 256" in rows["prompts"]
 
 
 def report(capsys: Any, **figures: float | str) -> None:
