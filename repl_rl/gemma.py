@@ -38,7 +38,7 @@ def gemma_checkpoint() -> Path:
         return made_once(folder, _convert)
     except OSError as error:
         raise ModelError(
-            f"{GEMMA} can't be converted into {folder}: {error}; it takes 1.3 GB, and XDG_CACHE_HOME names another place"
+            f"{GEMMA} can't be converted into {folder}: {error}; it takes 1.3 GB; XDG_CACHE_HOME names another place"
         ) from error
 
 

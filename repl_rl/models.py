@@ -34,5 +34,5 @@ def find_model(path: str) -> str:
             raise ModelError(f"{path!r} is a folder without config.json, so no checkpoint of transformers' kind")
         return str(folder)
     if folder.exists() or not _HUB_ID.fullmatch(path):
-        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), nano or {GEMMA}")
+        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), or nano, or {GEMMA}")
     return path

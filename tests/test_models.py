@@ -33,9 +33,9 @@ def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resolve", [find_model, resolve_model])
 def test_what_is_no_model_is_refused(resolve, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="is a folder without config.json"):
+    with pytest.raises(ModelError, match=r"is a folder without config.json"):
         resolve(str(tmp_path))
-    with pytest.raises(ModelError, match="'gemma-271m' is no model: give a checkpoint folder, a hub id .* gemma-270m"):
+    with pytest.raises(ModelError, match=r"'gemma-271m' is no model: give a checkpoint folder, a hub id .* gemma-270m"):
         resolve("gemma-271m")
 
 
@@ -61,5 +61,5 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: p
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))
-    with pytest.raises(ModelError, match="can't be converted into .*/file/repl-rl/gemma-270m-.*XDG_CACHE_HOME"):
+    with pytest.raises(ModelError, match=r"can't be converted into .*/file/repl-rl/gemma-270m-.*XDG_CACHE_HOME"):
         resolve_model("gemma-270m")
