@@ -140,7 +140,7 @@ def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.Cap
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k"])
+@pytest.mark.parametrize("name", ["gpu-8"])
 def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
     config = load_config(name)
     wanted = Wanted(
