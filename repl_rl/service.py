@@ -115,8 +115,8 @@ def open_service(
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     extensions = extensions or load_extensions(config)
-    path = resolve_model(config.model.path)
     prepare_environment(config.engine.kv_cache_gib)
+    path = resolve_model(config.model.path)
     vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
     engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
     try:

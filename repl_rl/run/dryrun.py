@@ -22,6 +22,7 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
+from repl_rl.gemma import GEMMA
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.nano import NANO_PATH
 from repl_rl.run.folder import RunFolder, free_folder
@@ -92,14 +93,21 @@ def _gpus() -> int:
 def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
-        notes.append(f"{inputs.model_path} would be fetched from the hub: nothing of it was checked")
-        return f"{inputs.model_path}, from the hub, {dtype}"
+        return _absent_model(config.model.path, inputs.model_path, dtype, notes)
     parameters = _parameters(path)
     name = "nano, of this package" if path == NANO_PATH else str(path)
     gib = parameters * _TRAINED_BYTES[dtype] / 2**30
     return (
         f"{name}: {parameters / 1e6:,.1f} million parameters, {dtype}; weights, gradients and AdamW take {gib:,.2f} GiB"
     )
+
+
+def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
+    if name == GEMMA:
+        notes.append(f"{name} would be converted into {path} first, once: nothing of it was checked")
+        return f"{name}, from its package, {dtype}"
+    notes.append(f"{path} would be fetched from the hub: nothing of it was checked")
+    return f"{path}, from the hub, {dtype}"
 
 
 def _parameters(folder: Path) -> int:

@@ -21,7 +21,7 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
-from repl_rl.models import resolve_model
+from repl_rl.models import find_model, resolve_model
 from repl_rl.processes import from_main, is_main_process, process_rank, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
@@ -41,6 +41,7 @@ class Inputs:
     """What a config asks for, checked and made, without a model and without a run folder."""
 
     model_path: str
+    """Where the model is, or will be once training has made it: `repl_rl.models`."""
     train_tasks: list[Task]
     heldout_tasks: list[Task]
     table: RewardTable
@@ -94,7 +95,7 @@ def check_inputs(config: Config) -> Inputs:
     _require_trainable_groups(config.train.group_size)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
-    model_path = resolve_model(config.model.path)
+    model_path = find_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
     load_extensions(config)
@@ -115,9 +116,10 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
     from repl_rl.trainer import ReplGRPOTrainer
 
     config = prepared.config
+    model_path = resolve_model(config.model.path)
     with progress.stage("loading the model, vLLM and the first kernels"):
         trainer = ReplGRPOTrainer(
-            prepared.inputs.model_path,
+            model_path,
             training_arguments(config, prepared.folder),
             prepared.inputs.train_tasks,
             tools=config.tools.functions,

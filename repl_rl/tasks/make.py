@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.easy_families import EASY_FAMILIES
 from repl_rl.tasks.families import FAMILIES, Family, Operands
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
@@ -54,7 +55,7 @@ def _families(names: Sequence[str] | None) -> list[Family]:
 
 
 def _family(name: str) -> Family:
-    known = FAMILIES | SYMBOLIC_FAMILIES
+    known = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES
     if name in known:
         return known[name]
     nearest = difflib.get_close_matches(name, known, n=1)
