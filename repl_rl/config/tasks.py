@@ -46,6 +46,11 @@ class TasksConfig(Section):
     def is_generated(self) -> bool:
         return self.dataset is None and self.folder is None
 
+    @property
+    def is_from_hub(self) -> bool:
+        """A data set of the hub, or of its cache."""
+        return self.dataset is not None and self.folder is None
+
     @model_validator(mode="after")
     def _one_source(self) -> TasksConfig:
         if self.families is not None and not self.is_generated:

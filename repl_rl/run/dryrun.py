@@ -47,7 +47,7 @@ class Plan:
 
 def plan(config: Config, runs: Path) -> Plan:
     """Check it all. Raises the ReplRLError that training would raise, before anything is loaded or written."""
-    inputs = check_inputs(config)
+    inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus = _gpus()
     notes: list[str] = []
@@ -61,7 +61,7 @@ def plan(config: Config, runs: Path) -> Plan:
         ("a step", _step(config)),
         ("tokens of a step", _step_tokens(config)),
         ("kernels", _kernels(config)),
-        ("held-out", f"{len(inputs.heldout_tasks)} problems, before and after training"),
+        ("problems", _problems(config, inputs, notes)),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
     return Plan(rows, tuple(notes))
@@ -82,6 +82,15 @@ def _check_trl(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -
     training_arguments(config, folder, **({"use_cpu": True} if on_cpu else {}))
     if on_cpu:
         notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+
+
+def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
+    if config.tasks.is_from_hub:
+        name, train = config.tasks.dataset, config.tasks.train
+        notes.append(f"data set {name} would be fetched from the hub, or its cache: nothing of it was checked")
+        return f"{train:,} of {name} at most to train on; {config.eval.problems:,} at most held out"
+    train, heldout = len(inputs.train_tasks), len(inputs.heldout_tasks)
+    return f"{train:,} to train on; {heldout:,} held out, for before and after training"
 
 
 def _gpus() -> int:
@@ -139,9 +148,10 @@ def _product(shape: list[int]) -> int:
 def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
     """The longest prompt in tokens beside the budgets. Raises ConfigError if it leaves no room for a line."""
     context, budget = config.engine.context_tokens, config.budget.tokens
-    if not Path(inputs.model_path).is_dir():
+    tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
+    if not tasks or not Path(inputs.model_path).is_dir():
         return f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
-    longest = max(prompt_tokens(config, [*inputs.train_tasks, *inputs.heldout_tasks]))
+    longest = max(prompt_tokens(config, tasks))
     if longest >= context:
         raise ConfigError(
             f"the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or shorten the "

@@ -90,8 +90,11 @@ def _new_run_of_all(config: Config, runs: Path) -> RunFolder:
     return from_main(lambda: new_run(config, runs))
 
 
-def check_inputs(config: Config) -> Inputs:
-    """Everything that is made from the config alone. Raises a ReplRLError that says what to change."""
+def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
+    """Everything that is made from the config alone. Raises a ReplRLError that says what to change.
+
+    Where the hub is not asked, there are no tasks of its data sets.
+    """
     _require_trainable_groups(config.train.group_size)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
@@ -99,6 +102,8 @@ def check_inputs(config: Config) -> Inputs:
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
     load_extensions(config)
+    if config.tasks.is_from_hub and not asks_hub:
+        return Inputs(model_path, [], [], table)
     train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 

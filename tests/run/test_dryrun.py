@@ -140,7 +140,54 @@ def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.Cap
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["gpu-8"])
+GSM8K_ROWS = [
+    {
+        "question": f"Ann has {n} apples and buys {n}. How many has she?",
+        "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>\n#### {2 * n}",
+    }
+    for n in range(2, 7)
+]
+
+
+def gsm8k_in(folder: Path, rows: list[dict[str, str]]) -> list[str]:
+    """The flag that makes a config take `rows` for both splits of GSM8K."""
+    for split in ("train", "test"):
+        (folder / split).mkdir(parents=True)
+        (folder / split / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--set", f"tasks.folder={folder}"]
+
+
+@pytest.mark.parametrize("name", ["qwen3-1.7b-gsm8k", "qwen3-4b-gsm8k"])
+def test_a_data_set_of_the_hub_is_announced_and_one_in_a_folder_is_read(
+    name: str, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = dry_run(capsys, name)
+    assert code == 0
+    assert "data set gsm8k would be fetched from the hub, or its cache: nothing of it was checked" in shown
+    assert "7,473 of gsm8k at most to train on; 1,319 at most held out" in shown
+    code, shown = dry_run(capsys, name, *gsm8k_in(tmp_path_factory.mktemp("sets") / "whole", GSM8K_ROWS))
+    assert code == 0, shown
+    assert "5 to train on; 5 held out" in shown
+    assert "data set" not in shown
+
+
+def test_the_problems_of_a_data_set_are_checked_before_a_run(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = [*GSM8K_ROWS, {"question": "How many?", "answer": "nobody knows"}]
+    code, shown = dry_run(capsys, "qwen3-1.7b-gsm8k", *gsm8k_in(tmp_path_factory.mktemp("sets") / "broken", broken))
+    assert code == 2
+    assert "split 'train', row 5: tasks.answer_pattern" in shown
+
+
+def test_a_local_model_is_looked_into_though_its_data_set_is_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = dry_run(capsys, "qwen3-1.7b-gsm8k", "--set", "model.path=nano")
+    assert code == 0
+    assert "nano, of this package: 0.9 million parameters, bfloat16" in shown
+    assert "context of 2,048 tokens, of which a completion takes 1,024 at most" in shown
+
+
+@pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k"])
 def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
     config = load_config(name)
     wanted = Wanted(
