@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -161,9 +160,10 @@ It is \\boxed{401}.<|im_end|>""",
 
 @cache
 def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary:
-    """One whose newlines fuse with all that may stand around them, and whose turns end with `end`."""
-    tokenizer = copy.deepcopy(vocabularies.gpt2_like().tokenizer)
-    tokenizer.add_special_tokens({"additional_special_tokens": [vocabularies.CHAT_OPEN]})
+    """A token for each byte and for each of ChatML's marks; turns end with `end`."""
+    tokenizer = vocabularies.byte_tokenizer()
+    marks = [vocabularies.CHAT_OPEN, vocabularies.CHAT_END]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
     tokenizer.eos_token = end
     tokenizer.chat_template = TEMPLATE if dialect == "tool_call" else None
     also = [tokenizer.convert_tokens_to_ids(vocabularies.CHAT_END)]

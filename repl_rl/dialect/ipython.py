@@ -173,8 +173,9 @@ def _as_python(source: str) -> str:
 
 
 def _numbered(run: CellRun, number: int) -> str:
-    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not. Commands
-    that it runs for `!` end their lines as on a terminal.
+    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not.
+
+    Commands that it runs for `!` end their lines as on a terminal.
     """
     *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
     texts, echoes = before[0::2], before[1::2]
