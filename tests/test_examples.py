@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from exactness import (
 )
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig, TasksConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
@@ -24,7 +26,7 @@ from repl_rl.rewards import RewardTable
 from repl_rl.rollout import Rollout
 from repl_rl.scene import Extensions, make_extensions
 from repl_rl.scoring import credit, score
-from repl_rl.tasks import grade
+from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
 
@@ -248,6 +250,31 @@ def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
     between = trajectory.completion_ids[answered.end : trajectory.lines[1].start]
     assert vocabulary.decode(between) == answered.output
     assert trajectory.stop_reason is StopReason.EOS
+
+
+def test_session_5_gsm8k_with_an_interpreter(tmp_path: Path) -> None:
+    row = {"question": "Ann has 16 eggs, eats 3, bakes with 4 and sells the rest at 2 each. How much does she earn?",
+           "answer": "She sells 16 - 3 - 4 = 9 eggs for 9 * 2 = 18.\n#### 18"}  # fmt: skip
+    other = {"question": "What are three dozen eggs?", "answer": "12 * 3 = 36\n#### 36"}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    (tmp_path / "test.jsonl").write_text(f"{json.dumps({**row, 'question': 'Another?'})}\n")
+    tasks = load_tasks(TasksConfig(dataset="gsm8k", folder=str(tmp_path)), "train", 0, 2)
+    eggs = next(task for task in tasks if task.answer == "18")
+    prying = typed("grade\ntask\n16 - 3 - 4\n_ * 2\nsubmit_final_answer(_)\n")
+    guess = typed("submit_final_answer(36)\n")
+    made = [roll([lines], [eggs])[0][0] for lines in (prying, guess)]
+    right, wrong = made
+    assert [line.error_name for line in right.lines] == ["NameError", "NameError", None, None, None]
+    assert "18" not in right.prompt.partition("Ann has")[2]
+    assert sum(right.sampled_mask) == sum(line.end - line.start for line in right.lines) < len(right.sampled_mask)
+    scored = score([eggs, eggs], made, grade, RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.1})))
+    assert [item.trajectory.outcome_reward for item in scored] == [1.0, 0.0]
+    [first, _] = credit(scored, 2, CreditConfig(estimator="return_to_go"))
+    values = first.token_advantages
+    assert len(values) == len(right.completion_ids)
+    assert {value for value, was in zip(values, right.sampled_mask, strict=True) if not was} == {0.0}
+    assert values[right.lines[0].start] < values[right.lines[2].start]
+    assert wrong.answer == ("36",)
 
 
 class Shop:

@@ -173,8 +173,11 @@ def _as_python(source: str) -> str:
 
 
 def _numbered(run: CellRun, number: int) -> str:
-    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not."""
-    *before, last = _ECHOED.split(run.text)
+    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not.
+
+    Commands that it runs for `!` end their lines as on a terminal.
+    """
+    *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
     texts, echoes = before[0::2], before[1::2]
     shows = run.cell.kind is LineKind.EXPRESSION and not _is_quiet(run.cell.source)
     kept = f"Out[{number}]: {echoes[-1]}" if echoes and shows else ""

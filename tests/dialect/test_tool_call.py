@@ -216,6 +216,7 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
         ('{"name": "python"}', "TypeError", "python takes one argument, code, which is a string"),
         ('{"name": "python", "arguments": {"code": 1}}', "TypeError", "python takes one argument, code"),
         ('{"name": "python", "arguments": {"code": "1", "x": 2}}', "TypeError", "python takes one argument, code"),
+        ('{"name": "submit_final_answer"}', "TypeError", "submit_final_answer takes one argument, value"),
         ('{"name": "search", "arguments": {}}', "NameError", "there is no tool 'search'; there are python, submit_fin"),
         ('{"name": "python", "arguments": {"code": "f("}}', "SyntaxError", '  File "<stdin>", line 1\n    f('),
     ],
@@ -231,11 +232,10 @@ def test_calls_that_are_refused(call: str, name: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "source"),
     [
-        ('{"value": "42"}', "print(submit_final_answer(**{'value': '42'}))"),
-        ('"{\\"value\\": 42}"', "print(submit_final_answer(**{'value': 42}))"),
-        ('{"value": [1.5, null, true]}', "print(submit_final_answer(**{'value': [1.5, None, True]}))"),
-        ('{"value": "\\ud800"}', "print(submit_final_answer(**{'value': '\\ud800'}))"),
-        ('{"no name": "\\n"}', "print(submit_final_answer(**{'no name': '\\n'}))"),
+        ('{"value": "42"}', "submit_final_answer('42')"),
+        ('"{\\"value\\": 42}"', "submit_final_answer(42)"),
+        ('{"value": [1.5, null, true]}', "submit_final_answer([1.5, None, True])"),
+        ('{"value": "\\ud800"}', "submit_final_answer('\\ud800')"),
     ],
 )
 def test_arguments(arguments: str, source: str) -> None:
