@@ -14,7 +14,7 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.kernel.backends import require_backend
-from repl_rl.models import resolve_model
+from repl_rl.models import find_model
 from repl_rl.run.evaluation import heldout_tasks
 from repl_rl.run.folder import RunFolder
 from repl_rl.scoring import reward_table
@@ -79,7 +79,7 @@ def make_plan(
 
 
 def checkpoint_of(path: str) -> str:
-    """A model as `resolve_model` takes it; a run's folder means its newest checkpoint, else the model at its end.
+    """A model as `find_model` takes it; a run's folder means its newest checkpoint, else the model at its end.
 
     Training writes its last checkpoint before `model/`, so the newest one is never older. Raises RunError for a run
     that holds neither, and for a path into a folder of runs where nothing lies.
@@ -139,7 +139,7 @@ def _with_checkpoint(config: Config) -> Config:
 def _check(config: Config) -> None:
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
-    resolve_model(config.model.path)
+    find_model(config.model.path)
     require_dialect(config.dialect)
     reward_table(config.rewards, config.credit)
 
