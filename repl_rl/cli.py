@@ -18,6 +18,7 @@ from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
 
@@ -121,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     build = nano.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="train it from scratch")
     build.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--model", choices=SHIPPED, default="nano", help="which one (default: nano)")
     build.set_defaults(command=_nano_build)
     return parser
 
@@ -312,10 +314,10 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _nano_build(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.nano.build import build
+    from repl_rl.nano.build import RECIPES, build
 
-    build(options.out, seed=options.seed)
-    console.print(f"nano is in {options.out}", highlight=False)
+    build(options.out, seed=options.seed, recipe=RECIPES[options.model])
+    console.print(f"{options.model} is in {options.out}", highlight=False)
     return 0
 
 
