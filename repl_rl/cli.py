@@ -116,6 +116,12 @@ def _parser() -> argparse.ArgumentParser:
     steps.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
     steps.set_defaults(command=_bench_train)
 
+    conventions = measured.add_parser("conventions", help="calling conventions, each trained for the same time")
+    conventions.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    conventions.add_argument("--minutes", type=float, metavar="M", help="of training, for each (default: 1.4)")
+    conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
+    conventions.set_defaults(command=_bench_conventions)
+
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
     nano = commands.add_parser("nano", help="the model that ships with the package")
@@ -283,6 +289,14 @@ def _bench_train(options: argparse.Namespace, console: Console) -> int:
 
     report = train.measure(_plan(options, train.QUICK if options.quick else train.Plan()), _dim(console))
     console.print(train.table(report))
+    return _write_figures(options, report)
+
+
+def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import conventions
+
+    report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
+    console.print(conventions.table(report))
     return _write_figures(options, report)
 
 

@@ -21,11 +21,12 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError
+from repl_rl.nano import NANO_PATH
 from repl_rl.nano.sessions import SessionRecord, make_mixture, make_sessions, opening
 from repl_rl.nano.template import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN, render_chat
 from repl_rl.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
@@ -65,12 +66,15 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a model is made of: steps, sessions and how they are made from a count and a seed, and its tokenizer."""
+    """What a model is made of: steps, sessions and how they are made from a count and a seed, its tokenizer, and the
+    checkpoint whose weights it begins with, if any.
+    """
 
     steps: int
     sessions: int
     make_sessions: Callable[[int, int], list[SessionRecord]]
     make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
+    start: Path | None = None
 
 
 def build(
@@ -97,6 +101,8 @@ def build(
         records = recipe.make_sessions(sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
         model = LlamaForCausalLM(_model_config(tokenizer))
+        if recipe.start is not None:
+            _begin_with(model, tokenizer, recipe.start)
         examples = [_example(record, tokenizer) for record in records]
         losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
     finally:
@@ -129,7 +135,7 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 
 RECIPES = {
     "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
-    "nano-conventions": Recipe(2400, 100_000, make_mixture, _chat_tokenizer),
+    "nano-conventions": Recipe(600, 38_400, make_mixture, _chat_tokenizer, start=NANO_PATH),
 }
 """By the model's name."""
 
@@ -150,6 +156,16 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
+
+
+def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+    """Take over what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
+    known = LlamaForCausalLM.from_pretrained(start).state_dict()
+    ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
+    shared = sorted(ids.keys() & own_ids.keys())
+    embeddings = model.state_dict()["model.embed_tokens.weight"]  # (V, D)
+    embeddings[[own_ids[token] for token in shared]] = known["model.embed_tokens.weight"][[ids[each] for each in shared]]
+    model.load_state_dict({**known, "model.embed_tokens.weight": embeddings, "lm_head.weight": embeddings})
 
 
 def _ends(tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
