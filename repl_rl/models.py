@@ -24,5 +24,7 @@ def resolve_model(path: str) -> str:
             raise ModelError(f"{path!r} is a folder without config.json, so no checkpoint of transformers' kind")
         return str(folder)
     if folder.exists() or not _HUB_ID.fullmatch(path):
-        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), {' or '.join(SHIPPED)}")
+        raise ModelError(
+            f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), {' or '.join(SHIPPED)}"
+        )
     return path

@@ -40,9 +40,7 @@ _WARMUP_STEPS = 50
 _SORTED_AT_ONCE = 16 * _BATCH
 _IGNORED = -100
 _TAGS = tuple(
-    f"<{slash}{name}>"
-    for name in ("fn", "fn_results", "fn_error", "tool_call", "tool_response")
-    for slash in ("", "/")
+    f"<{slash}{name}>" for name in ("fn", "fn_results", "fn_error", "tool_call", "tool_response") for slash in ("", "/")
 )
 
 Progress = Callable[[int, float], None]
@@ -103,7 +101,7 @@ def build(
         model = LlamaForCausalLM(_model_config(tokenizer))
         if recipe.start is not None:
             _begin_with(model, tokenizer, recipe.start)
-        examples = [_example(record, tokenizer) for record in records]
+        examples = [example_of(record, tokenizer) for record in records]
         losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
     finally:
         torch.set_num_threads(threads_before)
@@ -124,9 +122,10 @@ def _banner() -> list[str]:
 
 
 def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    """With tokens for the tags, and for the lines that open each conversation: instructions and tools say nothing new.
-    """
-    system, _, _ = opening(make_dialect(DialectConfig(name="tool_call"), template=render_chat), "").partition(END_OF_TURN)
+    """With tokens for the tags, and for the lines that open each conversation: instructions and tools say nothing new."""
+    system, _, _ = opening(make_dialect(DialectConfig(name="tool_call"), template=render_chat), "").partition(
+        END_OF_TURN
+    )
     known = [*_banner(), *system.splitlines()[1:], *_TAGS]
     frame = re.compile("|".join(map(re.escape, [*known, START_OF_TURN, END_OF_TURN])))
     texts = (frame.sub("", segment.text) for record in records for segment in record.segments)
@@ -164,7 +163,9 @@ def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, sta
     ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
     shared = sorted(ids.keys() & own_ids.keys())
     embeddings = model.state_dict()["model.embed_tokens.weight"]  # (V, D)
-    embeddings[[own_ids[token] for token in shared]] = known["model.embed_tokens.weight"][[ids[each] for each in shared]]
+    embeddings[[own_ids[token] for token in shared]] = known["model.embed_tokens.weight"][
+        [ids[each] for each in shared]
+    ]
     model.load_state_dict({**known, "model.embed_tokens.weight": embeddings, "lm_head.weight": embeddings})
 
 
@@ -174,7 +175,7 @@ def _ends(tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
     return end if tokenizer.chat_template is None else [end, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
 
 
-def _example(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Example:
+def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Example:
     """Each segment is encoded on its own, as in a rollout."""
     ids: list[int] = []
     is_typed: list[bool] = []
