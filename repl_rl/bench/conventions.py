@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured. Raises ConfigError on what the config would refuse, and on a convention that nano does not know.
+    """What is measured. Raises ConfigError on what the config refuses, and on a convention that nano does not know.
 
     `minutes` is the training time of each convention; `settings` are further `a.b=value` overrides, the same for all.
     """

@@ -122,11 +122,10 @@ def _banner() -> list[str]:
 
 
 def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    """With tokens for the tags, and for the lines that open each conversation: instructions and tools say nothing new."""
-    system, _, _ = opening(make_dialect(DialectConfig(name="tool_call"), template=render_chat), "").partition(
-        END_OF_TURN
-    )
-    known = [*_banner(), *system.splitlines()[1:], *_TAGS]
+    """With tokens for the tags, and for the lines that open each conversation: they say nothing new."""
+    prompt = opening(make_dialect(DialectConfig(name="tool_call"), template=render_chat), "")
+    instructions = prompt.partition(END_OF_TURN)[0].splitlines()[1:]
+    known = [*_banner(), *instructions, *_TAGS]
     frame = re.compile("|".join(map(re.escape, [*known, START_OF_TURN, END_OF_TURN])))
     texts = (frame.sub("", segment.text) for record in records for segment in record.segments)
     return train_tokenizer(texts, known, 768, (START_OF_TURN, END_OF_TURN), CHAT_TEMPLATE)

@@ -52,7 +52,7 @@ def make_sessions(count: int, seed: int) -> list[SessionRecord]:
 
 
 def make_mixture(count: int, seed: int) -> list[SessionRecord]:
-    """`count` sessions on as many different training problems; the dialects of `WRITERS` take turns, family by family."""
+    """`count` sessions on as many different training problems; dialects take turns after a problem of each family."""
     dialects = {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
     rng = Random(f"{seed}/mixture")
     tasks = make_tasks(None, count, seed, "train")
@@ -121,7 +121,7 @@ class _Terminal:
         return str(self._interpreter.run(source).output)
 
     def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. The token that ends a turn is a key: the template writes it no second time."""
+        """Read one turn and run its cells. What ends a turn is a key, and the template writes it no second time."""
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []

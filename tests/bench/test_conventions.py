@@ -86,7 +86,7 @@ def test_no_time_to_train_in_is_refused(minutes: str, capsys: pytest.CaptureFixt
 def test_what_nano_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="nano has not learnt ipython; it knows python, fenced"):
         Plan(conventions=("python", "ipython"))
-    with pytest.raises(ConfigError, match="unknown key 'train.stps'"):
+    with pytest.raises(ConfigError, match=r"unknown key 'train\.stps'"):
         Plan(settings=("train.stps=3",))
 
 
@@ -106,5 +106,5 @@ def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
 
 
 def test_a_run_that_fails_says_what_it_printed() -> None:
-    with pytest.raises(RunError, match="training in text ended with exit code 2:(.|\n)*no-such-model"):
+    with pytest.raises(RunError, match=r"training in text ended with exit code 2:(.|\n)*no-such-model"):
         measure(Plan(conventions=("text",), settings=("model.path=no-such-model",)), lambda text: None)

@@ -1,4 +1,4 @@
-"""One demonstration in five dialects: the same habits, real readers, and sequences that a rollout makes to the token."""
+"""One demonstration in five dialects: the same habits, real readers, and sequences as rollouts make them."""
 
 from __future__ import annotations
 
