@@ -27,8 +27,8 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError
 from repl_rl.nano import NANO_PATH
-from repl_rl.nano.sessions import SessionRecord, make_mixture, make_sessions, opening
-from repl_rl.nano.template import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN, render_chat
+from repl_rl.nano.sessions import SessionRecord, chat_opening, conventions, make_mixture, make_sessions
+from repl_rl.nano.template import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
 from repl_rl.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
 
 _TOKENIZER_SESSIONS = 4_000
@@ -123,9 +123,9 @@ def _banner() -> list[str]:
 
 def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
     """With tokens for the tags, and for the lines that open each conversation: they say nothing new."""
-    prompt = opening(make_dialect(DialectConfig(name="tool_call"), template=render_chat), "")
-    instructions = prompt.partition(END_OF_TURN)[0].splitlines()[1:]
-    known = [*_banner(), *instructions, *_TAGS]
+    prompts = [chat_opening(dialect, "") for dialect in conventions().values()]
+    lines = [line for prompt in prompts for line in prompt.partition(END_OF_TURN)[0].splitlines()[1:]]
+    known = [*_banner(), *lines, *_TAGS]
     frame = re.compile("|".join(map(re.escape, [*known, START_OF_TURN, END_OF_TURN])))
     texts = (frame.sub("", segment.text) for record in records for segment in record.segments)
     return train_tokenizer(texts, known, 768, (START_OF_TURN, END_OF_TURN), CHAT_TEMPLATE)
@@ -133,7 +133,7 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 
 RECIPES = {
     "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
-    "nano-conventions": Recipe(600, 38_400, make_mixture, _chat_tokenizer, start=NANO_PATH),
+    "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
 }
 """By the model's name."""
 

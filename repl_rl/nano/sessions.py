@@ -53,18 +53,27 @@ def make_sessions(count: int, seed: int) -> list[SessionRecord]:
 
 def make_mixture(count: int, seed: int) -> list[SessionRecord]:
     """`count` sessions on as many different training problems; dialects take turns after a problem of each family."""
-    dialects = {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
+    dialects = conventions()
     rng = Random(f"{seed}/mixture")
     tasks = make_tasks(None, count, seed, "train")
     names = [name for name in WRITERS for _ in FAMILIES]
-    return [record_session(task, dialects[name], rng, name) for task, name in zip(tasks, cycle(names), strict=False)]
+    return [
+        record_session(task, dialects[name], rng, name, chat=True)
+        for task, name in zip(tasks, cycle(names), strict=False)
+    ]
 
 
-def record_session(task: Task, dialect: Dialect, rng: Random, name: str = "python") -> SessionRecord:
-    """Work through one demonstration in the dialect `name` until it submits. Raises RuntimeError if it ends before."""
+def record_session(
+    task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
+) -> SessionRecord:
+    """Work through one demonstration in the dialect `name` until it submits, with `chat` behind the chat template.
+
+    Raises RuntimeError if it ends before.
+    """
     terminal = _Terminal(dialect)
     writer = WRITERS[name](task, terminal.compute)
-    segments = [Segment(opening(dialect, task.question), sampled=False)]
+    prompt = chat_opening(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    segments = [Segment(prompt, sampled=False)]
     steps = demonstrate(task, rng)
     step = next(steps)
     while True:
@@ -79,12 +88,15 @@ def record_session(task: Task, dialect: Dialect, rng: Random, name: str = "pytho
         step = _next(steps, writer.heard(printed), task, step)
 
 
-def opening(dialect: Dialect, question: str) -> str:
-    """The prompt: a chat's where the dialect needs one, else what a base model continues."""
-    if not dialect.needs_chat:
-        return dialect.completion_prompt(question)
-    chat = dialect.chat_prompt(question)
-    return render_chat(chat.messages, chat.tools, True) + chat.prefill
+def chat_opening(dialect: Dialect, question: str) -> str:
+    """The prompt in the chat template, which tells the dialects apart by their instructions."""
+    prompt = dialect.chat_prompt(question)
+    return render_chat(prompt.messages, prompt.tools, True) + prompt.prefill
+
+
+def conventions() -> dict[str, Dialect]:
+    """The dialects that have a writer."""
+    return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
 
 
 def _turns(typed: str, stops: bytes) -> list[str]:

@@ -79,7 +79,7 @@ def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Exa
         budget=BudgetConfig(line_tokens=300, lines=50, tokens=900),
         sampling=SamplingConfig(),
         context_tokens=1024,
-        chat=dialect.needs_chat,
+        chat=True,
     )
     return asyncio.run(rollout.many([record.task for record in records]))
 
