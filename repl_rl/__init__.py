@@ -8,23 +8,27 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import Line, LineKind, Message, StopReason, Task, ToolCall, Trajectory, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from repl_rl.rollout import Rollout
+    from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
 __version__ = "0.1.0"
 __all__ = [
     "Line",
     "LineKind",
+    "Message",
     "ReplGRPOConfig",
     "ReplGRPOTrainer",
     "Rollout",
     "StopReason",
     "Task",
+    "ToolCall",
     "Trajectory",
     "read_jsonl",
+    "tool",
     "write_jsonl",
 ]
 
@@ -32,6 +36,7 @@ _LAZY = {
     "Rollout": "repl_rl.rollout",
     "ReplGRPOConfig": "repl_rl.trainer",
     "ReplGRPOTrainer": "repl_rl.trainer",
+    "tool": "repl_rl.tools",
 }
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
@@ -76,11 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     rollout.set_defaults(command=_rollout)
 
-    evaluation = commands.add_parser("eval", help="solve rate on held-out problems")
-    evaluation.add_argument("config", help=shipped)
-    evaluation.add_argument("--set", action="append", default=[], metavar="a.b=c")
-    evaluation.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
-    evaluation.set_defaults(command=_eval)
+    compared = "solve rates on held-out problems, of one model or of several beside each other"
+    evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
     view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
     view.add_argument("run", type=Path)
@@ -232,28 +230,11 @@ def _rollout_config(options: argparse.Namespace) -> Config:
 
 
 def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
-    from repl_rl.tasks import make_tasks
+    from repl_rl.tasks import load_tasks
 
     if options.task:
         return [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
-    return make_tasks(config.tasks.families, options.n, seed=0, split="heldout")
-
-
-def _eval(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.run.evaluation import evaluate, heldout_tasks
-    from repl_rl.scoring import reward_table
-    from repl_rl.service import open_service
-
-    config = load_config(options.config, tuple(options.set))
-    tasks, table = heldout_tasks(config), reward_table(config.rewards, config.credit)
-    with open_service(config) as service:
-        result = evaluate(service, tasks, table, config.eval_sampling.seeded(f"{config.seed}/heldout/0"))
-    for family, rate in result.families.items():
-        console.print(f"{family:24} {rate:6.1%}", highlight=False)
-    console.print(f"{'all':24} {result.solve_rate:6.1%}   of {len(tasks)} problems, {result.seconds:.0f} s")
-    if options.out:
-        write_jsonl(options.out, result.trajectories)
-    return 0
+    return load_tasks(config.tasks, "heldout", 0, options.n)
 
 
 def _view(options: argparse.Namespace, console: Console) -> int:

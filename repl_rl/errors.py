@@ -2,6 +2,7 @@
 
     ReplRLError
     ├── ConfigError          the user's YAML, flags or arguments: fixed by editing them
+    │   └── ToolError          a function that can't be given to the model as a tool
     ├── ModelError           a checkpoint or tokenizer that can't be used
     ├── DependencyError      something that has to be installed first (vLLM, bwrap, ...)
     ├── RewardError          a reward function or grader broke its contract
@@ -11,7 +12,8 @@
     └── KernelError          the machinery around an interpreter failed
         ├── KernelStartError   it did not come up
         ├── KernelDiedError    it went away between two lines, through no fault of the code it ran
-        └── SandboxError       this machine can't isolate a kernel
+        ├── SandboxError       this machine can't isolate a kernel
+        └── EnvironmentFailure the code of the user's environment failed
 
 Code that a model typed never raises here: an exception, a time-out or a kill in the interpreter is an
 `ExecResult` with a status. All of these pickle, so they cross process boundaries whole.
@@ -24,6 +26,10 @@ class ReplRLError(Exception):
 
 class ConfigError(ReplRLError, ValueError):
     """A value in a config file, a flag or an argument is unusable."""
+
+
+class ToolError(ConfigError):
+    """A function can't be given to the model as a tool; the message names it and what it lacks."""
 
 
 class ModelError(ReplRLError):
@@ -64,3 +70,7 @@ class KernelDiedError(KernelError):
 
 class SandboxError(KernelError):
     """This machine can't isolate a kernel in the way that was asked for."""
+
+
+class EnvironmentFailure(KernelError):
+    """The code of a user's environment failed, or did not return what it promised: its trajectory is aborted."""

@@ -10,26 +10,27 @@ Not covered: a failing engine, which ends the run (its weights are everybody's).
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
 from typing import Any
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, SeededSampling
-from repl_rl.dialect import Dialect, OfferedTool, Shown, make_dialect
+from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
+from repl_rl.dialect import Dialect, OfferedTool, Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
-from repl_rl.errors import ConfigError, KernelError
+from repl_rl.errors import KernelError
 from repl_rl.kernel import KernelSource
+from repl_rl.prompting import Prompts
+from repl_rl.sampler import SamplerEngine, run_sampler
+from repl_rl.scene import Extensions, Scene, SceneMaker
 from repl_rl.scheduler import Cut, Scheduler, Ticket
 from repl_rl.session import Clock, Interpreter, Prompt, Session, Wait
-from repl_rl.trajectory import Line, LineKind, Message, StopReason, Task, Trajectory
+from repl_rl.tools import Toolbox
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
 
-_REMEMBERED_PROMPTS = 256
 _REMEMBERED_OUTPUTS = 1024
 _SHORT_OUTPUT_CHARS = 32
-_LINE_FRAME_TOKENS = 8
-"""At most as many stand around each line of a question."""
 
 
 class Rollout:
@@ -51,28 +52,29 @@ class Rollout:
         context_tokens: int,
         chat: bool = False,
         at_once: int | None = None,
+        extensions: Extensions | None = None,
+        dialect_with: Callable[[Sequence[OfferedTool]], Dialect] | None = None,
     ) -> None:
+        """`extensions` are the user's tools, environment or loop; `dialect_with` gives the dialect with some tools."""
         self.engine = engine
         self.kernels = kernels
-        self.dialect = dialect
         self.vocabulary = vocabulary
         self.budget = budget
         self.sampling = sampling
         self.context_tokens = context_tokens
         self.chat = chat
         self.at_once = at_once
-        self._prompt_of = lru_cache(_REMEMBERED_PROMPTS)(self._encode_prompt)
+        self.instances: dict[int, Any] = {}
+        """The environments of the last batch, by the index of the task."""
+        self._extensions = extensions or Extensions()
+        self._prompts = Prompts(vocabulary, chat, context_tokens)
+        self._scenes = SceneMaker(self._extensions, dialect_with or (lambda tools: dialect), self._prompts.of)
+        self.dialect = self._scenes.dialect
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(vocabulary.encode_output)
 
     def prompt(self, task: Task) -> Prompt:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        prompt = self._prompt_of(task.question, task.history)
-        if len(prompt.ids) >= self.context_tokens:
-            raise ConfigError(
-                f"the prompt of task {task.id!r} has {len(prompt.ids)} tokens and engine.context_tokens is "
-                f"{self.context_tokens}; raise it, or shorten the prompt"
-            )
-        return prompt
+        return self._prompts.of(self.dialect, task)
 
     async def stream(
         self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
@@ -82,11 +84,18 @@ class Rollout:
         Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. What
         still runs when the iterator is closed (`contextlib.aclosing`) is cancelled.
         """
-        self._refuse_long_prompts(tasks)
+        sampling = sampling or self.sampling
+        if self._extensions.sampler is not None:
+            engine = SamplerEngine(self.engine, self.vocabulary, sampling, self.context_tokens)
+            for made in enumerate(await run_sampler(self._extensions.sampler, tasks, engine, self.kernels)):
+                yield made
+            return
+        self._prompts.refuse_long(self.dialect, tasks)
+        self.instances.clear()
         asked = time.monotonic()
 
         def run(index: int, ticket: Ticket) -> Coroutine[Any, Any, Trajectory]:
-            return self._roll(tasks[index], _of_trajectory(sampling or self.sampling, index), ticket, asked)
+            return self._roll(index, tasks[index], _of_trajectory(sampling, index), ticket, asked)
 
         async with aclosing(Scheduler(run, len(tasks), self.at_once, cut).stream()) as ended:
             async for index, trajectory in ended:
@@ -117,7 +126,7 @@ class Rollout:
         refuse_if_all_aborted(trajectories)
         return trajectories
 
-    async def one(self, session: Session, seat: Seat) -> None:
+    async def one(self, session: Session, scene: Scene, seat: Seat) -> None:
         """The line loop. What it does is in `session`, also if it is left by an exception."""
         while session.stop is None:
             allowance = session.allowance(self.budget, self.context_tokens)
@@ -134,11 +143,13 @@ class Rollout:
                 session.lines.append(Line(start, end, turn.text, LineKind.OVERLONG))
                 break
             ran = await session.run(turn)
+            if ran.stop is None:
+                ran = ran.observing(await scene.observed(turn))
             session.stop = ran.stop or session.stop_after(sampled.finish, turn, self.budget)
             shown = session.reader.show(ran.cells, goes_on=session.stop is None)
+            ids, text = self._behind(sampled, shown)
             if session.stop is None:
-                session.stop = self._put_in(shown, session)
-            text = "".join(part.text for part in shown)
+                session.stop = self._put_in(ids, session)
             session.lines.append(ran.as_line(start, end, turn.text, text))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
@@ -146,11 +157,16 @@ class Rollout:
         ends = sampled.finish is Finish.EOS
         return self.vocabulary.bytes_of(sampled.ids[:-1] if ends else sampled.ids), ends
 
-    def _put_in(self, shown: Sequence[Shown], session: Session) -> StopReason | None:
-        """Append what the dialect shows to the sequence, unless it leaves no room to go on."""
+    def _behind(self, sampled: SampledLine, shown: Sequence[Shown]) -> tuple[list[int], str]:
+        """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""
         ids = [index for part in shown for index in self._encode(part)]
-        if ids and session.transcript.completion_ids[-1] == ids[0] and ids[0] in self.vocabulary.eos_ids:
-            del ids[0]  # a template's frame begins with the end of the model's turn, which was sampled
+        text = "".join(part.text for part in shown)
+        if ids and sampled.finish is Finish.EOS and ids[0] in self.vocabulary.eos_ids:
+            return ids[1:], text.removeprefix(self.vocabulary.decode(ids[:1]))
+        return ids, text
+
+    def _put_in(self, ids: Sequence[int], session: Session) -> StopReason | None:
+        """Append what is shown to the sequence, unless it leaves no room to go on."""
         if len(session.transcript) + len(ids) >= self.context_tokens:
             return StopReason.CONTEXT
         if len(session.transcript.completion_ids) + len(ids) >= self.budget.tokens:
@@ -164,69 +180,44 @@ class Rollout:
         is_short = len(part.text) <= _SHORT_OUTPUT_CHARS
         return self._encode_short(part.text) if is_short else self.vocabulary.encode_output(part.text)
 
-    async def _roll(self, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float) -> Trajectory:
+    async def _roll(self, index: int, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float) -> Trajectory:
         """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
-        prompt, version, clock = self.prompt(task), self.engine.version, Clock(asked)
-        error: str | None = None
+        version, clock = self.engine.version, Clock(asked)
+        scene, error = Scene(self.prompt(task), self.dialect, Toolbox()), None
         async with AsyncExitStack() as stack:
-            interpreter = Interpreter(self.kernels, stack, clock, setup=[self.dialect.setup])
-            session = Session(Transcript(prompt.ids), self.dialect.reader(), interpreter, sampling, clock)
+            session = self._session(scene, sampling, clock, stack)
             try:
                 if not ticket.is_cut:
+                    scene = await self._scenes.make(task, stack)
+                    session = self._session(scene, sampling, clock, stack)
                     with ticket.open_to_cut():
-                        await self._take_place_and_type(session, stack)
+                        await self._take_place_and_type(session, scene, stack)
+                if session.stop is None:
+                    session.stop = StopReason.UNFINISHED
+                clock.end()
+                trajectory = await scene.graded(session.trajectory(task, scene.prompt, version, None))
             except KernelError as failure:
+                clock.end()
                 session.stop, error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
-            if session.stop is None:
-                session.stop = StopReason.UNFINISHED
-            clock.end()
-        return session.trajectory(task, prompt, version, error)
+                trajectory = session.trajectory(task, scene.prompt, version, error)
+        if scene.environment is not None:
+            self.instances[index] = scene.environment.instance
+        return trajectory
 
-    async def _take_place_and_type(self, session: Session, stack: AsyncExitStack) -> None:
+    def _session(self, scene: Scene, sampling: SamplingConfig, clock: Clock, stack: AsyncExitStack) -> Session:
+        host = scene.toolbox.host_calls()
+        interpreter = Interpreter(self.kernels, stack, clock, setup=scene.setup, host=host)
+        return Session(Transcript(scene.prompt.ids), scene.dialect.reader(), interpreter, sampling, clock)
+
+    async def _take_place_and_type(self, session: Session, scene: Scene, stack: AsyncExitStack) -> None:
         transcript = session.transcript
         most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
             seat = await stack.enter_async_context(self.engine.seat(most_tokens))
-        if self.dialect.needs_kernel:
+        if scene.dialect.needs_kernel:
             await session.interpreter.start()
         session.clock.begin()
-        await self.one(session, seat)
-
-    def _encode_prompt(self, question: str, history: tuple[Message, ...] = ()) -> Prompt:
-        return make_prompt(self.dialect, self.vocabulary, question, self.chat, history)
-
-    def _refuse_long_prompts(self, tasks: Sequence[Task]) -> None:
-        """Encodes only what may be too long: as a rule, a token stands for one byte of the question or more."""
-        frame_tokens = len(self._prompt_of("").ids)
-        for task in {(task.question, task.history): task for task in tasks}.values():
-            texts = [task.question, *(message.content for message in task.history)]
-            text_bytes = sum(len(text.encode("utf-8", "replace")) for text in texts)
-            lines = sum(1 + len(text.splitlines()) for text in texts)
-            most_tokens = frame_tokens + text_bytes + _LINE_FRAME_TOKENS * lines
-            if most_tokens >= self.context_tokens:
-                self.prompt(task)
-
-
-def dialect_for(vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = ()) -> Dialect:
-    """The dialect of a config for a model. Raises ConfigError if the model can't speak it."""
-    return make_dialect(config, tools, vocabulary.render_chat if vocabulary.has_chat_template else None)
-
-
-def speaks_chat(vocabulary: Vocabulary, dialect: Dialect, wanted: bool | None) -> bool:
-    """Whether prompts go through the chat template. `wanted` None: if there is one."""
-    return dialect.needs_chat or (vocabulary.has_chat_template if wanted is None else wanted)
-
-
-def make_prompt(
-    dialect: Dialect, vocabulary: Vocabulary, question: str, chat: bool, history: Sequence[Message] = ()
-) -> Prompt:
-    """A question as the model reads it, in its chat template or as the beginning of a session."""
-    if chat:
-        opened = dialect.chat_prompt(question, history)
-        ids = vocabulary.encode_chat(opened.messages, opened.prefill, opened.tools)
-        return Prompt(vocabulary.decode(ids), ids)
-    text = dialect.completion_prompt(question, history)
-    return Prompt(text, vocabulary.encode_prompt(text))
+        await self.one(session, scene, seat)
 
 
 def _of_trajectory(sampling: SamplingConfig, index: int) -> SamplingConfig:

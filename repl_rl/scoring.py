@@ -10,6 +10,7 @@ from repl_rl.credit import batch_line_advantages, spread
 from repl_rl.metrics import credit_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory
 
 Grader = Callable[[Task, Sequence[str] | None], float]
@@ -33,11 +34,32 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
 def score(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
 ) -> list[ScoredTrajectory]:
-    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`."""
+    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`.
+
+    What an environment paid is the grade of its trajectory.
+    """
     return [
-        table.score(trajectory, 0.0 if trajectory.is_void else grader(task, trajectory.answer), step)
-        for task, trajectory in zip(tasks, trajectories, strict=True)
+        table.score(trajectory, value, step)
+        for trajectory, value in zip(trajectories, _grades(tasks, trajectories, grader), strict=True)
     ]
+
+
+def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader) -> list[float]:
+    """Nothing for a void trajectory, and what the environment paid where it paid something.
+
+    Our own grader judges several at once; others are called one by one.
+    """
+    pairs = list(zip(tasks, trajectories, strict=True))
+    asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
+    if grader is grade:
+        found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
+    else:
+        found = iter([grader(task, answer) for task, answer in asked])
+    return [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
+
+
+def _known_grade(trajectory: Trajectory) -> float | None:
+    return 0.0 if trajectory.is_void else trajectory.environment_reward
 
 
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:

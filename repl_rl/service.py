@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
 from repl_rl.dialect import require_dialect
@@ -15,6 +15,8 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
+from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
+from repl_rl.scene import Extensions, load_extensions
 from repl_rl.scheduler import Cut
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.worker import RolloutSetup, RolloutThread, RolloutWorker
@@ -41,10 +43,18 @@ class RolloutService:
         kernels: Callable[[KernelPool], KernelSource] | None = None,
         apart: bool = True,
         one_by_one: bool = False,
+        extensions: Extensions | None = None,
     ) -> None:
-        """`kernels` may put something of its own between the rollouts and the pool; apart, it has to pickle."""
+        """`kernels` may put something of its own between the rollouts and the pool; apart, it has to pickle.
+
+        An environment of the user's stays in this process, where rewards can look at it.
+        """
         self.vocabulary = vocabulary
-        setup = RolloutSetup(vocabulary, kernel, dialect, budget, sampling, context_tokens, chat, kernels, one_by_one)
+        extensions = extensions or Extensions()
+        setup = RolloutSetup(
+            vocabulary, kernel, dialect, budget, sampling, context_tokens, chat, kernels, one_by_one, extensions
+        )
+        apart = apart and extensions.environment is None
         self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
     def generate(
@@ -55,6 +65,11 @@ class RolloutService:
         Raises what `Rollout.many` raises.
         """
         return self._runner.generate(tasks, sampling, cut)
+
+    @property
+    def environments(self) -> Mapping[int, Any]:
+        """The user's environments of the last batch, by the index of the task; void trajectories may have none."""
+        return self._runner.environments if isinstance(self._runner, RolloutThread) else {}
 
     @property
     def loop_share(self) -> float:
@@ -78,9 +93,20 @@ class RolloutService:
         self.close()
 
 
+def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
+    """How long the prompts of the tasks are, in tokens. Loads the tokenizer alone; raises ModelError or ConfigError."""
+    vocabulary = load_vocabulary(resolve_model(config.model.path))
+    dialect = dialect_for(vocabulary, config.dialect, load_extensions(config).toolbox.tools)
+    chat = speaks_chat(vocabulary, dialect, config.model.chat)
+    for task in tasks:
+        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
+
+
 @contextmanager
 def open_service(
-    config: Config, kernels: Callable[[KernelPool], KernelSource] | None = None
+    config: Config,
+    kernels: Callable[[KernelPool], KernelSource] | None = None,
+    extensions: Extensions | None = None,
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone behind the block.
 
@@ -88,8 +114,9 @@ def open_service(
     """
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
-    path = resolve_model(config.model.path)
+    extensions = extensions or load_extensions(config)
     prepare_environment(config.engine.kv_cache_gib)
+    path = resolve_model(config.model.path)
     vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
     engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
     try:
@@ -105,6 +132,7 @@ def open_service(
             kernels=kernels,
             apart=kernels is None,
             one_by_one=config.engine.deterministic,
+            extensions=extensions,
         ) as service:
             yield service
     finally:

@@ -143,6 +143,12 @@ class Ran:
     fingerprint: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
+    def observing(self, text: str) -> Ran:
+        """With what the environment shows, behind the last of the cells."""
+        if not text or not self.cells:
+            return self
+        return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
+
     def as_line(self, start: int, end: int, text: str, shown: str) -> Line:
         """The line of tokens `start:end`, behind which `shown` was put in."""
         return Line(
@@ -203,16 +209,8 @@ class Session:
 
     async def run(self, turn: Turn) -> Ran:
         """Run the cells that a turn completes, in order, until one of them ends the trajectory."""
-        results: list[tuple[Cell, ExecResult]] = []
-        for cell in turn.cells:
-            refusal = cell.refusal
-            result = _refused(refusal) if refusal else await self.interpreter.execute(cell.source)
-            results.append((cell, result))
-            if result.answer is not None:
-                self.answer = result.answer
-            if _end_of(result) is not None:
-                break
-        return _summarize(turn, results)
+        ran, self.answer = await run_turn(self.interpreter, turn)
+        return ran
 
     def trajectory(self, task: Task, prompt: Prompt, version: int, error: str | None) -> Trajectory:
         """What it has come to. Output behind the last line is left out: nothing was sampled after it."""
@@ -243,6 +241,17 @@ class Session:
         lost = [index for index, was in enumerate(self.transcript.sampled_mask[covered:], covered) if was]
         lines = [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
         return [*lines[:-1], replace(lines[-1], text=lines[-1].text + self.reader.flush())] if lines else []
+
+
+async def run_turn(interpreter: Interpreter, turn: Turn) -> tuple[Ran, tuple[str, ...] | None]:
+    """Run the cells of a turn, in order, until one submits an answer or is killed; the answer stands beside it."""
+    results: list[tuple[Cell, ExecResult]] = []
+    for cell in turn.cells:
+        result = _refused(cell.refusal) if cell.refusal else await interpreter.execute(cell.source)
+        results.append((cell, result))
+        if _end_of(result) is not None:
+            break
+    return _summarize(turn, results), results[-1][1].answer if results else None
 
 
 def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:

@@ -147,6 +147,8 @@ class Trajectory:
     lines: tuple[Line, ...] = ()
     answer: tuple[str, ...] | None = None
     outcome_reward: float | None = None
+    environment_reward: float | None = None
+    """What the environment paid for it, where there is one that does."""
     version: int = 0
     error: str | None = None
     """What failed, where `stop_reason` is aborted."""
@@ -191,7 +193,8 @@ class Trajectory:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types only. Raises ValueError on a logprob, reward, advantage or time that is not finite."""
         record = dataclasses.asdict(self)
-        numbers = [*self.logprobs, self.outcome_reward, self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
+        numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
+        numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
         numbers += [call.duration_s for line in self.lines for call in line.calls]
         if not all(math.isfinite(number) for number in numbers if number is not None):

@@ -12,7 +12,7 @@ LOGPROB = -0.25
 
 
 class ScriptedEngine:
-    """Turn n of a session types `script(prompt)[n]`, verbatim; text without a newline ends with the end-of-text token.
+    """Turn n of a session types `script(prompt)[n]`, verbatim; text that ends no turn ends with the end-of-text token.
 
     `given` keeps every list of ids that it was handed, `expected` what the next one of that session has to begin with.
     """
@@ -32,8 +32,9 @@ class ScriptedEngine:
         self.given.append(list(ids))
         prompt, turn = self._session(tuple(ids))
         typed = self._script(prompt)[turn]
-        sampled = [*self._vocabulary.encode_output(typed), *([] if "\n" in typed else [min(self._vocabulary.eos_ids)])]
-        finish = Finish.NEWLINE if "\n" in typed else Finish.EOS
+        stops = any(byte in typed.encode() for byte in self._vocabulary.stops)
+        sampled = [*self._vocabulary.encode_output(typed), *([] if stops else [min(self._vocabulary.eos_ids)])]
+        finish = Finish.NEWLINE if stops else Finish.EOS
         if len(sampled) > max_tokens:
             sampled, finish = sampled[:max_tokens], Finish.LENGTH
         self._sessions[(*ids, *sampled)] = (prompt, turn + 1)

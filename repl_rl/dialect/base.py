@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 from repl_rl.trajectory import LineKind, Message
 
-_MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
+_MODULE = re.compile(r"^(?:[\w<>]+\.)+(?=\w+(?::|$))")
+_PLACE = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,26 @@ class CellRun:
     cell: Cell
     output: str = ""
     error_message: str | None = None
+    observed: str = ""
+    """What the environment shows behind it."""
 
     @property
-    def brief_error(self) -> str | None:
-        """`error_message` without the module of the exception's class."""
-        return None if self.error_message is None else _MODULE.sub("", self.error_message)
+    def text(self) -> str:
+        """All of it, as a terminal shows it; of a cell that was refused, why."""
+        shown = self.output if self.cell.refusal is None else self.error_message or ""
+        return shown + self.observed
+
+    @property
+    def has_failed(self) -> bool:
+        return self.error_message is not None
+
+    @property
+    def result(self) -> str:
+        """What whoever called is told: what was printed, or the exception without the module of its class, and without
+        the place of a syntax error.
+        """
+        told = self.output if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message))
+        return "\n".join(filter(None, [told.rstrip(), self.observed.rstrip()]))
 
 
 @dataclass(frozen=True, slots=True)

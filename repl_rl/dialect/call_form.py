@@ -1,4 +1,8 @@
-"""How a chat template writes calls of tools and their results, read off its renderings of a made-up conversation."""
+"""How a chat template writes calls of tools and their results, read off its renderings of a made-up conversation.
+
+A call has to be a JSON object with a key for the name and one for the arguments, alone or in a list, between marks or
+as a whole message. Templates that write names and arguments in tags of their own are refused.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.dialect.base import Template
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, ModelError
 
 _NAME, _ARGUMENT, _VALUE, _RESULT = "reprl_name", "reprl_argument", "reprl_value", "reprl_result_{}_"
+_CALL_ID = "reprlcall"
+"""Nine letters, as Mistral's templates ask for."""
 _MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]")
+_WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
+"""A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
+_BETWEEN = re.compile(r"[\s,;]*")
 _WAY_OUT = "take another model, or the dialect inline or fenced"
 
 Schemas = Sequence[Mapping[str, Any]]
@@ -28,70 +37,114 @@ class CallForm:
     arguments_key: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Rendered:
+    """A conversation with a call in it: `text[start:end]` is the call, with the brackets of the list around it."""
+
+    text: str
+    start: int
+    end: int
+    name_key: str
+    arguments_key: str
+
+
 def call_form(template: Template, schemas: Schemas) -> CallForm:
-    """Read off how the template writes a call. Raises ConfigError if it does not do so in JSON."""
-    text = template(_conversation(True, 0), schemas, False)
-    without = template(_conversation(False, 0), schemas, False)
-    for match in re.finditer(r"\{", text):
-        try:
-            call, end = json.JSONDecoder().raw_decode(text, match.start())
-        except ValueError:
-            continue
-        if keys := _keys_of(call):
-            return CallForm(_opening_mark(text, match.start(), without), _closing_mark(text[end:]), *keys)
-    raise ConfigError(
-        f"this model's chat template writes tool calls otherwise than as JSON objects, or leaves them out; {_WAY_OUT}"
-    )
+    """Read off how the template writes a call. Raises ConfigError unless it does so in JSON and presents the tools."""
+    call = _rendered_call(template, schemas, 0)
+    offered = _rendered(template, [{"role": "user", "content": "?"}], schemas, True)
+    if any(str(schema["function"]["name"]) not in offered for schema in schemas):
+        raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
+    without = _rendered(template, _conversation(False, 0), schemas, False)
+    parting = _parting(call.text, call.start, without)
+    opening = call.text[parting : call.start].strip()
+    closing = _closing_mark(call.text[call.end :], without[parting:])
+    return CallForm(opening, closing, call.name_key, call.arguments_key)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
     """What the template writes around `results` results, from the end of the model's turn to the beginning of its next
     one: `results` + 1 texts. Raises ConfigError if it has no place for them.
     """
-    text = template(_conversation(True, results), schemas, True)
-    call = re.search(f"{_VALUE}[^{{}}]*}}[^{{}}]*}}", text)
-    if call is None or any(_RESULT.format(index) not in text[call.end() :] for index in range(results)):
-        raise ConfigError(
-            f"this model's chat template leaves out results of tools, or the call before them; {_WAY_OUT}"
-        )
-    behind = text[call.end() :]
+    call = _rendered_call(template, schemas, results)
+    behind = call.text[call.end :]
     if form.closing:
         behind = behind.partition(form.closing)[2]
-    return tuple(re.split("|".join(_RESULT.format(index) for index in range(results)), behind))
+    frames = re.split("|".join(_RESULT.format(index) for index in range(results)), behind)
+    if len(frames) != results + 1:
+        raise ConfigError(f"this model's chat template leaves out results of tools; {_WAY_OUT}")
+    return tuple(frames)
 
 
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
     """The calls in a message, in order, and its prose; one that lacks its closing mark ends with the message."""
     if not form.opening:
-        text = message.strip()
-        return (_items(text), "") if text.startswith(("{", "[")) else ([], message)
+        mark = _WHOLE_MESSAGE.match(message)
+        return (_items(message[mark.end() :].strip()), "") if mark else ([], message)
     closing = rf"(?:{re.escape(form.closing)}|\Z)" if form.closing else r"\Z"
     parts = re.split(rf"{re.escape(form.opening)}([\s\S]*?){closing}", message)
     return [call for block in parts[1::2] for call in _items(block.strip())], "".join(parts[0::2])
 
 
-def is_in_call(message: str, form: CallForm) -> bool:
-    """Whether a message that goes on stands inside of a call."""
+def is_in_call(before: str, line: str, form: CallForm) -> bool:
+    """Whether part of `line`, behind `before` in a message that goes on, belongs to a call."""
     if not form.opening:
-        return message.lstrip().startswith(("{", "["))
-    _, opening, rest = message.rpartition(form.opening)
-    return bool(opening) and not (form.closing and form.closing in rest)
+        return _WHOLE_MESSAGE.match(before + line) is not None
+    _, opening, rest = before.rpartition(form.opening)
+    return form.opening in line or (bool(opening) and not (form.closing and form.closing in rest))
 
 
 def _items(block: str) -> list[str]:
-    """The objects of a list, or the one object; what can't be read is one call, which will be refused."""
-    if block.startswith("["):
+    """The objects in a row, and those of lists among them; what can't be read is one call, which will be refused."""
+    found: list[str] = []
+    position = 0
+    while position < len(block):
         try:
-            return [json.dumps(item) for item in json.loads(block)]
+            value, end = json.JSONDecoder().raw_decode(block, position)
         except (ValueError, RecursionError):
-            pass
-    return [block]
+            return [*found, block[position:]]
+        items = value if isinstance(value, list) else [value]
+        found += [json.dumps(item) for item in items] if isinstance(value, list) else [block[position:end]]
+        between = _BETWEEN.match(block, end)
+        position = between.end() if between else end
+    return found or [block]
+
+
+def _rendered(template: Template, messages: Schemas, schemas: Schemas, opens: bool) -> str:
+    try:
+        return template(messages, schemas, opens)
+    except ModelError as error:
+        raise ConfigError(f"{error}; {_WAY_OUT}") from error
+
+
+def _rendered_call(template: Template, schemas: Schemas, results: int) -> _Rendered:
+    text = _rendered(template, _conversation(True, results), schemas, results > 0)
+    for match in re.finditer(r"\{", text):
+        try:
+            call, end = json.JSONDecoder().raw_decode(text, match.start())
+        except ValueError:
+            continue
+        if keys := _keys_of(call):
+            return _Rendered(text, *_with_brackets(text, match.start(), end), *keys)
+    raise ConfigError(
+        f"this model's chat template writes tool calls otherwise than as JSON objects, or leaves them out; {_WAY_OUT}"
+    )
+
+
+def _with_brackets(text: str, start: int, end: int) -> tuple[int, int]:
+    before, behind = text[:start].rstrip(), text[end:].lstrip()
+    if not (before.endswith("[") and behind.startswith("]")):
+        return start, end
+    return len(before) - 1, len(text) - len(behind) + 1
 
 
 def _conversation(calls: bool, results: int) -> list[dict[str, Any]]:
-    call = {"type": "function", "function": {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}}
+    function = {"name": _NAME, "arguments": {_ARGUMENT: _VALUE}}
+    call = {"type": "function", "id": _CALL_ID, "function": function}
     said: dict[str, Any] = {"role": "assistant", "content": "", **({"tool_calls": [call]} if calls else {})}
-    answers = [{"role": "tool", "name": _NAME, "content": _RESULT.format(index)} for index in range(results)]
+    answers = [
+        {"role": "tool", "name": _NAME, "tool_call_id": _CALL_ID, "content": _RESULT.format(index)}
+        for index in range(results)
+    ]
     return [{"role": "user", "content": "?"}, said, *answers]
 
 
@@ -104,15 +157,16 @@ def _keys_of(call: Any) -> tuple[str, str] | None:
     return (names[0], arguments[0]) if names and arguments else None
 
 
-def _opening_mark(text: str, start: int, without: str) -> str:
-    """What stands in front of the call and not in a turn without one. Marks begin where a word or a tag does."""
+def _parting(text: str, start: int, without: str) -> int:
+    """Where a turn with a call parts from one without. Marks begin where a word or a tag does."""
     pairs = zip(text[:start], without, strict=False)
     common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(start, len(without)))
-    while common and text[common - 1] not in "\n >":
+    while common and text[common - 1] not in "\n >]":
         common -= 1
-    return text[common:start].strip().removesuffix("[").strip()
+    return common
 
 
-def _closing_mark(behind: str) -> str:
+def _closing_mark(behind: str, end_without: str) -> str:
+    """The mark behind a call, unless a turn without one ends with it too."""
     found = _MARK.match(behind.lstrip())
-    return found[0] if found else ""
+    return found[0] if found and found[0] not in end_without else ""

@@ -8,9 +8,10 @@
     401
     ```
 
-All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. Blocks of
-other languages, and without one, are prose; so are `output` blocks that the model writes itself. A block that is open
-at the end of the text does not run.
+All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
+word behind the opening fence is its language. Blocks of other languages, and without one, are prose; so are `output`
+blocks that the model writes itself. A block that is open at the end of the text does not run. As in CommonMark, a line
+of three backticks ends a block also where Python would see it inside a string: a longer fence is the way out.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
-from repl_rl.dialect.syntax import holds_statement, kind_of
+from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.typed import TypedText
 
-_FENCE = re.compile(r"\s{0,3}(?P<marks>`{3,}|~{3,})\s*(?P<label>[^`]*?)\s*")
+_FENCE = re.compile(r"(?P<indent> {0,3})(?:(?P<marks>`{3,})(?P<label>[^`]*)|(?P<tildes>~{3,})(?P<tilde_label>.*))")
 _RUN = frozenset({"python", "py", "python3"})
+_BACKTICKS = re.compile(r"`{3,}")
 
 
 class FencedDialect(ProseDialect):
@@ -39,17 +41,42 @@ class FencedDialect(ProseDialect):
         return FencedReader(self.truncate)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """A line that begins with marks; `label` is what stands behind them."""
+
+    indent: int
+    marks: str
+    label: str
+
+    @property
+    def runs(self) -> bool:
+        return self.label.lower().split()[:1] in [[name] for name in _RUN]
+
+
 @dataclass(slots=True)
 class _Block:
-    """An open block: its closing fence is at least as long as `marks`. `runs` if it holds Python."""
+    """An open block. Its closing fence is at least as long as the opening one, whose indentation its lines lose."""
 
-    marks: str
-    runs: bool
+    fence: _Fence
     lines: list[str] = field(default_factory=list)
 
     def is_closed_by(self, line: str) -> bool:
-        fence = _FENCE.fullmatch(line)
-        return fence is not None and not fence["label"] and fence["marks"].startswith(self.marks)
+        fence = _fence_in(line)
+        return fence is not None and not fence.label and fence.marks.startswith(self.fence.marks)
+
+    def add(self, line: str) -> None:
+        indent = len(line) - len(line.lstrip(" "))
+        self.lines.append(line[min(indent, self.fence.indent) :])
+
+
+def _fence_in(line: str) -> _Fence | None:
+    found = _FENCE.fullmatch(line)
+    if found is None:
+        return None
+    return _Fence(
+        len(found["indent"]), found["marks"] or found["tildes"], (found["label"] or found["tilde_label"] or "").strip()
+    )
 
 
 @dataclass(slots=True)
@@ -64,19 +91,18 @@ class FencedReader:
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn; a line counts as code inside of a block that runs, fences included."""
         turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
-        was_open = self._block is not None and self._block.runs
+        was_open = self._block is not None and self._block.fence.runs
         prose: list[str] = []
         cells = [cell for line in turn.lines if (cell := self._feed(line, prose))]
         self._prose += prose
         answer = answer_in_prose(prose, "\n".join(self._prose), end_of_input)
-        is_code = was_open or (self._block is not None and self._block.runs)
+        is_code = was_open or (self._block is not None and self._block.fence.runs)
         kind = (idle_kind(turn.lines) if was_open else LineKind.OPEN) if is_code else prose_kind(prose)
         return Turn(turn.text, tuple(cells), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """An `output` block behind each block that ran, also where it printed nothing."""
-        outputs = [self.truncate(run.output) for run in runs]
-        blocks = (f"```output\n{text}{'' if not text or text.endswith(chr(10)) else chr(10)}```\n" for text in outputs)
+        blocks = (_output_block(self.truncate(run.text)) for run in runs)
         return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
 
     def flush(self) -> str:
@@ -88,14 +114,21 @@ class FencedReader:
 
     def _feed(self, line: str, prose: list[str]) -> Cell | None:
         if self._block is None:
-            if fence := _FENCE.fullmatch(line):
-                self._block = _Block(fence["marks"], fence["label"].lower() in _RUN)
+            if fence := _fence_in(line):
+                self._block = _Block(fence)
             else:
                 prose.append(line)
             return None
         if not self._block.is_closed_by(line):
-            self._block.lines.append(line)
+            self._block.add(line)
             return None
         block, self._block = self._block, None
         source = "\n".join(block.lines)
-        return Cell(source, kind_of(source)) if block.runs and holds_statement(source) else None
+        return whole_cell(source) if block.fence.runs and holds_statement(source) else None
+
+
+def _output_block(output: str) -> str:
+    """Its fence is longer than any in the output, so that the block ends where the output does."""
+    fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(output))])
+    line_end = "" if not output or output.endswith("\n") else "\n"
+    return f"{fence}output\n{output}{line_end}{fence}\n"

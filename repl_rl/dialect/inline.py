@@ -4,9 +4,10 @@
     state.</fn_error> So, with the state: <fn>weather("Seattle, WA")</fn><fn_results>The weather in Seattle is 40 deg F
     and sunny all day.</fn_results>
 
-A call is any Python, and its value comes back as `print` shows it. Turns end at newlines and at `>`, for the call is to
-be answered before the model goes on; what a token holds behind its `>` is typed ahead of the answer. Answers that the
-model writes itself are prose.
+A call is any Python, and the values of its expressions come back as `print` shows them, None as nothing. Turns end at
+newlines and at `>`, for the call is to be answered before the model goes on; what a token holds behind its `>` is typed
+ahead of the answer. A call ends at the first `</fn>`, also inside of a string; one that never ends does not run.
+Answers that the model writes itself are prose.
 """
 
 from __future__ import annotations
@@ -15,14 +16,31 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
-from repl_rl.dialect.syntax import is_expression, kind_of
+from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
+from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
 from repl_rl.typed import TypedText
 
 _CALL = re.compile(r"<fn>(.*?)</fn>", re.DOTALL)
 _OPENING = "<fn>"
+_EMPTY = Refusal("SyntaxError", "SyntaxError: there is no call between <fn> and </fn>")
+_SETUP = """
+def _print_echoes():
+    import builtins, sys
+    shell = getattr(builtins, "get_ipython", lambda: None)()
+    if shell is not None:
+        shell.displayhook.compute_format_data = lambda value: ({"text/plain": str(value)}, {})
+        return
+    def displayhook(value):
+        if value is not None:
+            builtins._ = None
+            sys.stdout.write(f"{value}\\n")
+            builtins._ = value
+    sys.displayhook = displayhook
+_print_echoes()
+del _print_echoes
+"""
 
 
 class InlineDialect(ProseDialect):
@@ -30,6 +48,7 @@ class InlineDialect(ProseDialect):
 
     texts_name = "inline"
     stops = b"\n>"
+    setup = WHOLE_CELLS + _SETUP
 
     def reader(self) -> InlineReader:
         return InlineReader(self.truncate)
@@ -41,8 +60,8 @@ class InlineReader:
 
     truncate: Callable[[str], str] = str
     _typed: TypedText = field(default_factory=lambda: TypedText(drops_space=False))
-    _open_call: str = ""
-    """A call that has not ended yet, with the prose of its turn in front of it."""
+    _held: str = ""
+    """A call that has not ended yet, or what may become the beginning of one."""
     _line: str = ""
     _prose: list[str] = field(default_factory=list)
     """Lines of prose; `_line` is the one that has not ended."""
@@ -50,12 +69,12 @@ class InlineReader:
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn; the calls that it completes are its cells."""
         turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
-        *parts, rest = _CALL.split(self._open_call + turn.text)
-        is_open = _OPENING in rest
-        self._open_call = rest if is_open else ""
-        prose = "".join(parts[0::2]) + ("" if is_open else rest)
+        *parts, rest = _CALL.split(self._held + turn.text)
+        start = _start_of_call(rest, end_of_input)
+        self._held = rest[start:]
+        prose = "".join(parts[0::2]) + rest[:start]
         answer = self._take_prose(prose, end_of_input)
-        kind = LineKind.OPEN if is_open else prose_kind([prose])
+        kind = LineKind.OPEN if self._held.startswith(_OPENING) else prose_kind([turn.text])
         return Turn(turn.text, tuple(map(call_cell, parts[1::2])), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
@@ -71,14 +90,19 @@ class InlineReader:
         return answer_in_prose([*lines, self._line] if ends else lines, "\n".join([*self._prose, self._line]), ends)
 
     def _answered(self, run: CellRun) -> str:
-        if (error := run.brief_error) is not None:
-            return f"<fn_error>{self.truncate(error)}</fn_error>"
-        return f"<fn_results>{self.truncate(run.output.rstrip())}</fn_results>"
+        tag = "fn_error" if run.has_failed else "fn_results"
+        return f"<{tag}>{self.truncate(run.result)}</{tag}>"
 
 
 def call_cell(source: str) -> Cell:
-    """A call as the kernel runs it: what an expression gives is printed rather than echoed, so that text is text."""
+    """A call as the kernel runs it."""
     source = source.strip()
-    if is_expression(source):
-        return Cell(f"print((\n{source}\n))", LineKind.EXPRESSION)
-    return Cell(source, kind_of(source))
+    return whole_cell(source) if holds_statement(source) else Cell("", LineKind.SYNTAX_ERROR, _EMPTY)
+
+
+def _start_of_call(text: str, ends: bool) -> int:
+    """Where in `text` an open call begins, or what the next turn may make one of; its length if nothing does."""
+    if _OPENING in text:
+        return text.index(_OPENING)
+    lengths = () if ends else range(len(_OPENING) - 1, 0, -1)
+    return next((len(text) - length for length in lengths if text.endswith(_OPENING[:length])), len(text))

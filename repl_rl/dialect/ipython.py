@@ -3,25 +3,34 @@
 Where the kernel is IPython itself (`kernel.backend: python3`, or another kernelspec of Python), its magics work and its
 tracebacks are what is shown. Our own kernel shows CPython's. What IPython reads as complete is IPython's own decision.
 
-Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete.
+As in IPython, a cell echoes its last statement alone, and only if that is an expression without a semicolon behind it.
+A comment is a cell, so that the numbers are those of IPython's own count: `Out[3]` and `_3` are what they say.
+
+Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete; IPython's way of
+breaking long lists into lines where the kernel is our own, which echoes `repr`, and has neither `Out` nor magics.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import tokenize
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
 
-_ECHO = "\x02out\x03"
-"""Stands in front of an echoed value until its number is put there."""
+_ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
+"""Stand around an echoed value until its number is put there."""
+_ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
 _SETUP = f"""
 def _show_echoes():
     import builtins, sys
@@ -31,15 +40,17 @@ def _show_echoes():
             if value is not None:
                 builtins._ = None
                 text = repr(value)
-                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n")
+                sys.stdout.write({_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r})
                 builtins._ = value
         sys.displayhook = displayhook
         return
+    shell.history_manager.enabled = False
     hook = shell.displayhook
     write = hook.write_format_data
     def write_format_data(data, md_dict=None):
         text = data.get("text/plain", "")
-        write({{**data, "text/plain": {_ECHO!r} + ("\\n" if "\\n" in text else "") + text}}, md_dict)
+        marked = {_ECHO!r} + ("\\n" if "\\n" in text else "") + text + "\\n" + {_ECHO_END!r}
+        write({{**data, "text/plain": marked}}, md_dict)
     hook.write_format_data = write_format_data
 _show_echoes()
 del _show_echoes
@@ -50,7 +61,7 @@ class IPythonDialect(TextDialect):
     """IPython at a terminal."""
 
     texts_name = "ipython"
-    setup = _SETUP
+    setup = WHOLE_CELLS + _SETUP
 
     def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
         return super().completion_prompt(question, history) + _prompt(1)
@@ -94,9 +105,7 @@ class IPythonReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt behind a blank line."""
-        output = "".join(
-            run.output.replace(_ECHO, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False)
-        )
+        output = "".join(_numbered(run, number) for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:
             return (Shown(output),)
@@ -108,14 +117,13 @@ class IPythonReader:
         return self._typed.flush()
 
     def _feed(self, line: str) -> Cell | None:
-        if not self._pending and not holds_code(line):
-            self._number += bool(line.strip())  # IPython runs a comment too
+        if not self._pending and not line.strip():
             return None
         self._pending.append(line)
         return self._end_cell() if _is_complete(self._pending) else None
 
     def _end_cell(self) -> Cell:
-        source = "\n".join(self._pending).rstrip("\n")
+        source = "\n".join(_at_margin(self._pending)).rstrip("\n")
         self._pending.clear()
         self._numbers.append(self._number)
         self._number += 1
@@ -130,9 +138,15 @@ def _continuation(number: int) -> str:
     return "...:".rjust(len(_prompt(number)))
 
 
+def _at_margin(lines: Sequence[str]) -> list[str]:
+    """The lines without the indentation of the first one, which IPython forgives."""
+    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
+    return [line.removeprefix(indent) for line in lines]
+
+
 def _is_complete(lines: Sequence[str]) -> bool:
     """As the terminal decides at Enter: complete, or beyond mending. An empty line ends a block."""
-    status: str = _transformer().check_complete("\n".join(lines) + "\n")[0]
+    status: str = _transformer().check_complete("\n".join(lines))[0]
     return status != "incomplete"
 
 
@@ -144,8 +158,41 @@ def _transformer() -> Any:
 
 
 def _kind(source: str) -> LineKind:
-    """Magics and shell commands are no Python; they count as statements."""
-    return kind_of(_transformer().transform_cell(source))
+    """Magics and shell commands are the calls that IPython makes of them."""
+    if not any(map(holds_code, source.split("\n"))):
+        return LineKind.COMMENT
+    return kind_of(_as_python(source))
+
+
+def _as_python(source: str) -> str:
+    try:
+        text: str = _transformer().transform_cell(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return source
+    return text
+
+
+def _numbered(run: CellRun, number: int) -> str:
+    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not.
+
+    Commands that it runs for `!` end their lines as on a terminal.
+    """
+    *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
+    texts, echoes = before[0::2], before[1::2]
+    shows = run.cell.kind is LineKind.EXPRESSION and not _is_quiet(run.cell.source)
+    kept = f"Out[{number}]: {echoes[-1]}" if echoes and shows else ""
+    return "".join([*texts, kept, last.removeprefix("\n") if kept else last]).replace(_ECHO_END, "")
+
+
+def _is_quiet(source: str) -> bool:
+    """Whether a semicolon ends a cell, comments left aside."""
+    try:
+        tokens = [
+            token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.string.strip()
+        ]
+    except (tokenize.TokenError, SyntaxError):
+        return False
+    return [text for text in tokens if not text.startswith("#")][-1:] == [";"]
 
 
 def _as_comments(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from repl_rl.config import DialectConfig
@@ -52,7 +51,7 @@ def require_dialect(config: DialectConfig) -> type[Any]:
 
 def dialect_class(config: DialectConfig) -> type[Any]:
     """What `dialect.name` means: a name, `package.module:Class`, or a path that ends in .yaml. Raises ConfigError."""
-    name = base_of(Path(config.name)) if config.name.endswith(".yaml") else config.name
+    name = base_of(config.name) if config.name.endswith(".yaml") else config.name
     if name in DIALECTS:
         return DIALECTS[name]
     if ":" not in name:

@@ -1,7 +1,8 @@
 """What the dialects have in common in which a model writes prose, and code only in certain places of it.
 
 Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
-trajectory; or in the last `\\boxed{...}` of a text that has come to its end.
+trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number behind `####` is an answer too,
+as in GSM8K; words behind it are a heading. Code comes as a whole, so what lacks an end is an error, and waits for none.
 """
 
 from __future__ import annotations
@@ -9,15 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from repl_rl.dialect.base import Cell, Refusal
+from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
 
-_ANSWER = re.compile(r"\s*(?:#{4}|\**(?:Final )?[Aa]nswer:\**)\s*(\S.*?)\s*")
+_ANSWER = re.compile(r"\s*\**(?:Final )?[Aa]nswer:\**\s*(\S.*?)\s*|\s*#{4}\s*([-+]?[$€£]?\.?\d[\d,./%]*)\s*")
 _BOXED = "\\boxed{"
+
+
+WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
+"""Set-up code: cells are read as files are, for no line comes behind them."""
 
 
 class ProseDialect(TextDialect):
     """A dialect without an interpreter's prompts: nothing opens the assistant's turn."""
+
+    setup = WHOLE_CELLS
 
     def chat_opening(self) -> str:
         return ""
@@ -28,10 +37,17 @@ def prose_kind(lines: Sequence[str]) -> LineKind:
     return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
 
 
+def whole_cell(source: str) -> Cell:
+    """A cell of code behind which none comes."""
+    if error := missing_end(source):
+        return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error.rstrip().rpartition("\n")[2].partition(":")[0], error))
+    return Cell(source, kind_of(source))
+
+
 def answer_in_line(line: str) -> str | None:
     """What stands behind `Answer:` or `####`, where the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
-    return None if found is None else found[1].removesuffix("**").strip() or None
+    return None if found is None else (found[1] or found[2]).removesuffix("**").strip() or None
 
 
 def boxed_answer(text: str) -> str | None:

@@ -65,7 +65,7 @@ class PythonReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """What the interpreter printed, and its next prompt."""
-        output = self.truncate("".join(run.output for run in runs))
+        output = self.truncate("".join(run.text for run in runs))
         return (Shown(output + self.next_prompt() if goes_on else output),)
 
     def next_prompt(self) -> str:

@@ -6,6 +6,7 @@ import ast
 import codeop
 import io
 import tokenize
+import traceback
 import warnings
 
 from repl_rl.trajectory import LineKind
@@ -13,6 +14,7 @@ from repl_rl.trajectory import LineKind
 _PARSE_FLAGS: int = (
     ast.PyCF_ONLY_AST | codeop.PyCF_DONT_IMPLY_DEDENT | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
 )
+_WHOLE_FLAGS: int = ast.PyCF_ONLY_AST | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # type: ignore[attr-defined]
 
 
 def is_blank(line: str) -> bool:
@@ -64,15 +66,27 @@ def kind_of(source: str) -> LineKind:
     return LineKind.EXPRESSION if is_expression else LineKind.STATEMENT
 
 
-def is_expression(source: str) -> bool:
-    """Whether `source` is one expression and nothing else."""
+def missing_end(source: str) -> str | None:
+    """The error of a source that breaks off: a bracket or string that nothing closes, a block without a body. A kernel
+    would wait for the rest of it. None of any other source, right or wrong.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ast.parse(source, mode="eval")
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return False
-    return True
+            compile(source, "<stdin>", "exec", _WHOLE_FLAGS, dont_inherit=True)
+        except SyntaxError as error:
+            return _error_of_whole(source) if "incomplete input" in str(error) else None
+        except (ValueError, OverflowError, MemoryError, RecursionError):
+            return None
+    return None
+
+
+def _error_of_whole(source: str) -> str:
+    try:
+        compile(source, "<stdin>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    except SyntaxError as error:
+        return "".join(traceback.format_exception_only(error))
+    return "SyntaxError: the code breaks off\n"
 
 
 def _continues(source: str) -> bool:

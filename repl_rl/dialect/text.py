@@ -14,6 +14,7 @@ class PlainTextDialect(ProseDialect):
 
     texts_name = "text"
     needs_kernel = False
+    setup = ""
 
     def reader(self) -> PlainTextReader:
         return PlainTextReader()

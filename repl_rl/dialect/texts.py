@@ -117,13 +117,20 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     Raises ConfigError naming the file.
     """
     shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
-    own = _read(Path(config.name)) if config.name.endswith(".yaml") else {}
+    own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
     return {**_DEFAULTS, **shipped, **{key: value for key, value in own.items() if key != "dialect"}}
 
 
-def base_of(path: Path) -> str:
+def base_of(path: str) -> str:
     """The dialect that a file of texts is for."""
-    return str(_read(path).get("dialect", "python"))
+    return str(_read(_file_of(path)).get("dialect", "python"))
+
+
+def _file_of(path: str) -> Path:
+    """The file that a `dialect.name` ending in .yaml means: `prompts/short.yaml` is also found where it ships."""
+    own = Path(path)
+    ships = own.parent == Path("prompts") and not own.exists()
+    return resource_folder("prompts") / own.name if ships else own
 
 
 def _read(path: Path) -> Mapping[str, Any]:

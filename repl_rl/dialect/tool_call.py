@@ -18,8 +18,7 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
-from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
-from repl_rl.dialect.syntax import kind_of
+from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
@@ -47,7 +46,7 @@ class ToolCallDialect(ProseDialect):
         self._schemas = tuple(tool.schema for tool in tools) or tuple(self.texts["own_tools"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
-        self.frame(1)
+        self._results_are_json = _is_quoted(self.frame(1))
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         prompt = super().chat_prompt(question, history)
@@ -62,6 +61,11 @@ class ToolCallDialect(ProseDialect):
         if results not in self._frames:
             self._frames[results] = result_frame(self._template, self._schemas, self.form, results)
         return self._frames[results]
+
+    def result(self, text: str) -> str:
+        """A result within the limit, and inside of a JSON string where the template makes one of it (Llama 3.1)."""
+        cut = self.truncate(text)
+        return json.dumps(cut, ensure_ascii=False)[1:-1] if self._results_are_json else cut
 
     def reader(self) -> ToolCallReader:
         return ToolCallReader(self, frozenset(tool.name for tool in self.tools) or frozenset(_OWN_TOOLS))
@@ -79,9 +83,9 @@ class ToolCallReader:
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one line; with the end of the turn, the calls in all of its lines are the cells."""
         turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        is_call = is_in_call(self._message, turn.text, self._dialect.form)
         self._message += turn.text
         if not end_of_input:
-            is_call = is_in_call(self._message, self._dialect.form)
             kind = LineKind.OPEN if is_call else prose_kind([turn.text])
             return Turn(turn.text, (), kind, None if is_call else answer_in_prose(turn.lines, "", False))
         message, self._message = self._message, ""
@@ -97,8 +101,7 @@ class ToolCallReader:
         before, *behind = self._dialect.frame(len(runs))
         shown = [Shown(before, is_frame=True)]
         for run, frame in zip(runs, behind, strict=True):
-            text = run.output.rstrip() if run.brief_error is None else run.brief_error
-            shown += [Shown(self._dialect.truncate(text)), Shown(frame, is_frame=True)]
+            shown += [Shown(self._dialect.result(run.result)), Shown(frame, is_frame=True)]
         return tuple(shown)
 
     def flush(self) -> str:
@@ -118,12 +121,16 @@ class ToolCallReader:
             code = arguments.get("code")
             if not isinstance(code, str) or len(arguments) != 1:
                 raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-            return Cell(code, kind_of(code))
+            return whole_cell(code)
         if name == "submit_final_answer" and not self._dialect.tools:
             if list(arguments) != ["value"]:
                 raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
             return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
         return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
+
+
+def _is_quoted(frame: tuple[str, ...]) -> bool:
+    return frame[0].endswith('"') and frame[1].startswith('"')
 
 
 class _BadCall(ValueError):
@@ -137,10 +144,10 @@ class _BadCall(ValueError):
 def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     """Name and arguments. Arguments may come as a string of JSON, as some models write them. Raises _BadCall."""
     try:
-        call = json.loads(text)
+        call = json.loads(text, parse_constant=_refuse_constant)
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
         if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise _BadCall("JSONDecodeError", f"the call is no JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get(form.name_key), str):
@@ -148,3 +155,8 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     if not isinstance(arguments, dict):
         raise _BadCall("TypeError", f"{form.arguments_key!r} has to be an object, by the names of the parameters")
     return call[form.name_key], arguments
+
+
+def _refuse_constant(name: str) -> None:
+    """NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
+    raise ValueError(f"{name} is no number")

@@ -19,7 +19,8 @@ from repl_rl.loss.packing import Packed, pack
 _AT = "typed_at"
 """The argument of the backbone that says where typed tokens are predicted."""
 _PROBE_LENGTHS = (7, 3, 5)
-_PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+_PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""Sequences that see one another are off by 1.7 on nano and 10 on Gemma 3 270M, whose rounding alone makes 1.1e-4."""
 
 _MODELS_OWN_ERRORS = (
     ArithmeticError,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,10 +22,12 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
+from repl_rl.gemma import GEMMA
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.nano import NANO_PATH
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
+from repl_rl.service import prompt_tokens
 from repl_rl.worker import limits_of
 
 _SESSION_MB = 4.2
@@ -60,7 +61,7 @@ def plan(config: Config, runs: Path) -> Plan:
         ("a step", _step(config)),
         ("tokens of a step", _step_tokens(config)),
         ("kernels", _kernels(config)),
-        ("held-out", f"{config.eval.problems} problems, before and after training"),
+        ("held-out", f"{len(inputs.heldout_tasks)} problems, before and after training"),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
     return Plan(rows, tuple(notes))
@@ -92,14 +93,21 @@ def _gpus() -> int:
 def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
-        notes.append(f"{inputs.model_path} would be fetched from the hub: nothing of it was checked")
-        return f"{inputs.model_path}, from the hub, {dtype}"
+        return _absent_model(config.model.path, inputs.model_path, dtype, notes)
     parameters = _parameters(path)
     name = "nano, of this package" if path == NANO_PATH else str(path)
     gib = parameters * _TRAINED_BYTES[dtype] / 2**30
     return (
         f"{name}: {parameters / 1e6:,.1f} million parameters, {dtype}; weights, gradients and AdamW take {gib:,.2f} GiB"
     )
+
+
+def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
+    if name == GEMMA:
+        notes.append(f"{name} would be converted into {path} first, once: nothing of it was checked")
+        return f"{name}, from its package, {dtype}"
+    notes.append(f"{path} would be fetched from the hub: nothing of it was checked")
+    return f"{path}, from the hub, {dtype}"
 
 
 def _parameters(folder: Path) -> int:
@@ -133,7 +141,7 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
     context, budget = config.engine.context_tokens, config.budget.tokens
     if not Path(inputs.model_path).is_dir():
         return f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
-    longest = max(_prompt_tokens(config, inputs))
+    longest = max(prompt_tokens(config, [*inputs.train_tasks, *inputs.heldout_tasks]))
     if longest >= context:
         raise ConfigError(
             f"the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or shorten the "
@@ -145,17 +153,6 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
             "such trajectories stop at the context"
         )
     return f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
-
-
-def _prompt_tokens(config: Config, inputs: Inputs) -> Iterator[int]:
-    from repl_rl.engine import load_vocabulary
-    from repl_rl.rollout import dialect_for, make_prompt, speaks_chat
-
-    vocabulary = load_vocabulary(inputs.model_path)
-    dialect = dialect_for(vocabulary, config.dialect)
-    chat = speaks_chat(vocabulary, dialect, config.model.chat)
-    for task in (*inputs.train_tasks, *inputs.heldout_tasks):
-        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
 
 
 def _engine(config: Config) -> str:

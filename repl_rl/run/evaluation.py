@@ -14,7 +14,7 @@ from repl_rl.processes import gather, process_count, process_rank
 from repl_rl.rewards import RewardTable
 from repl_rl.scoring import Grader, score
 from repl_rl.service import RolloutService
-from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
 
 
@@ -43,7 +43,7 @@ class Evaluation:
 
 def heldout_tasks(config: Config) -> list[Task]:
     """The held-out problems of a config, the same ones for every seed of training."""
-    return make_tasks(config.tasks.families, config.eval.problems, seed=0, split="heldout")
+    return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
 
 
 def evaluate(

@@ -22,13 +22,14 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
-from repl_rl.models import resolve_model
+from repl_rl.models import find_model, resolve_model
 from repl_rl.processes import from_main, is_main_process, process_rank, require_processes
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.scene import load_extensions
 from repl_rl.scoring import reward_table
-from repl_rl.tasks import make_tasks
+from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Inputs:
     """What a config asks for, checked and made, without a model and without a run folder."""
 
     model_path: str
+    """Where the model is, or will be once training has made it: `repl_rl.models`."""
     train_tasks: list[Task]
     heldout_tasks: list[Task]
     table: RewardTable
@@ -94,10 +96,11 @@ def check_inputs(config: Config) -> Inputs:
     _require_trainable_groups(config.train.group_size)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
-    model_path = resolve_model(config.model.path)
+    model_path = find_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
-    train_tasks = make_tasks(config.tasks.families, config.tasks.train, seed=config.seed, split="train")
+    load_extensions(config)
+    train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
 
@@ -114,9 +117,16 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
     from repl_rl.trainer import ReplGRPOTrainer
 
     config = prepared.config
+    model_path = resolve_model(config.model.path)
     with progress.stage("loading the model, vLLM and the first kernels"):
         trainer = ReplGRPOTrainer(
-            prepared.inputs.model_path, training_arguments(config, prepared.folder), prepared.inputs.train_tasks
+            model_path,
+            training_arguments(config, prepared.folder),
+            prepared.inputs.train_tasks,
+            tools=config.tools.functions,
+            tools_where=config.tools.where,
+            environment=config.environment,
+            rollout=config.rollout,
         )
     try:
         before = _evaluate(trainer, prepared, 0, progress)

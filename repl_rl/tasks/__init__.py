@@ -1,7 +1,23 @@
-"""Number problems that nobody does in the head, and the grader that reads what was submitted."""
+"""Problems and the grader that reads what was submitted: generated families, data sets, answers of every form."""
 
+from repl_rl.tasks.datasets import load_tasks
 from repl_rl.tasks.families import FAMILIES, Family
-from repl_rl.tasks.grading import grade
+from repl_rl.tasks.grading import grade, grade_many, require_gradable
 from repl_rl.tasks.make import Split, make_tasks, split_of
+from repl_rl.tasks.presets import PRESETS, Preset
+from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 
-__all__ = ["FAMILIES", "Family", "Split", "grade", "make_tasks", "split_of"]
+__all__ = [
+    "FAMILIES",
+    "PRESETS",
+    "SYMBOLIC_FAMILIES",
+    "Family",
+    "Preset",
+    "Split",
+    "grade",
+    "grade_many",
+    "load_tasks",
+    "make_tasks",
+    "require_gradable",
+    "split_of",
+]

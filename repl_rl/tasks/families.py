@@ -10,18 +10,29 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 Operands = tuple[int, ...]
 
 
+def _as_they_are(*operands: int) -> Operands:
+    return operands
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` gives and `solve` takes."""
+    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` gives and `solve` takes.
+
+    Where `present` is given, they hold what it makes of the operands. `check` says by a second method whether what
+    `solve` gave is right; it takes that and the operands.
+    """
 
     name: str
     draw: Callable[[Random], Operands]
-    solve: Callable[..., int]
+    solve: Callable[..., Any]
     phrasings: tuple[str, ...]
+    present: Callable[..., tuple[Any, ...]] = _as_they_are
+    check: Callable[..., bool] | None = None
 
 
 def _draw_product(rng: Random) -> Operands:

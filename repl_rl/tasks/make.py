@@ -14,7 +14,9 @@ from random import Random
 from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.easy_families import EASY_FAMILIES
 from repl_rl.tasks.families import FAMILIES, Family, Operands
+from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 
 Split = Literal["train", "heldout"]
@@ -24,7 +26,7 @@ _MAX_DRAWS = 10_000
 
 
 def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Split) -> list[Task]:
-    """`count` different problems, the families taking turns; None means all of them.
+    """`count` different problems, the families taking turns; None means the number families.
 
     A longer list of the same seed begins with the shorter one. Raises ConfigError on an unknown family or split, an
     empty task set, and where a family has no problem left that is not in the list yet.
@@ -53,11 +55,12 @@ def _families(names: Sequence[str] | None) -> list[Family]:
 
 
 def _family(name: str) -> Family:
-    if name in FAMILIES:
-        return FAMILIES[name]
-    nearest = difflib.get_close_matches(name, FAMILIES, n=1)
+    known = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES
+    if name in known:
+        return known[name]
+    nearest = difflib.get_close_matches(name, known, n=1)
     hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
-    raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(FAMILIES)}")
+    raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(known)}")
 
 
 def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
@@ -76,7 +79,7 @@ def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task
 def _task(family: Family, operands: Operands, phrasing: str, split: Split) -> Task:
     return Task(
         id="-".join([family.name, split, *map(str, operands)]),
-        question=phrasing.format(*operands),
+        question=phrasing.format(*family.present(*operands)),
         answer=str(family.solve(*operands)),
         family=family.name,
         metadata={"operands": list(operands)},

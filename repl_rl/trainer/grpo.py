@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from datasets import Dataset
@@ -30,14 +30,16 @@ from repl_rl.dialect import require_dialect
 from repl_rl.drift import logprob_drift, reencoded
 from repl_rl.engine import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
-from repl_rl.errors import TrainingError
+from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.scene import make_extensions
 from repl_rl.scheduler import Cut
 from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
 from repl_rl.service import RolloutService
 from repl_rl.tasks import grade
+from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
@@ -50,9 +52,12 @@ from repl_rl.trajectory import Task, Trajectory, write_jsonl
 class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
-    `train_dataset` is a sequence of `Task`s, or a Dataset with the columns `prompt` (the question) and `answer`.
-    `grader` maps `(task, answer)` to a grade, outside the sandbox. `line_rewards` are functions
-    `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float per completion, paid at the last line.
+    `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
+    with it) and, where nothing else pays, `answer`. `grader` maps `(task, answer)` to a grade, outside the sandbox.
+    `line_rewards` are functions `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float per
+    completion, paid at the last line. `tools` are functions that the model may call, in the sandbox unless `@tool` says
+    otherwise or `tools_where` does. `environment` (or TRL's `environment_factory`) makes one object per trajectory;
+    `rollout` stands in place of the line loop.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -69,19 +74,31 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         line_rewards: Sequence[RewardFunction] = (),
         reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]] = (),
         eval_dataset: Dataset | Sequence[Task] | None = None,
+        tools: Sequence[Any] | None = None,
+        tools_where: Literal["sandbox", "host"] = "sandbox",
+        environment: Any = None,
+        environment_factory: Any = None,
+        rollout: Any = None,
         **kwargs: Any,
     ) -> None:
+        if environment is not None and environment_factory is not None:
+            raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
+        owner = environment if environment_factory is None else environment_factory
+        self._extensions = make_extensions(tools or (), tools_where, owner, rollout)
+        if owner is not None and args.redraws:
+            raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        graded = not extra and owner is None and grader is grade
         super().__init__(
             model=model,
             args=args,
             reward_funcs=[*map(_component_sum, self._table.component_names), *extra],
-            train_dataset=as_dataset(train_dataset),
-            eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset),
+            train_dataset=as_dataset(train_dataset, graded),
+            eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
             processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
             rollout_func=_rollout,
             **kwargs,
@@ -112,6 +129,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 context_tokens=args.engine.context_tokens,
                 chat=args.chat,
                 one_by_one=args.engine.deterministic,
+                extensions=self._extensions,
             )
         except BaseException:
             self.engine.close()
@@ -156,6 +174,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
+        if self._extensions.environment is not None:
+            made = self.service.environments
+            columns["environments"] = [made.get(index) for index in range(len(rows))]
         return {**columns, "scored": self._last_scored}
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
@@ -220,7 +241,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """Of the trajectories of all processes; counters and times of the machinery are this process's own."""
         trajectories = gather([item.trajectory for item in scored])
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
-        self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels)
+        tools = [tool.name for tool in self._extensions.toolbox.tools]
+        called = tool_metrics(trajectories, tools) if tools or self._extensions.environment else {}
+        self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels | called)
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
 
     def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, Vocabulary
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
-from repl_rl.rollout import Rollout, dialect_for, speaks_chat
+from repl_rl.prompting import dialect_for, speaks_chat
+from repl_rl.rollout import Rollout
+from repl_rl.scene import Extensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +29,13 @@ class RolloutSetup:
     kernels: Callable[[KernelPool], KernelSource] | None = None
     one_by_one: bool = False
     """One trajectory at a time (`engine.deterministic`)."""
+    extensions: Extensions = field(default_factory=Extensions)
 
     def make(self, engine: Engine, pool: KernelPool) -> Rollout:
         """The rollout of `engine` on kernels of `pool`."""
         vocabulary = self.vocabulary
-        dialect = dialect_for(vocabulary, self.dialect)
+        dialect_with = partial(dialect_for, vocabulary, self.dialect)
+        dialect = dialect_with(self.extensions.toolbox.tools)
         return Rollout(
             engine,
             pool if self.kernels is None else self.kernels(pool),
@@ -41,6 +46,8 @@ class RolloutSetup:
             context_tokens=self.context_tokens,
             chat=speaks_chat(vocabulary, dialect, self.chat),
             at_once=1 if self.one_by_one else self.kernel.size,
+            extensions=self.extensions,
+            dialect_with=dialect_with,
         )
 
 

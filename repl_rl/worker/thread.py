@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.config import SamplingConfig
@@ -30,6 +31,11 @@ class RolloutThread:
     def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
         """As `Rollout.many`."""
         return self._loop.run(self._generate(tasks, sampling, cut))
+
+    @property
+    def environments(self) -> Mapping[int, Any]:
+        """Of the last batch, by the index of the task."""
+        return self._rollout.instances
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles."""

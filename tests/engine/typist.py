@@ -6,6 +6,7 @@ a token. The weights are random but for two things: bytes are unlikely, and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,25 +29,28 @@ _LOUDNESS = 4.0
 """How far random layers exceed the usual size: what was typed before has to matter to a greedy choice."""
 
 
-def make_typist(folder: Path, end_bias: float = 0.0) -> Path:
+def make_typist(
+    folder: Path, end_bias: float = 0.0, pieces: Sequence[str] = PIECES, template: str | None = None
+) -> Path:
     """Write the checkpoint to `folder`. A negative `end_bias` makes lines longer: pieces with a newline are rarer."""
-    tokenizer = _tokenizer()
+    tokenizer = _tokenizer(pieces)
+    tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     model = LlamaForCausalLM(_config(len(tokenizer), tokenizer.eos_token_id)).eval()
     with torch.no_grad():
         _randomize(model)
-        _set_bias(model, tokenizer, end_bias)
+        _set_bias(model, tokenizer, end_bias, pieces)
     model.save_pretrained(folder)
     return folder
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def _tokenizer(pieces: Sequence[str]) -> PreTrainedTokenizerFast:
     """Byte-level BPE, each piece a token: its bytes are merged from left to right."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     merges = []
-    for piece in PIECES:
+    for piece in pieces:
         spelled = _spelled(piece)
         for length in range(1, len(spelled)):
             left, right = spelled[:length], spelled[length]
@@ -96,10 +100,12 @@ def _randomize(model: LlamaForCausalLM) -> None:
     model.lm_head.weight.normal_(std=0.15)
 
 
-def _set_bias(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, end_bias: float) -> None:
+def _set_bias(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, end_bias: float, pieces: Sequence[str]
+) -> None:
     bias = model.lm_head.weight[:, 0]
     bias.fill_(_BYTE_BIAS)
-    bias[tokenizer.convert_tokens_to_ids([_spelled(piece) for piece in PIECES])] = 0.0
+    bias[tokenizer.convert_tokens_to_ids([_spelled(piece) for piece in pieces])] = 0.0
     bias[tokenizer.eos_token_id] = -0.1
     newline = _spelled("\n")
     bias[[index for token, index in tokenizer.get_vocab().items() if newline in token or token == _END]] += end_bias

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import cloudpickle
 import pytest
-from kernel.conftest import LIMITS, in_one_session
+from kernel.conftest import LIMITS, Typed, in_one_session
 from kernel.kernelspecs import STOCK, kernelspecs
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
+from repl_rl.kernel.reports import calls_of
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.trajectory import ToolCall
 
 __all__ = ["kernelspecs"]
 
@@ -92,10 +96,9 @@ def test_a_function_that_is_no_python_is_refused(prepared: Prepared) -> None:
         prepared("x = = 1")
 
 
-def test_host_tools_are_refused_where_they_cannot_work(prepared: Prepared, request: pytest.FixtureRequest) -> None:
-    if "own kernelspec" not in request.node.name and "stock" not in request.node.name:
-        pytest.skip("host tools work here")
-    with pytest.raises(KernelStartError, match="host tools need `kernel.backend: fork`"):
+@pytest.mark.parametrize("source", ["fake", "own kernelspec", "stock ipykernel"], indirect=True)
+def test_host_tools_are_refused_where_they_cannot_work(prepared: Prepared) -> None:
+    with pytest.raises(KernelStartError, match=r"host tools need `kernel\.backend: fork`"):
         prepared("import repl_tools; repl_tools.host_proxy('search', 'search(query: str)', 'Find.')")
 
 
@@ -146,3 +149,79 @@ def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool, loop: Bac
 
     with pytest.raises(KernelError, match="before its first cell"):
         loop.run(late())
+
+
+def test_tools_that_call_each_other_are_all_told(forked: Prepared) -> None:
+    square = "def square(n): return multiply(n, n) if n else square(n + 1)\nrepl_tools.register(square, 'square')\n"
+    for setup in (MULTIPLY + square, square.join(["import repl_tools\n", MULTIPLY])):
+        [result] = forked(setup, "square(3), square(0)")
+        assert result.output == "(9, 1)\n"
+        assert [call.name for call in result.calls] == ["multiply", "square", "multiply", "square"]
+
+
+def test_a_tool_that_raises_shows_its_own_frames_alone(forked: Prepared) -> None:
+    source = "def divide(a, b):\n    return a / b\n"
+    setup = f"import repl_tools; exec(compile({source!r}, 'tools.py', 'exec')); repl_tools.register(divide, 'divide')"
+    raised, interrupted = forked(
+        setup + "; import time; repl_tools.register(time.sleep, 'nap')", "divide(1, 0)", "nap(60)"
+    )
+    assert raised.output == (
+        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+        '  File "tools.py", line 2, in divide\nZeroDivisionError: division by zero\n'
+    )
+    assert [(call.name, call.error_name) for call in raised.calls] == [("divide", "ZeroDivisionError")]
+    assert interrupted.status is ExecStatus.TIMEOUT
+    assert [(call.name, call.error_name) for call in interrupted.calls] == [("nap", "KeyboardInterrupt")]
+
+
+def test_a_tool_looks_like_its_function(forked: Prepared) -> None:
+    shown, signature, hidden = forked(
+        MULTIPLY, "help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__"
+    )
+    assert "multiply(a: int, b: int = 2) -> int\n    Multiply two numbers.\n" in shown.output
+    assert signature.output == "<Signature (a: int, b: int = 2) -> int>\n"
+    assert hidden.error_name == "AttributeError"
+
+
+def test_tools_are_no_state_until_their_names_are_bound_anew(forked: Prepared, typed: Typed) -> None:
+    [plain] = typed("x = 1")
+    first, called, rebound = forked(MULTIPLY, "x = 1", "multiply(2)", "multiply = 5")
+    assert plain.fingerprint == first.fingerprint == called.fingerprint
+    assert rebound.fingerprint != first.fingerprint
+
+
+def test_what_is_bound_as_a_value_is_state(forked: Prepared) -> None:
+    first, same, changed = forked("import repl_tools; repl_tools.bind('data', [1])", "1", "data", "data.append(2)")
+    assert first.fingerprint == same.fingerprint != changed.fingerprint
+
+
+def test_set_up_code_may_be_long_and_print_much(forked: Prepared) -> None:
+    [result] = forked(
+        f"import repl_tools; repl_tools.bind('text', {'x' * 8_000_000!r}); print('y' * 500_000)", "len(text)"
+    )
+    assert result.output == "8000000\n"
+
+
+def test_set_up_code_that_hangs_is_given_up(loop: BackgroundLoop) -> None:
+    async def hang() -> None:
+        async with KernelPool(1, replace(LIMITS, start_s=5.0)) as pool:
+            await in_a_prepared_session(pool, "print('at it')\nwhile True: pass")
+
+    with pytest.raises(KernelStartError, match="could not be set up; it printed: at it"):
+        loop.run(hang())
+
+
+@pytest.mark.parametrize(
+    ("reported", "calls"),
+    [
+        (None, ()),
+        ({"a": 1}, ()),
+        ([["f", None, 0.5]], (ToolCall("f", None, 0.5),)),
+        ([["f", "E", 0.5], 5, [], ["f"], [1, None, 0.5], ["f", 2, 0.5]], (ToolCall("f", "E", 0.5),)),
+        ([["f", None, value] for value in (-1.0, math.inf, math.nan, 10**400, "1", True)], ()),
+        ([["\ud800" + "f" * 300, None, 0.0]], (ToolCall("\\ud800" + "f" * 194, None, 0.0),)),
+        ([["f", None, 0.0]] * 2000, (ToolCall("f"),) * 1000),
+    ],
+)
+def test_a_session_may_report_anything(reported: object, calls: tuple[ToolCall, ...]) -> None:
+    assert calls_of(reported) == calls

@@ -22,6 +22,7 @@ from repl_rl.run import dryrun
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -130,16 +131,26 @@ def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is no run: it has no config.yaml" in shown
 
 
-def test_the_servers_of_gpu_8_are_started_as_the_engine_asks_for_them() -> None:
-    config = load_config("gpu-8")
+def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = dry_run(capsys, "gemma-270m")
+    assert code == 0
+    assert "gemma-270m, from its package, float32" in shown
+    assert f"gemma-270m would be converted into {tmp_path}/cache/repl-rl/gemma-270m-" in shown
+    assert "hub" not in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["gpu-8"])
+def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
+    config = load_config(name)
     wanted = Wanted(
         (config.model.path,), config.model.dtype, config.engine.context_tokens, load_vocabulary(str(NANO_PATH))
     )
     command, _, _ = serve_command(wanted).partition("   #")
-    assert command in (resource_folder("configs") / "gpu-8.yaml").read_text()
+    assert command in (resource_folder("configs") / f"{name}.yaml").read_text()
 
 
 def test_the_names_of_shipped_configs_stand_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    assert "gpu-1, gpu-8, quickstart" in " ".join(capsys.readouterr().out.split())
+    assert ", ".join(shipped_configs()) in " ".join(capsys.readouterr().out.split())

@@ -79,9 +79,10 @@ def test_a_float_that_only_rounds_to_the_answer_is_wrong():
     assert grade(task, (str(2**60 + 1) + ".0",)) == 1.0
 
 
-def test_answers_that_are_not_numbers_are_compared_as_text():
+def test_words_are_compared_whatever_their_case():
     assert grade(Task("t", "?", "blue"), ("'blue'",)) == 1.0
-    assert grade(Task("t", "?", "blue"), ("'Blue'",)) == 0.0
+    assert grade(Task("t", "?", "blue"), ("'Blue'",)) == 1.0
+    assert grade(Task("t", "?", "blue"), ("'blues'",)) == 0.0
     assert grade(Task("t", "?", ""), ("''",)) == 0.0
 
 

@@ -1,8 +1,9 @@
 """The host's end of a session's private channel: one request out, one reply in, each a length and a JSON text.
 
-The other end is in the hands of code that a model typed. Whatever comes from there that is not the reply to the request
-just made ends the channel, and with it the session: a reply carries a number that was drawn for its request, so that
-none can be laid up for later ones.
+While a request runs, its calls of the host's tools may come in and be answered (`LineCalls`). The other end is in the
+hands of code that a model typed. Whatever comes from there that is neither such a call nor the reply to the request
+just made ends the channel, and with it the session: both carry a number that was drawn for the request, so that none
+can be laid up for later ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import secrets
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _HEADER = struct.Struct("!I")
@@ -21,6 +22,37 @@ _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 4 << 20
 _NUMBER_BYTES = 8
 _READY = "ready"
+
+OnCall = Callable[[object, int], bool]
+
+
+class Countdown:
+    """Calls `at_end` when its seconds have passed, without those for which it stood still. Belongs to one loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, at_end: Callable[[], None]) -> None:
+        self._loop = loop
+        self._at_end = at_end
+        self._timer: asyncio.TimerHandle | None = None
+        self._left_s: float | None = None
+
+    def start(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._at_end)
+
+    def stand_still(self) -> None:
+        if self._timer is not None and self._left_s is None:
+            self._left_s = max(0.0, self._timer.when() - self._loop.time())
+            self._timer.cancel()
+
+    def go_on(self) -> None:
+        """Does nothing unless it stands still."""
+        if self._left_s is not None:
+            self.start(self._left_s)
+            self._left_s = None
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._left_s = None
 
 
 class PrivateChannel:
@@ -35,6 +67,10 @@ class PrivateChannel:
         self._expected: str | None = _READY
         self._reply: dict[str, Any] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._on_call: OnCall | None = None
+        self._unsent = bytearray()
+        self._is_full = False
+        self.countdown = Countdown(self._loop, self._wake)
         self.has_ended = False
         self._loop.add_reader(end.fileno(), self._on_readable)
 
@@ -43,35 +79,43 @@ class PrivateChannel:
         return await self.reply(timeout_s) is not None
 
     async def ask(
-        self, request: dict[str, Any], timeout_s: float, descriptors: Sequence[int] = ()
+        self,
+        request: dict[str, Any],
+        timeout_s: float,
+        descriptors: Sequence[int] = (),
+        on_call: OnCall | None = None,
     ) -> dict[str, Any] | None:
-        """Send a request and return its reply; None if that takes too long or the channel has ended."""
-        self._reply = None
+        """Send a request and return its reply; None if that takes too long or the channel has ended.
+
+        `on_call` takes what the session calls of the host meanwhile, with its size in bytes, and says whether it was a
+        call. Without it there are none. The time is that of `countdown`, which stands still when it is told to.
+        """
+        self._reply, self._on_call = None, on_call
         self._expected = self._draw_number()
-        text = json.dumps({"id": self._expected, **request}).encode()
-        message = _HEADER.pack(len(text)) + text
-        deadline = self._loop.time() + timeout_s
-        try:
-            sent = socket.send_fds(self._socket, [message], descriptors) if descriptors else self._socket.send(message)
-            if sent < len(message):
-                async with asyncio.timeout_at(deadline):
-                    await self._loop.sock_sendall(self._socket, message[sent:])
-        except TimeoutError:
-            return None
-        except OSError:
+        self._send(json.dumps({"id": self._expected, **request}).encode(), descriptors)
+        return await self.reply(timeout_s)
+
+    def answer(self, message: dict[str, Any]) -> None:
+        """Send what is no request. Raises TypeError, ValueError or RecursionError if it can't be sent.
+
+        A session that does not read its answers loses its channel.
+        """
+        text = json.dumps(message).encode()
+        if len(text) > _MOST_BYTES:
+            raise ValueError(f"{len(text)} bytes are more than the {_MOST_BYTES} that a session takes")
+        if len(self._unsent) > _MOST_BYTES:
             self._end()
-            return None
-        return await self.reply(deadline - self._loop.time())
+        self._send(text)
 
     async def reply(self, timeout_s: float) -> dict[str, Any] | None:
         """Go on waiting for the reply to the last request."""
         if self._reply is None and not self.has_ended:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout_s, self._wake)
+            self.countdown.start(timeout_s)
             try:
                 await self._waiter
             finally:
-                timer.cancel()
+                self.countdown.cancel()
                 self._waiter = None
         return self._reply
 
@@ -91,6 +135,32 @@ class PrivateChannel:
             self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
         number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
         return number.hex()
+
+    def _send(self, text: bytes, descriptors: Sequence[int] = ()) -> None:
+        """At once as far as there is room, and the rest, in order, when there is."""
+        self._unsent += _HEADER.pack(len(text)) + text
+        self._flush(descriptors)
+
+    def _flush(self, descriptors: Sequence[int] = ()) -> None:
+        if self.has_ended:
+            return
+        try:
+            sent = (
+                socket.send_fds(self._socket, [self._unsent], descriptors)
+                if descriptors
+                else self._socket.send(self._unsent)
+            )
+            del self._unsent[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._end()
+            return
+        if self._unsent and not self._is_full:
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+        elif self._is_full and not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
+        self._is_full = bool(self._unsent)
 
     def _on_readable(self) -> None:
         try:
@@ -115,7 +185,11 @@ class PrivateChannel:
             del self._received[:size]
             if message is None or self._expected is None or message.get("id") != self._expected:
                 return False
-            self._expected, self._reply = None, message
+            if "call" in message:
+                if self._on_call is None or not self._on_call(message["call"], size):
+                    return False
+                continue
+            self._expected, self._reply, self._on_call = None, message, None
             self._wake()
         return True
 
@@ -128,6 +202,7 @@ class PrivateChannel:
             self.has_ended = True
             with contextlib.suppress(OSError, ValueError):
                 self._loop.remove_reader(self._socket.fileno())
+                self._loop.remove_writer(self._socket.fileno())
         self._wake()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel.forked.calls import LineCalls
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.files import SessionFiles
 from repl_rl.kernel.forked.pipe import OutputPipe
@@ -134,7 +135,7 @@ class ForkedKernel:
         watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._output.watch)
         try:
             async with self._asking:
-                status, reply = await self._race(source)
+                status, reply = await self._race(source, host)
         except BaseException:
             self.kill()
             raise
@@ -215,17 +216,19 @@ class ForkedKernel:
         printed = self._output.take()[0].strip()
         raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
 
-    async def _race(self, source: str) -> tuple[ExecStatus | None, dict[str, Any]]:
+    async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status where the host knows better than the reply."""
-        reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s)
-        if reply is not None:
-            return None, reply
-        if self._channel.has_ended:
-            return ExecStatus.KILLED, {}
-        self._output.unblock()
-        send_signal(self._pidfd, signal.SIGINT)
-        reply = await self._channel.reply(self._limits.grace_s)
-        return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
+        with LineCalls(host, self._channel) as calls:
+            reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s, on_call=calls.take)
+            if reply is not None:
+                return None, reply
+            if self._channel.has_ended:
+                return ExecStatus.KILLED, {}
+            calls.refuse("the line is out of time")
+            self._output.unblock()
+            send_signal(self._pidfd, signal.SIGINT)
+            reply = await self._channel.reply(self._limits.grace_s)
+            return (ExecStatus.KILLED, {}) if reply is None else (ExecStatus.TIMEOUT, reply)
 
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()

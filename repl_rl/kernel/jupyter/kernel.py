@@ -265,7 +265,7 @@ def _cell(source: str, *, silent: bool = False) -> dict[str, Any]:
     return {
         "code": source.encode("utf-8", "replace").decode(),
         "silent": silent,
-        "store_history": False,
+        "store_history": not silent,
         "user_expressions": {},
         "allow_stdin": False,
         "stop_on_error": False,

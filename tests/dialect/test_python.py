@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -668,6 +669,30 @@ def test_a_chat_model_gets_the_banner_as_prefill() -> None:
 def test_more_examples_than_there_are() -> None:
     with pytest.raises(ConfigError, match=r"dialect.examples is 99, but prompts/python.yaml holds \d+"):
         make_dialect(DialectConfig(examples=99))
+
+
+def test_short_prompts_are_found_where_they_ship_and_never_instead_of_a_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = DialectConfig(name="prompts/short.yaml", examples=1)
+    session = ">>> # What is 48 * 5?\n>>> 48 * 5\n240\n>>> submit_final_answer(_)\n"
+    assert make_dialect(config).completion_prompt("What is 6 * 7?") == f"{session}>>> # What is 6 * 7?\n>>>"
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "short.yaml").write_text("opening: ''\nexamples: [own session]\n")
+    assert make_dialect(config).completion_prompt("Q").startswith("own session>>> # Q")
+    with pytest.raises(ConfigError, match=r"the texts of a dialect, .*other/short.yaml, can't be read"):
+        make_dialect(DialectConfig(name="other/short.yaml"))
+
+
+def test_worked_sessions_of_the_short_prompts_are_what_python_shows() -> None:
+    config = DialectConfig(name="prompts/short.yaml", examples=3)
+    sessions = make_dialect(config).completion_prompt("Q").split(">>> # ")[1:-1]
+    assert len(sessions) == 3
+    for session in sessions:
+        _, typed, shown, answer = session.splitlines()
+        assert repr(eval(typed.removeprefix(">>> "))) == shown
+        assert answer == ">>> submit_final_answer(_)"
 
 
 def test_outputs_within_the_limit_are_left_alone() -> None:

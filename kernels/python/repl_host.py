@@ -1,0 +1,143 @@
+"""Calls of the host's tools by the line that runs, over the session's channel.
+
+    {"id": the line's request, "call": {"number", "name", "args", "kwargs"}}
+    {"answer": number, "value"}  or  {"answer": number, "error_name", "error_message"}
+
+One call at a time: threads wait for each other. The host answers each call once, in the order of the calls, and those
+of a line before the next request. A call whose line ends first is answered with an error, and so is one that was given
+up in favour of another one; an answer that nobody waits for any more is dropped by whoever reads next.
+
+SIGINT may come at any time, also of a line that waits here. It is let through while nothing has been read, and put off
+while a message is on its way in or out, so that the channel stays in step. Not covered: other signals whose handlers
+raise, while a message is on its way; they cost the session its channel, and with it its life.
+"""
+
+import builtins
+import itertools
+from _signal import SIGINT, signal
+from _thread import get_ident
+from os import _exit, getpid
+
+from repl_channel import frame
+
+_MOST_BYTES = 1 << 20
+
+
+class HostLine:
+    """The way to the host for the line that runs. Belongs to the process and the thread that make it."""
+
+    def __init__(self, channel):
+        self._channel = channel
+        self._pid, self._thread = getpid(), get_ident()
+        self._request = None
+        self._numbers = itertools.count(1)
+
+    def begin(self, request):
+        """Calls are those of this request from now on."""
+        self._request = request
+
+    def end(self, result):
+        """Send the request's result; no call of it comes after that."""
+        with self._channel.sending:
+            self._request = None
+            self._channel.send(result)
+
+    def call(self, name, args, kwargs):
+        """What the host's tool returns. Raises what it raised, TypeError or ValueError for arguments that can't be
+        sent, and RuntimeError where no line runs and in children of the session."""
+        __tracebackhide__ = True
+        if getpid() != self._pid:
+            raise RuntimeError(f"{name}() runs on the host, and a child process of the session can't call it")
+        request, number = self._request, next(self._numbers)
+        message = _message(request, number, name, args, kwargs)
+        with self._channel.turn, _Seal(get_ident() == self._thread) as seal:
+            self._send(name, request, message)
+            answer = self._answer(number, seal)
+        if answer.get("error_name") is not None:
+            raise _error(answer["error_name"], answer.get("error_message") or "")
+        return answer.get("value")
+
+    def _send(self, name, request, message):
+        with self._channel.sending:
+            if request is None or request != self._request:
+                raise RuntimeError(f"{name}() runs on the host, and the line that calls it is over")
+            self._channel.send_frame(message)
+
+    def _answer(self, number, seal):
+        while True:
+            seal.wait(self._channel)
+            message = self._channel.read()
+            if message is None:
+                _exit(0)
+            if message.get("answer") == number:
+                return message
+
+
+class _Seal:
+    """While this is open in the main thread, SIGINT takes effect in `wait` alone; otherwise it is put off until after.
+
+    Other threads are never interrupted.
+    """
+
+    def __init__(self, is_main):
+        self._is_main = is_main
+        self._is_waiting = self._is_put_off = False
+        self._handler = None
+
+    def __enter__(self):
+        if self._is_main:
+            self._handler = signal(SIGINT, self._on_interrupt)
+        return self
+
+    def __exit__(self, *_raised):
+        if self._is_main:
+            signal(SIGINT, self._handler)
+        if self._is_put_off:
+            self._interrupt()
+
+    def wait(self, channel):
+        """Until the channel can be read; nothing is read, so that an interrupt may end this."""
+        self._is_waiting = True
+        try:
+            if self._is_put_off:
+                self._is_put_off = False
+                self._interrupt()
+            channel.wait()
+        finally:
+            self._is_waiting = False
+
+    def _on_interrupt(self, _number, _frame):
+        if self._is_waiting:
+            self._interrupt()
+        else:
+            self._is_put_off = True
+
+    def _interrupt(self):
+        """By the line's own handler, which raises KeyboardInterrupt unless the line has put in another one."""
+        if callable(self._handler):
+            self._handler(SIGINT, None)
+
+
+def _message(request, number, name, args, kwargs):
+    call = {"number": number, "name": name, "args": args, "kwargs": kwargs}
+    try:
+        message = frame({"id": request, "call": call})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{name}() runs on the host and takes what JSON can hold: {error}") from None
+    if len(message) > _MOST_BYTES:
+        raise ValueError(f"{name}() runs on the host and takes {_MOST_BYTES} bytes; its arguments have {len(message)}")
+    return message
+
+
+def _error(name, message):
+    """The builtin exception of that name if there is one that shows the message as it is, else one made for it."""
+    kind = vars(builtins).get(name)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        kind = type(name, (Exception,), {"__module__": "builtins"})
+    try:
+        error = kind(message)
+    except TypeError:
+        error = type(name, (Exception,), {"__module__": "builtins"})(message)
+    if str(error) != message:
+        error = type(name, (kind,), {"__module__": "builtins", "__str__": lambda self: self.args[0]})(message)
+    return error

@@ -1,0 +1,57 @@
+"""Folders that are costly to make and are made once: built aside, then renamed, so that one that exists is whole.
+
+They lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads them.
+Two processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def cache_home() -> Path:
+    """The folder of all caches of this package; nothing is made."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repl-rl"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, filled by `make` if it is not there yet; whoever comes while it is being made waits.
+
+    `make` gets an empty folder to fill. What it raises passes through and leaves nothing behind, as does OSError.
+    """
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(folder.with_name(f".{folder.name}.lock"), folder):
+            if not folder.is_dir():
+                _make(folder, make)
+    return folder
+
+
+def _make(folder: Path, make: Callable[[Path], None]) -> None:
+    part = folder.with_name(f".{folder.name}.part")
+    if part.exists():  # of a process that was killed: whoever makes it now holds the lock
+        shutil.rmtree(part)
+    part.mkdir()
+    try:
+        make(part)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _alone(lock: Path, folder: Path) -> Iterator[None]:
+    """Hold the lock file; the system lets go of it when the process ends, however it ends."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"another process is making {folder}; waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

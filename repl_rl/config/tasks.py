@@ -1,0 +1,74 @@
+"""The tasks section: generated families, or a data set from the hub, a cache or a folder."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field, model_validator
+
+from repl_rl.config.section import Section
+
+
+class ColumnsConfig(Section):
+    """Names of a data set's columns; null is the preset's, else `question` and `answer`."""
+
+    question: str | None = None
+    answer: str | None = None
+    id: str | None = None
+    """null: rows are counted."""
+    family: str | None = None
+    """What solve rates are told apart by. null: the set's name."""
+
+
+class TasksConfig(Section):
+    """Where problems come from. docs/tasks.md lists families and presets."""
+
+    families: tuple[str, ...] | None = None
+    """Names of problem families; null takes all number families, unless `dataset` or `folder` is set."""
+    train: int = Field(2048, ge=1)
+    """Training problems to make, or to take at most; the trainer walks through them in a seeded order."""
+    dataset: str | None = Field(None, min_length=1)
+    """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, or the name of any set on the hub."""
+    folder: str | None = Field(None, min_length=1)
+    """Parquet, JSON lines, JSON or CSV files to read instead of asking the hub, or what `save_to_disk` wrote. `dataset`
+    then only names a preset."""
+    subset: str | None = None
+    """The set's configuration; null is the preset's, or the only one."""
+    split: str | None = None
+    """Split to train on; null is the preset's, or `train`."""
+    heldout: float | str | None = None
+    """Name of a split, another preset, or the share of the training split to hold out; null is the preset's, or 1/8."""
+    columns: ColumnsConfig = ColumnsConfig()
+    answer_pattern: str | None = None
+    """Regular expression; the one group of its last match is the answer. `boxed`: what the last \\boxed{} holds."""
+
+    @property
+    def is_generated(self) -> bool:
+        return self.dataset is None and self.folder is None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TasksConfig:
+        if self.families is not None and not self.is_generated:
+            raise ValueError(f"families {list(self.families)} and a data set are both named; leave one of them out")
+        of_sets = self.model_fields_set & {"subset", "split", "heldout", "columns", "answer_pattern"}
+        given = sorted(name for name in of_sets if getattr(self, name) != type(self).model_fields[name].default)
+        if self.is_generated and given:
+            raise ValueError(f"{given[0]} is for data sets; set dataset or folder, or leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _values_make_sense(self) -> TasksConfig:
+        if isinstance(self.heldout, float) and not 0 < self.heldout < 1:
+            raise ValueError(f"heldout {self.heldout} is no share; take one between 0 and 1, or a split's name")
+        if self.answer_pattern not in (None, "boxed"):
+            _require_one_group(str(self.answer_pattern))
+        return self
+
+
+def _require_one_group(pattern: str) -> None:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"answer_pattern {pattern!r} is no regular expression: {error}") from error
+    if groups != 1:
+        raise ValueError(f"answer_pattern {pattern!r} has {groups} groups; put one around the answer")

@@ -1,0 +1,117 @@
+"""Pure: pass@k, its interval, and the difference of two evaluations. Stdlib only.
+
+Samples of one problem are alike: a problem that is solved once is likely to be solved again. What is drawn
+independently is the problem, so every interval here counts problems and never samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from statistics import NormalDist, fmean, variance
+
+CONFIDENCE = 0.95
+_Z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """One problem: how many samples were graded, and how many of them were right."""
+
+    samples: int
+    right: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.right <= self.samples:
+            raise ValueError(f"{self.right} right of {self.samples} samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over `problems` problems and the bounds of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+    problems: int
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """The chance that of `k` samples, drawn without replacement, at least one is right: 1 - C(n-c, k) / C(n, k).
+
+    The unbiased estimator of Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1. Raises
+    ValueError unless 1 <= k <= samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, and one; there are {samples}")
+    return 1 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def estimate_pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate | None:
+    """pass@k averaged over the problems that have `k` samples or more; None where no problem has.
+
+    A problem counts once, however many samples it has.
+    """
+    enough = [tally for tally in tallies if tally.samples >= k]
+    if not enough:
+        return None
+    most = sum(tally.samples // k for tally in enough)
+    return mean_of_shares([pass_at_k(tally.samples, tally.right, k) for tally in enough], most)
+
+
+def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
+    """The mean of values in [0, 1], one per problem, in a Wilson interval of effective size.
+
+    The effective size is the number of coin tosses whose mean would vary as this one does: m(1 - m) / (s²/P), with the
+    variance s² between the P problems. It is P at least (no values in [0, 1] vary more than coins do), and `most` at
+    most, the number of tosses that were made in all. With one sample per problem that is Wilson's own interval. Unlike
+    the bootstrap's, it has a width where all problems or none were solved. Wilson 1927; with an effective size, Franco
+    et al. 2019, "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys".
+    """
+    mean, problems = fmean(values), len(values)
+    low, high = wilson(mean, _effective_size(values, mean, most))
+    return Estimate(mean, low, high, problems)
+
+
+def wilson(share: float, size: float) -> tuple[float, float]:
+    """Wilson's score interval for a share of `size` tosses, which need not be a whole number."""
+    weight = _Z**2 / size
+    centre = (share + weight / 2) / (1 + weight)
+    half = _Z / (1 + weight) * math.sqrt(share * (1 - share) / size + weight / (4 * size))
+    return min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half))
+
+
+def paired_difference(ours: Sequence[Tally], first: Sequence[Tally], seed: str) -> Estimate | None:
+    """How far pass@1 lies above that of `first` on the same problems, in their order; None if they share none.
+
+    The interval is the percentile bootstrap over problems: both values of a problem are drawn together, so what makes
+    a problem hard for both cancels out. Two problems are drawn along that nobody saw, one gained and one lost by the
+    largest difference seen (1 if there was none), after Bonett and Price 2012, "Adjusted Wald Confidence Interval for a
+    Difference of Binomial Proportions Based on Paired Data", who do so for single samples. Without them, four problems
+    gained of 240 and none lost would look like a proof (McNemar's exact test says p = 0.125), and no problem gained or
+    lost like certainty. Raises ValueError unless the two are equally long.
+    """
+    pairs = [(a, b) for a, b in zip(ours, first, strict=True) if a.samples and b.samples]
+    if not pairs:
+        return None
+    gains = [a.right / a.samples - b.right / b.samples for a, b in pairs]
+    largest = max(map(abs, gains)) or 1.0
+    low, high = _bootstrap([*gains, largest, -largest], Random(seed))
+    return Estimate(fmean(gains), low, high, len(gains))
+
+
+def _effective_size(values: Sequence[float], mean: float, most: int) -> float:
+    problems = len(values)
+    if problems == 1 or mean in (0.0, 1.0):
+        return problems
+    of_mean = variance(values) / problems
+    return float(most) if of_mean == 0 else min(max(mean * (1 - mean) / of_mean, problems), most)
+
+
+def _bootstrap(values: Sequence[float], rng: Random) -> tuple[float, float]:
+    means = sorted(fmean(rng.choices(values, k=len(values))) for _ in range(_RESAMPLES))
+    outside = round(_RESAMPLES * (1 - CONFIDENCE) / 2)
+    return means[outside], means[-1 - outside]

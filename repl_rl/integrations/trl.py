@@ -1,0 +1,98 @@
+"""A live interpreter for TRL's own `GRPOTrainer`, as an environment with one tool.
+
+    trainer = GRPOTrainer(
+        model=...,
+        train_dataset=...,                      # columns prompt, answer
+        reward_funcs=[answer_reward],
+        environment_factory=ReplEnvironment,    # or ReplEnvironment.configured(kernel=KernelConfig(size=128))
+    )
+
+TRL makes one instance per rollout of a batch, resets it before each, and offers its public methods as tools: here
+`python`, whose docstring is what the model reads. Loop, masks and loss are TRL's: it waits for a whole tool call, runs
+the calls of a batch one after another, and goes on sampling behind an answer. `ReplGRPOTrainer` does none of that.
+
+Nothing here imports TRL.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from repl_rl.config import KernelConfig
+from repl_rl.dialect import SMALLEST_LIMIT_CHARS, truncate_middle
+from repl_rl.errors import ConfigError
+from repl_rl.integrations.pasted import read_program
+from repl_rl.integrations.shared import Seat, shared_kernels
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Task
+
+
+class ReplEnvironment:
+    """One rollout's interpreter, in a sandboxed kernel of the pool that all environments of a process share.
+
+    Set up through `configured`: TRL constructs environments without arguments. Raises ConfigError where more of them
+    are alive than `KernelConfig.size` allows, DependencyError or SandboxError where no kernel can run.
+    """
+
+    kernel_config: ClassVar[KernelConfig] = KernelConfig()
+    max_output_chars: ClassVar[int] = 1000
+    """Longer outputs are cut in the middle."""
+
+    def __init__(self) -> None:
+        self._seat: Seat = shared_kernels(self.kernel_config).seat()
+        weakref.finalize(self, self._seat.leave).atexit = False
+
+    @classmethod
+    def configured(
+        cls, kernel: KernelConfig | None = None, max_output_chars: int | None = None
+    ) -> type[ReplEnvironment]:
+        """The same environment, set up otherwise: a class, so that TRL logs it under this name.
+
+        Raises ConfigError for a limit below 64 characters, in which no cut output would tell anything.
+        """
+        limit = cls.max_output_chars if max_output_chars is None else max_output_chars
+        if limit < SMALLEST_LIMIT_CHARS:
+            raise ConfigError(f"max_output_chars is {limit}; it has to be at least {SMALLEST_LIMIT_CHARS}")
+        settings = {"kernel_config": kernel or cls.kernel_config, "max_output_chars": limit}
+        return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **settings})
+
+    def reset(self, **row: Any) -> None:
+        """Begin an episode in a fresh interpreter. Raises KernelStartError if none comes up."""
+        self._seat.begin()
+
+    def python(self, code: str) -> str:
+        """Run Python code in a live interpreter and return what it prints, the values of bare expressions included.
+
+        Names stay defined between calls. Hand over the final answer with submit_final_answer(value).
+
+        Args:
+            code: The code to run: one line or several.
+        """
+        if not isinstance(code, str):
+            raise TypeError(f"code has to be a string, got {type(code).__name__}")
+        answered = self._seat.type(read_program(code))
+        shown = answered.note + "".join(cell.text for cell in answered.cells)
+        return truncate_middle(shown, self.max_output_chars)
+
+    @property
+    def answer(self) -> tuple[str, ...] | None:
+        """The `repr` of each value that this episode handed to `submit_final_answer`; None while there is none."""
+        return self._seat.session.answer if self._seat.session else None
+
+    @property
+    def failure(self) -> str | None:
+        """What failed in the machinery, through no fault of the code; such an episode deserves no reward."""
+        return self._seat.session.failure if self._seat.session else None
+
+
+def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any], **_: Any) -> list[float | None]:
+    """1.0 where the submitted answer is the data set's `answer`, 0.0 where it is not or there is none.
+
+    None, which TRL leaves out of the loss, where the machinery failed.
+    """
+    return [
+        None if environment.failure else grade(Task("", "", str(expected)), environment.answer)
+        for environment, expected in zip(environments, answer, strict=True)
+    ]

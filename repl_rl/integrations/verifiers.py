@@ -1,0 +1,251 @@
+r"""A live interpreter as a `verifiers` environment: the model's message is typed, the next message is what it prints.
+
+    env = load_environment(count=64, kernel=KernelConfig(size=16))
+    async with env.serving():
+        episode = await env.run_episode(task, vf.ModelContext(model=..., client=...))    # for task in env.taskset
+
+In `verifiers` 0.4 an environment is a taskset (problems, rewards, metrics), a harness (what runs between two messages)
+and an env (who plays). Its commands and servers find them by the name of an installed module, which two lines make:
+
+    from repl_rl.integrations.verifiers import ReplEnv, ReplHarness, ReplTaskset
+    __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
+
+The seat samples with `stop: ["\n"]`, so a message is a line and the model sees what it did before it types the next.
+Unlike in our own rollouts the lines are chat messages: the template's tokens stand between them, and no line's kind
+becomes a reward; kinds are metrics. The harness runs in the process of the environment, since every kernel has a
+sandbox of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from repl_rl.config import DialectConfig, KernelConfig
+from repl_rl.dialect import Dialect, make_dialect
+from repl_rl.errors import ConfigError, DependencyError
+from repl_rl.integrations.live import LiveSession
+from repl_rl.integrations.problems import read_problems
+from repl_rl.integrations.shared import SharedKernels, shared_kernels
+from repl_rl.tasks import grade, make_tasks
+from repl_rl.trajectory import LineKind, Task
+
+try:
+    import httpx
+    import verifiers.v1 as vf
+except ImportError as error:
+    raise DependencyError(
+        f"this environment is for verifiers 0.4, which can't be imported ({error}): pip install verifiers"
+    ) from error
+
+__all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
+
+PLUGIN = "repl_rl_verifiers"
+"""The id under which `load_environment` makes this module known to `verifiers`, in this process."""
+INFO = "repl_rl"
+"""Where a trace keeps what the interpreter knows: `trace.info[INFO] = {"answer": [reprs] | None, "kinds": [...]}`."""
+
+
+class ReplData(vf.TaskData):  # type: ignore[misc]
+    """A problem. `answer` is for the grader; it never enters the sandbox."""
+
+    answer: str
+
+
+class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
+    """Graded by what was handed to `submit_final_answer`."""
+
+    @vf.reward  # type: ignore[untyped-decorator]
+    async def answered(self, trace: vf.Trace) -> float:
+        """1.0 for exactly the right answer."""
+        return grade(Task("", "", self.data.answer), trace.info.get(INFO, {}).get("answer"))
+
+    @vf.metric  # type: ignore[untyped-decorator]
+    async def lines(self, trace: vf.Trace) -> dict[str, float]:
+        """How many messages there were, and how many of each kind."""
+        kinds: list[str] = trace.info.get(INFO, {}).get("kinds", [])
+        return {"lines": float(len(kinds)), **{f"lines/{kind}": float(Counter(kinds)[kind]) for kind in LineKind}}
+
+
+class ReplTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
+    """Problems of a file, or made ones."""
+
+    problems: Path | None = None
+    """JSON lines with `question` and `answer`. None: problems of our families."""
+    families: list[str] | None = None
+    count: int = 256
+    seed: int = 0
+    split: Literal["train", "heldout"] = "train"
+
+
+class ReplTaskset(vf.Taskset[ReplTask, ReplTasksetConfig]):  # type: ignore[misc]
+    """Yields `ReplTask`s. Raises ConfigError for a file, family or count that is of no use."""
+
+    def load(self) -> Iterable[ReplTask]:
+        config = self.config
+        if config.problems is not None:
+            tasks: Sequence[Task] = read_problems(config.problems)
+        else:
+            tasks = make_tasks(config.families, config.count, config.seed, config.split)
+        for task in tasks:
+            yield ReplTask(ReplData(id=task.id, name=task.family or None, prompt=task.question, answer=task.answer))
+
+
+class ReplHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
+    """What the model types into."""
+
+    kernel: KernelConfig = KernelConfig()
+    """`size` bounds how many rollouts run at once; further ones wait."""
+    dialect: DialectConfig = DialectConfig()
+    max_lines: int = 32
+    """Messages, after which the session ends without an answer."""
+
+
+class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
+    """The loop between two messages: type, run, show."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False  # not in the runtime: in our own sandbox
+    NEEDS_CONTAINER = False
+
+    def __init__(self, config: ReplHarnessConfig) -> None:
+        super().__init__(config)
+        if config.dialect.name != "python":
+            raise ConfigError(f"dialect {config.dialect.name!r} does not go line by line here; leave it at 'python'")
+
+    async def launch(
+        self,
+        ctx: vf.ModelContext,
+        trace: vf.Trace,
+        runtime: vf.Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: vf.TaskData,
+    ) -> vf.ProgramResult:
+        """One episode. Raises `vf.SandboxError` if the machinery around the interpreter fails."""
+        dialect = make_dialect(self.config.dialect)
+        kernels = shared_kernels(self.config.kernel)
+        session = LiveSession(kernels)
+        try:
+            async with _model(ctx.model, endpoint, secret) as model:
+                refusal = await self._play(model, kernels, session, dialect, self._opening(dialect, data))
+        finally:
+            await asyncio.wrap_future(kernels.submit(session.close()))
+            trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
+        return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal or "")
+
+    def _opening(self, dialect: Dialect, data: vf.TaskData) -> list[dict[str, str]]:
+        system, question = self.resolve_text_prompt(data)
+        chat = dialect.chat_prompt(question or "")
+        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
+        return [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
+
+    async def _play(
+        self,
+        model: _Model,
+        kernels: SharedKernels,
+        session: LiveSession,
+        dialect: Dialect,
+        messages: list[dict[str, str]],
+    ) -> str | None:
+        """Until an answer or the last line; what the endpoint said if it refuses a turn before that."""
+        reader = dialect.reader()
+        for _ in range(self.config.max_lines):
+            try:
+                typed = await model.reply(messages)
+            except _Refused as refused:
+                return str(refused)
+            line = typed if typed.endswith("\n") else typed + "\n"
+            turn = reader.read(line.encode("utf-8", "surrogatepass"))
+            answered = await asyncio.wrap_future(kernels.submit(session.type(turn)))
+            if session.failure is not None:
+                raise vf.SandboxError(session.failure)
+            if session.answer is not None:
+                break
+            shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
+            messages += [
+                {"role": "assistant", "content": typed},
+                {"role": "user", "content": shown},
+            ]
+        return None
+
+
+class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]
+    """One seat. A message ends with its line; an empty `sampling` lets the model type several at once."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(
+        runtime=vf.SubprocessConfig(), sampling=vf.SamplingConfig(stop=["\n"]), network_notice=False
+    )
+
+
+class ReplEnv(vf.Env[ReplEnvConfig]):  # type: ignore[misc]
+    """One model, one interpreter."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)
+
+
+def load_environment(
+    *,
+    problems: Path | str | None = None,
+    families: Sequence[str] | None = None,
+    count: int = 256,
+    seed: int = 0,
+    split: Literal["train", "heldout"] = "train",
+    kernel: KernelConfig | None = None,
+    dialect: DialectConfig | None = None,
+    max_lines: int = 32,
+    line_by_line: bool = True,
+) -> ReplEnv:
+    """The environment, for use in this process.
+
+    `problems` is a file of JSON lines with `question` and `answer`; without one, `count` problems of our families are
+    made. With `line_by_line=False` the model may type several lines in a message.
+    """
+    sys.modules.setdefault(PLUGIN, sys.modules[__name__])
+    harness = ReplHarnessConfig(
+        id=PLUGIN, kernel=kernel or KernelConfig(), dialect=dialect or DialectConfig(), max_lines=max_lines
+    )
+    sampling = vf.SamplingConfig(stop=["\n"]) if line_by_line else vf.SamplingConfig()
+    agent = ReplEnvConfig().agent.model_copy(update={"harness": harness, "sampling": sampling})
+    taskset = ReplTasksetConfig(
+        id=PLUGIN,
+        problems=problems,
+        families=None if families is None else list(families),
+        count=count,
+        seed=seed,
+        split=split,
+    )
+    return ReplEnv(ReplEnvConfig(taskset=taskset, agent=agent))
+
+
+class _Refused(Exception):
+    """The endpoint serves no further turn: a limit, a stop, or a provider that failed."""
+
+
+class _Model:
+    """The chat endpoint that `verifiers` opens for one rollout; it records what goes through it."""
+
+    def __init__(self, client: httpx.AsyncClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    async def reply(self, messages: list[dict[str, str]]) -> str:
+        """The next message. Raises `_Refused`."""
+        response = await self._client.post("chat/completions", json={"model": self._name, "messages": messages})
+        if response.is_error:
+            raise _Refused(response.text)
+        return response.json()["choices"][0]["message"]["content"] or ""
+
+
+@asynccontextmanager
+async def _model(name: str, endpoint: str, secret: str) -> AsyncIterator[_Model]:
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
+        yield _Model(client, name)

@@ -1,0 +1,17 @@
+"""Families of problems that sympy states and checks: equations, systems, integrals, limits, matrices, number theory.
+
+The number behind a family's name is its level. Every answer is known from how the problem was built, and `Family.check`
+confirms it by another method, which the tests run over many draws. sympy is loaded when the first problem is made.
+"""
+
+from repl_rl.tasks.families import Family
+from repl_rl.tasks.symbolic import equations, integrals, limits, matrices, number_theory, systems
+
+SYMBOLIC_FAMILIES: dict[str, Family] = {
+    family.name: family
+    for room in (equations, systems, integrals, limits, matrices, number_theory)
+    for family in room.FAMILIES
+}
+"""Every family by its name."""
+
+__all__ = ["SYMBOLIC_FAMILIES"]

@@ -1,0 +1,142 @@
+"""Integrals, built from their antiderivatives; checked by Simpson's rule, by differentiating, and by quadrature."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+from repl_rl.tasks.families import Family, Operands
+
+
+def _x() -> Any:
+    from sympy import Symbol
+
+    return Symbol("x")
+
+
+def _some(rng: Random, bound: int) -> int:
+    return rng.choice([n for n in range(-bound, bound + 1) if n])
+
+
+def _draw_cubic(rng: Random) -> Operands:
+    lower = rng.randint(-6, 5)
+    return lower, rng.randint(lower + 1, 7), *(_some(rng, 9) for _ in range(4))
+
+
+def _cubic(lower: int, upper: int, *coefficients: int) -> tuple[Any, ...]:
+    return sum(factor * _x() ** power for power, factor in enumerate(coefficients)), lower, upper
+
+
+def _cubic_area(lower: int, upper: int, *coefficients: int) -> Fraction:
+    return sum(
+        (
+            Fraction(factor * (upper ** (power + 1) - lower ** (power + 1)), power + 1)
+            for power, factor in enumerate(coefficients)
+        ),
+        Fraction(0),
+    )
+
+
+def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int) -> bool:
+    """Simpson's rule is exact for cubics."""
+
+    def height(at: Fraction) -> Fraction:
+        return sum((factor * at**power for power, factor in enumerate(coefficients)), Fraction(0))
+
+    ends = height(Fraction(lower)) + height(Fraction(upper))
+    return answer == Fraction(upper - lower, 6) * (ends + 4 * height(Fraction(lower + upper, 2)))
+
+
+def _draw_exponential(rng: Random) -> Operands:
+    return _some(rng, 6), _some(rng, 9), _some(rng, 9), _some(rng, 9)
+
+
+def _primitive(rate: int, *coefficients: int) -> Any:
+    """Zero at zero."""
+    from sympy import exp
+
+    polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
+    return polynomial * exp(rate * _x()) - coefficients[0]
+
+
+def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
+    """By the product rule: a polynomial again, before the same exponential."""
+    from sympy import collect, exp, expand
+
+    polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
+    return (collect(expand(rate * polynomial + polynomial.diff(_x())), _x()) * exp(rate * _x()),)
+
+
+def _differentiates_back(answer: Any, *operands: int) -> bool:
+    from sympy import simplify
+
+    back = simplify(answer.diff(_x()) - _integrand(*operands)[0])
+    return bool(back == 0 and answer.subs(_x(), 0) == 0)
+
+
+def _draw_trigonometric(rng: Random) -> Operands:
+    return rng.randint(1, 9), _some(rng, 12), rng.randint(-12, 12)
+
+
+def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
+    """The derivative of (slope*x + offset)*cos(frequency*x)."""
+    from sympy import cos, expand, sin
+
+    x = _x()
+    return (expand(slope * cos(frequency * x) - frequency * (slope * x + offset) * sin(frequency * x)),)
+
+
+def _between_zero_and_pi(frequency: int, slope: int, offset: int) -> Any:
+    from sympy import pi
+
+    return (-1) ** frequency * (slope * pi + offset) - offset
+
+
+def _quadrature_agrees(answer: Any, *operands: int) -> bool:
+    from mpmath import mp, quad
+    from sympy import lambdify
+
+    height = lambdify(_x(), _trigonometric(*operands)[0], "mpmath")
+    with mp.workdps(30):
+        return bool(abs(quad(height, mp.linspace(0, mp.pi, 10)) - answer.evalf(30)) < mp.mpf("1e-15"))
+
+
+FAMILIES = (
+    Family(
+        "integral-1",
+        _draw_cubic,
+        _cubic_area,
+        (
+            "Integrate {0} from x = {1} to x = {2}. Give the exact value.",
+            "What is the definite integral of {0} over [{1}, {2}]? Give the exact value.",
+            "Compute the integral of {0} with respect to x between {1} and {2} exactly.",
+        ),
+        _cubic,
+        _simpson_agrees,
+    ),
+    Family(
+        "integral-2",
+        _draw_exponential,
+        _primitive,
+        (
+            "Find the antiderivative F of {0} with F(0) = 0.",
+            "Which function F of x has the derivative {0} and F(0) = 0?",
+            "Integrate {0} with respect to x; choose the constant so that the result is 0 at x = 0.",
+        ),
+        _integrand,
+        _differentiates_back,
+    ),
+    Family(
+        "integral-3",
+        _draw_trigonometric,
+        _between_zero_and_pi,
+        (
+            "Integrate {0} from x = 0 to x = pi. Give the exact value.",
+            "What is the definite integral of {0} over [0, pi]? Give the exact value.",
+            "Compute the integral of {0} with respect to x between 0 and pi exactly.",
+        ),
+        _trigonometric,
+        _quadrature_agrees,
+    ),
+)

@@ -1,0 +1,150 @@
+"""Determinants, inverses, eigenvalues; checked by Leibniz's sum, by multiplying, by what makes A - k*I singular."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from random import Random
+from typing import Any
+
+from repl_rl.tasks.families import Family, Operands
+
+
+def _matrix(entries: Operands) -> Any:
+    """Square, row by row."""
+    from sympy import Matrix
+
+    size = math.isqrt(len(entries))
+    return Matrix(size, size, entries)
+
+
+def _shown(entries: Operands) -> tuple[Any, ...]:
+    return (_matrix(entries).tolist(),)
+
+
+def _draw_regular(rng: Random, size: int) -> Operands:
+    """Neither singular nor of determinant 1 or -1."""
+    while True:
+        entries = tuple(rng.randint(-9, 9) for _ in range(size * size))
+        if abs(_matrix(entries).det()) > 1:
+            return entries
+
+
+def _determinant(*entries: int) -> int:
+    return int(_matrix(entries).det())
+
+
+def _leibniz_agrees(answer: int, *entries: int) -> bool:
+    size = math.isqrt(len(entries))
+    total = 0
+    for order in permutations(range(size)):
+        swaps = sum(order[i] > order[j] for i in range(size) for j in range(i + 1, size))
+        total += (-1) ** swaps * math.prod(entries[row * size + column] for row, column in enumerate(order))
+    return answer == total
+
+
+def _inverse(*entries: int) -> Any:
+    return _matrix(entries).inv()
+
+
+def _multiplies_to_one(answer: Any, *entries: int) -> bool:
+    from sympy import eye
+
+    return bool(answer * _matrix(entries) == eye(answer.rows))
+
+
+def _draw_pair(rng: Random) -> Operands:
+    first, second = rng.sample(range(-12, 13), 2)
+    return first, second, rng.choice([-4, -3, -2, 2, 3, 4]), rng.randint(-4, 4)
+
+
+def _similar_pair(first: int, second: int, shear: int, other: int) -> tuple[Any, ...]:
+    """Similar to the diagonal matrix by one of determinant 1; a shear of two at least keeps the columns apart."""
+    from sympy import Matrix, diag
+
+    change = Matrix([[1, shear], [other, 1 + shear * other]])
+    return ((change * diag(first, second) * change.inv()).tolist(),)
+
+
+def _draw_triple(rng: Random) -> Operands:
+    return (*rng.sample(range(-9, 10), 3), *(rng.randint(-5, 5) for _ in range(3)))
+
+
+def _similar_triple(first: int, second: int, third: int, *above: int) -> tuple[Any, ...]:
+    from sympy import Matrix
+
+    upper = Matrix([[first, above[0], above[1]], [0, second, above[2]], [0, 0, third]])
+    change = Matrix([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+    return ((change * upper * change.inv()).tolist(),)
+
+
+def _set_of(*values: int) -> Any:
+    from sympy import FiniteSet
+
+    return FiniteSet(*values)
+
+
+def _are_eigenvalues(answer: Any, rows: Any) -> bool:
+    """Each makes A - k*I singular, and there are as many as rows."""
+    from sympy import Matrix, eye
+
+    matrix = Matrix(rows)
+    return len(answer) == matrix.rows and all((matrix - k * eye(matrix.rows)).det() == 0 for k in answer)
+
+
+_DETERMINANT = (
+    "What is the determinant of {0}?",
+    "Compute the determinant of the matrix with the rows {0}.",
+    "Find det(A) for A = {0}.",
+)
+_INVERSE = (
+    "Find the inverse of the matrix {0}.",
+    "Invert the matrix with the rows {0}.",
+    "Which matrix multiplied by {0} gives the identity?",
+)
+_EIGENVALUES = (
+    "Find the set of eigenvalues of the matrix {0}.",
+    "Which eigenvalues has the matrix with the rows {0}? Give them as a set.",
+    "Compute the eigenvalues of A = {0}. Give the set of them.",
+)
+
+FAMILIES = (
+    *(
+        Family(
+            f"determinant-{size - 2}",
+            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
+            _determinant,
+            _DETERMINANT,
+            lambda *entries: _shown(entries),
+            _leibniz_agrees,
+        )
+        for size in (3, 4)
+    ),
+    *(
+        Family(
+            f"inverse-{size - 1}",
+            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
+            _inverse,
+            _INVERSE,
+            lambda *entries: _shown(entries),
+            _multiplies_to_one,
+        )
+        for size in (2, 3)
+    ),
+    Family(
+        "eigenvalues-1",
+        _draw_pair,
+        lambda first, second, *_: _set_of(first, second),
+        _EIGENVALUES,
+        _similar_pair,
+        lambda answer, *operands: _are_eigenvalues(answer, *_similar_pair(*operands)),
+    ),
+    Family(
+        "eigenvalues-2",
+        _draw_triple,
+        lambda first, second, third, *_: _set_of(first, second, third),
+        _EIGENVALUES,
+        _similar_triple,
+        lambda answer, *operands: _are_eigenvalues(answer, *_similar_triple(*operands)),
+    ),
+)

@@ -1,0 +1,228 @@
+"""Data sets through `load_tasks`: real files of every kind, and what is said where they don't fit."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from repl_rl.config import TasksConfig, parse_config
+from repl_rl.errors import ConfigError
+from repl_rl.run.evaluation import heldout_tasks
+from repl_rl.tasks import PRESETS, load_tasks, make_tasks
+
+ROWS = [{"question": f"What is {n} + 1000?", "answer": f"It is {n + 1000}.\n#### {n + 1000:,}"} for n in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+def _write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        Dataset.from_list(rows).to_parquet(str(path))
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _load(folder, split="train", count=1000, seed=0, **config):
+    return load_tasks(TasksConfig(folder=str(folder), **config), split, seed, count)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
+def test_gsm8k_from_files_of_every_kind(tmp_path, suffix):
+    _write(tmp_path / f"train.{suffix}", ROWS)
+    _write(tmp_path / f"test.{suffix}", ROWS[:3])
+    train = _load(tmp_path, dataset="gsm8k")
+    assert sorted((task.question, task.answer, task.family) for task in train) == sorted(
+        (row["question"], str(number + 1000), "gsm8k") for number, row in enumerate(ROWS)
+    )
+    assert {task.id for task in train} == {f"gsm8k-train-{number}" for number in range(40)}
+    assert {task.id for task in _load(tmp_path, "heldout", dataset="gsm8k")} == {f"gsm8k-test-{n}" for n in range(3)}
+
+
+def test_a_folder_as_the_hub_lays_it_out(tmp_path):
+    _write(tmp_path / "main" / "train-00000-of-00002.parquet", ROWS[:10])
+    _write(tmp_path / "main" / "train-00001-of-00002.parquet", ROWS[10:15])
+    _write(tmp_path / "main" / "test-00000-of-00001.parquet", ROWS[15:17])
+    _write(tmp_path / "socratic" / "train-00000-of-00001.parquet", ROWS[20:])
+    assert len(_load(tmp_path, dataset="gsm8k")) == 15
+    assert len(_load(tmp_path, "heldout", dataset="gsm8k")) == 2
+
+
+def test_math_takes_the_last_box(tmp_path):
+    solutions = [
+        r"Thus $\boxed{\frac{1}{2}}$ or \boxed{\frac{\sqrt{2}}{2}}.",
+        r"So \boxed{(1,2)}",
+        r"It is $\boxed 7$.",
+    ]
+    rows = [{"problem": f"P{n}", "solution": text, "type": "Algebra", "level": "1"} for n, text in enumerate(solutions)]
+    _write(tmp_path / "train.jsonl", rows)
+    tasks = sorted(_load(tmp_path, dataset="math"), key=lambda task: task.id)
+    assert [task.answer for task in tasks] == [r"\frac{\sqrt{2}}{2}", "(1,2)", "7"]
+    assert {task.family for task in tasks} == {"Algebra"}
+
+
+def test_columns_of_ones_own(tmp_path):
+    rows = [{"q": f"Q{n}", "a": n, "name": f"n{n}", "kind": "k" + str(n % 2)} for n in range(4)]
+    _write(tmp_path / "rows.jsonl", rows)
+    columns = {"question": "q", "answer": "a", "id": "name", "family": "kind"}
+    tasks = _load(tmp_path, columns=columns, heldout="train", dataset="mine/own")
+    assert {(task.id, task.question, task.answer, task.family) for task in tasks} == {
+        (f"own-train-n{n}", f"Q{n}", str(n), f"k{n % 2}") for n in range(4)
+    }
+
+
+def test_what_save_to_disk_wrote(tmp_path):
+    whole, splits = tmp_path / "whole", tmp_path / "splits"
+    Dataset.from_list(ROWS).save_to_disk(str(whole))
+    DatasetDict(train=Dataset.from_list(ROWS[:5]), test=Dataset.from_list(ROWS[5:7])).save_to_disk(str(splits))
+    assert len(_load(splits, dataset="gsm8k")) == 5
+    assert len(_load(splits, "heldout", dataset="gsm8k")) == 2
+    assert len(_load(whole, dataset="gsm8k", heldout="train")) == 40
+    with pytest.raises(ConfigError, match="no split 'test': it is a set without splits"):
+        _load(whole, "heldout", dataset="gsm8k")
+    with pytest.raises(ConfigError, match="no split 'dev'; it holds train, test"):
+        _load(splits, "heldout", dataset="gsm8k", heldout="dev")
+
+
+def test_a_share_is_held_out_by_the_question_alone(tmp_path):
+    _write(tmp_path / "a.jsonl", ROWS)
+    _write(tmp_path / "b" / "rows.jsonl", list(reversed(ROWS)))
+    config = {"answer_pattern": r"####\s*(.+)", "heldout": 0.25}
+    train, heldout = _load(tmp_path, **config), _load(tmp_path, "heldout", seed=7, **config)
+    assert not {task.question for task in train} & {task.question for task in heldout}
+    assert len(train) + len(heldout) == 80
+    assert 10 <= len(heldout) <= 30
+
+
+def test_the_order_follows_from_the_seed_and_a_longer_list_begins_with_the_shorter(tmp_path):
+    _write(tmp_path / "train.jsonl", ROWS)
+    first = _load(tmp_path, dataset="gsm8k", seed=1)
+    assert _load(tmp_path, dataset="gsm8k", seed=1, count=7) == first[:7]
+    assert _load(tmp_path, dataset="gsm8k", seed=2) != first
+
+
+def test_families_go_through_the_same_door():
+    assert load_tasks(TasksConfig(), "train", 3, 25) == make_tasks(None, 25, 3, "train")
+    assert load_tasks(TasksConfig(families=("limit-1",)), "heldout", 0, 3) == make_tasks(["limit-1"], 3, 0, "heldout")
+
+
+def test_a_run_takes_its_heldout_problems_from_the_set(tmp_path):
+    _write(tmp_path / "train.jsonl", ROWS)
+    _write(tmp_path / "test.jsonl", ROWS[:9])
+    config = parse_config({"tasks": {"dataset": "gsm8k", "folder": str(tmp_path)}, "eval": {"problems": 4}})
+    tasks = heldout_tasks(config)
+    assert len(tasks) == 4
+    assert all(task.id.startswith("gsm8k-test-") for task in tasks)
+
+
+GOOD = {"question": "Q", "answer": "#### 1"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "config", "message"),
+    [
+        (
+            [{"prompt": "Q", "answer": "1"}],
+            {},
+            "no column 'question' for tasks.columns.question; it has prompt, answer",
+        ),
+        ([GOOD], {"columns": {"id": "uid"}}, "no column 'uid' for tasks.columns.id; it has question, answer"),
+        (
+            [GOOD, {"question": "Q2", "answer": "no"}],
+            {"answer_pattern": "#### (.*)"},
+            "row 1: .*finds no answer in 'no'",
+        ),
+        ([{"question": "Q", "answer": "x"}], {"answer_pattern": "boxed"}, "row 0: .*'boxed' finds no answer in 'x'"),
+        ([GOOD, {"question": "Q", "answer": " "}], {}, "row 1: the answer is empty"),
+        ([{"question": "Q", "answer": r"\frac{1}{"}], {}, r"task 'rows-train-0': the reference answer '.*frac\{1\}\{'"),
+        ([{"question": "Q", "answer": None}, GOOD], {}, "row 0: column 'answer' holds None"),
+        ([{**GOOD, "id": 1}, {**GOOD, "id": 1}], {"columns": {"id": "id"}}, "two problems of the id 'rows-train-1'"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
+    folder = tmp_path / "rows"
+    _write(folder / "train.jsonl", rows)
+    with pytest.raises(ConfigError, match=message):
+        _load(folder, heldout="test", **config)
+
+
+def test_folders_that_do_not_fit_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="no folder"):
+        _load(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
+        _load(tmp_path)
+    _write(tmp_path / "test.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="no split 'train'; it holds test"):
+        _load(tmp_path, dataset="gsm8k")
+    (tmp_path / "train.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ConfigError, match=r"train\.parquet can't be read as parquet"):
+        _load(tmp_path, dataset="gsm8k")
+    _write(tmp_path / "train.csv", ROWS)
+    with pytest.raises(ConfigError, match="split 'train' as csv and parquet"):
+        _load(tmp_path, dataset="gsm8k")
+
+
+def test_a_side_with_no_problem_is_named(tmp_path):
+    _write(tmp_path / "train.jsonl", ROWS[:1])
+    with pytest.raises(ConfigError, match="has no problem in split 'train'"):
+        _load(tmp_path, "heldout", heldout=0.0001)
+
+
+def test_sets_without_training_problems_say_what_to_train_on(tmp_path):
+    with pytest.raises(ConfigError, match="'math-500' is for evaluation only; train on another"):
+        load_tasks(TasksConfig(dataset="math-500"), "train", 0, 1)
+
+
+def test_a_preset_may_hold_out_another(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("repl_rl.tasks.datasets.load_hub", lambda *names: asked.append(names) or Dataset.from_list(
+        [{"problem": "P", "answer": "1", "unique_id": "u/1", "subject": "Algebra"}]
+    ))  # fmt: skip
+    tasks = load_tasks(TasksConfig(dataset="math", heldout="math-500"), "heldout", 0, 5)
+    assert asked == [("HuggingFaceH4/MATH-500", None, "test")]
+    assert [(task.id, task.answer, task.family) for task in tasks] == [("math-500-test-u/1", "1", "Algebra")]
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "nobody/nothing"])
+def test_offline_and_not_cached_says_what_to_do(name, tmp_path):
+    program = (
+        "from repl_rl.config import TasksConfig; from repl_rl.tasks import load_tasks; from repl_rl.errors import *\n"
+        f"try: load_tasks(TasksConfig(dataset={name!r}), 'heldout', 0, 1)\n"
+        "except ConfigError as error: print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    hub = PRESETS[name].hub if name in PRESETS else name
+    assert f"data set {hub!r} is neither in the cache nor within reach" in done.stdout, done.stderr
+    assert "set tasks.folder" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dataset": "gsm8k", "families": ["gcd"]}, r"families \['gcd'\] and a data set are both named"),
+        ({"heldout": 0.5}, "heldout is for data sets"),
+        ({"answer_pattern": "(x)"}, "answer_pattern is for data sets"),
+        ({"dataset": "x", "heldout": 1.5}, "heldout 1.5 is no share"),
+        ({"dataset": "x", "answer_pattern": "x"}, "'x' has 0 groups"),
+        ({"dataset": "x", "answer_pattern": "("}, "is no regular expression"),
+        ({"dataset": "x", "columns": {"qestion": "q"}}, "unknown key 'tasks.columns.qestion'; did you mean 'question'"),
+    ],
+)
+def test_sections_that_make_no_sense(values, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"tasks": values})

@@ -1,0 +1,84 @@
+"""Families that sympy states: each answer by a second method, gradable, and on one side of the split."""
+
+import subprocess
+import sys
+
+import pytest
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks import FAMILIES, SYMBOLIC_FAMILIES, grade_many, make_tasks, require_gradable
+
+DRAWS = 40
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+def test_answers_hold_by_a_second_method(name):
+    family = SYMBOLIC_FAMILIES[name]
+    for task in make_tasks([name], DRAWS, 0, "train"):
+        operands = task.metadata["operands"]
+        assert family.check(family.solve(*operands), *operands), task
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+def test_the_second_method_refuses_the_answer_to_another_problem(name):
+    family = SYMBOLIC_FAMILIES[name]
+    tasks = make_tasks([name], 12, 1, "train")
+    first = tasks[0].metadata["operands"]
+    others = [family.solve(*task.metadata["operands"]) for task in tasks[1:] if task.answer != tasks[0].answer]
+    assert len(others) >= 8
+    assert not any(family.check(other, *first) for other in others)
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+def test_answers_are_gradable_and_right_for_their_own_problem_alone(name):
+    tasks = make_tasks([name], DRAWS, 2, "heldout")
+    require_gradable(tasks)
+    assert grade_many(tasks, [(task.answer,) for task in tasks]) == [1.0] * DRAWS
+    shifted = grade_many(tasks, [(task.answer,) for task in (*tasks[1:], tasks[0])])
+    assert shifted == [float(a.answer == b.answer) for a, b in zip(tasks, (*tasks[1:], tasks[0]), strict=True)]
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+def test_questions_are_stated_in_several_ways_and_never_on_both_sides(name):
+    def statements(tasks):
+        family = SYMBOLIC_FAMILIES[name]
+        return {str(family.present(*task.metadata["operands"])) for task in tasks}
+
+    train, heldout = make_tasks([name], 150, 3, "train"), make_tasks([name], 60, 4, "heldout")
+    assert not statements(train) & statements(heldout)
+    assert len(statements(train)) == 150
+    assert len(SYMBOLIC_FAMILIES[name].phrasings) == 3
+    assert all("{" not in task.question for task in train)
+
+
+def test_kinds_and_levels():
+    kinds = {name.rpartition("-")[0] for name in SYMBOLIC_FAMILIES}
+    assert kinds == {
+        *("equation", "system", "integral", "limit", "determinant", "inverse", "eigenvalues"),
+        *("congruence", "modular-inverse", "totient", "order"),
+    }
+    assert not set(SYMBOLIC_FAMILIES) & set(FAMILIES)
+
+
+def test_no_list_still_means_the_number_families():
+    assert {task.family for task in make_tasks(None, 40, 0, "train")} == set(FAMILIES)
+
+
+def test_they_mix_with_the_number_families():
+    tasks = make_tasks(["gcd", "limit-1"], 4, 0, "train")
+    assert [task.family for task in tasks] == ["gcd", "limit-1", "gcd", "limit-1"]
+
+
+def test_a_misspelt_one_is_named_with_its_nearest():
+    with pytest.raises(ConfigError, match="'integral1', did you mean 'integral-1'"):
+        make_tasks(["integral1"], 1, 0, "train")
+
+
+def test_neither_tasks_nor_numbers_load_sympy():
+    program = (
+        "import sys; from repl_rl.tasks import grade, make_tasks\n"
+        "task = make_tasks(None, 1, 0, 'train')[0]; grade(task, (task.answer,))\n"
+        "print(sorted({'sympy', 'math_verify', 'datasets', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,321 @@
+"""The sessions that the project's first users described, on real sandboxed kernels with a scripted policy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exactness import (
+    RecordingEngine,
+    assert_masked_text_is_the_outputs,
+    assert_the_engine_was_given_the_sequence_so_far,
+)
+from scripted import ScriptedEngine
+
+from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig, TasksConfig
+from repl_rl.dialect import dialect_class
+from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.kernel import KernelPool, Limits
+from repl_rl.nano import NANO_PATH
+from repl_rl.prompting import dialect_for, speaks_chat
+from repl_rl.rewards import RewardTable
+from repl_rl.rollout import Rollout
+from repl_rl.scene import Extensions, make_extensions
+from repl_rl.scoring import credit, score
+from repl_rl.tasks import grade, load_tasks
+from repl_rl.tools import tool_metrics
+from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
+
+HERMES = """\
+{%- if tools %}<|im_start|>system
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}
+{%- if message.role == "tool" %}<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>
+{% else %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}<|im_end|>
+{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Calls and results as Hermes and Qwen write them, one result per turn."""
+
+PROOF = """\
+# Take the equations one at a time.
+from sympy import symbols, Eq, solveset, S
+x, y, p, a, b = symbols('x y p a b', integer=True)
+eq1 = Eq(x**2 - a, p * y)
+eq2 = Eq(x**2 - b, p * y)
+eq3 = Eq(x**2 - a * b, p * y)
+s1 = solveset(eq1, x, domain=S.Integers)
+s1  # what does sympy make of it?
+s2 = solveset(eq2, x, domain=S.Integers)
+s2
+# Residues mod p: the product of two quadratic residues is one again.
+s3 = solveset(eq3, x, domain=S.Integers)
+s1, s2, s3
+submit_final_answer(s1, s2, s3)
+"""
+
+
+class WeatherLookupError(ValueError):
+    """The place can't be looked up."""
+
+
+def weather(city: str) -> str:
+    """Look up the weather.
+
+    Args:
+        city: The city and its state, such as "Boston, MA".
+    """
+    if "," not in city:
+        raise WeatherLookupError("Must specify a two-letter state.")
+    return f"The weather in {city.partition(',')[0]} is 40 deg F and sunny all day."
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
+
+
+def make_vocabulary(dialect: str = "python", template: str | None = None) -> Vocabulary:
+    vocabulary = load_vocabulary(str(NANO_PATH), dialect_class(DialectConfig(name=dialect)).stops)
+    vocabulary.tokenizer.chat_template = template
+    return vocabulary
+
+
+def roll(
+    scripts: Sequence[Sequence[str]],
+    tasks: Sequence[Task],
+    extensions: Extensions | None = None,
+    dialect: str = "python",
+    template: str | None = None,
+) -> tuple[list[Trajectory], Vocabulary]:
+    """A script for each task. What holds for every trajectory is asserted here."""
+    vocabulary = make_vocabulary(dialect, template)
+    extensions = extensions or Extensions()
+    by_question = {task.question: script for task, script in zip(tasks, scripts, strict=True)}
+
+    def script(prompt: str) -> Sequence[str]:
+        return next(script for question, script in by_question.items() if question.splitlines()[0] in prompt)
+
+    engine = RecordingEngine(ScriptedEngine(vocabulary, script))
+
+    async def go() -> list[Trajectory]:
+        def offering(tools: Sequence[Any]) -> Any:
+            return dialect_for(vocabulary, DialectConfig(name=dialect), tools)
+
+        async with KernelPool(len(tasks), Limits()) as pool:
+            rollout = Rollout(
+                engine, pool, offering(extensions.toolbox.tools), vocabulary,
+                budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400), sampling=SamplingConfig(),
+                context_tokens=6000, extensions=extensions, dialect_with=offering,
+                chat=speaks_chat(vocabulary, offering([]), None),
+            )  # fmt: skip
+            return await rollout.many(tasks)
+
+    trajectories = asyncio.run(go())
+    assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
+    for trajectory in trajectories:
+        assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    return trajectories, vocabulary
+
+
+def typed(session: str) -> list[str]:
+    return [f" {line}\n" for line in session.splitlines()]
+
+
+def test_session_1_a_proof_explored_line_by_line() -> None:
+    task = Task("proof", "p is a prime that divides neither a nor b.", "")
+    [[trajectory], _] = roll([typed(PROOF)], [task])
+    by_text = {line.text.strip(): line for line in trajectory.lines}
+    quiet = [line for text, line in by_text.items() if " = " in text or text.startswith(("#", "from"))]
+    assert len(quiet) == 10
+    assert {line.output for line in quiet} == {">>>"}
+    shown = "Intersection({-sqrt(a + p*y), sqrt(a + p*y)}, Integers)"
+    assert by_text["s1  # what does sympy make of it?"].output == f"{shown}\n>>>"
+    assert by_text["s1, s2, s3"].output.count("Intersection(") == 3
+    assert trajectory.answer is not None
+    assert len(trajectory.answer) == 3
+    assert trajectory.answer[0] == shown
+    assert trajectory.stop_reason is StopReason.ANSWER
+
+
+def test_session_1_goes_on_with_its_state_after_an_error() -> None:
+    task = Task("slip", "Import it.", "")
+    lines = typed("n = 3\nfrom simpy import symbols\nn + 1\nsubmit_final_answer(n)\n")
+    [[trajectory], _] = roll([lines], [task])
+    failed = trajectory.lines[1]
+    assert (failed.kind, failed.error_name) == (LineKind.EXCEPTION, "ModuleNotFoundError")
+    assert failed.output == (
+        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+        "ModuleNotFoundError: No module named 'simpy'\n>>>"
+    )
+    assert trajectory.lines[2].output == "4\n>>>"
+    assert trajectory.answer == ("3",)
+
+
+@pytest.mark.parametrize("where", ["sandbox", "host"])
+def test_session_3_calls_inside_prose(where: Any) -> None:
+    asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")
+    task = Task("umbrella", "Seattle.", "no", history=asked)
+    lines = [
+        "It depends on the weather there: <fn>", 'weather("Seattle")</fn>',
+        "\n", "So, with the state: <fn>", 'weather("Seattle, WA")</fn>',
+        "\n", "No umbrella is needed.\n", "Answer: no\n",
+    ]  # fmt: skip
+    [[trajectory], vocabulary] = roll([lines], [task], make_extensions([weather], where), dialect="inline")
+    assert "user: Should I pack an umbrella?\nassistant: For which city?\n" in trajectory.prompt
+    assert "weather(city: str) -> str: Look up the weather." in trajectory.prompt
+    assert vocabulary.decode(trajectory.completion_ids) == (
+        'It depends on the weather there: <fn>weather("Seattle")</fn>'
+        "<fn_error>WeatherLookupError: Must specify a two-letter state.</fn_error>"
+        '\nSo, with the state: <fn>weather("Seattle, WA")</fn>'
+        "<fn_results>The weather in Seattle is 40 deg F and sunny all day.</fn_results>"
+        "\nNo umbrella is needed.\nAnswer: no\n"
+    )
+    first, second = trajectory.lines[1], trajectory.lines[4]
+    assert (first.kind, first.error_name) == (LineKind.EXCEPTION, "WeatherLookupError")
+    assert second.kind is LineKind.EXPRESSION
+    assert [call.error_name for line in trajectory.lines for call in line.calls] == ["WeatherLookupError", None]
+    assert (trajectory.answer, trajectory.stop_reason) == (("no",), StopReason.ANSWER)
+    table = RewardTable(RewardsConfig(exceptions={"ValueError": -0.1}, kinds={LineKind.EXCEPTION: -0.3}))
+    [scored] = score([task], [trajectory], grade, table)
+    assert [line.reward for line in scored.trajectory.lines] == [0, -0.3, 0, 0, 0, 0, 0, 1.0]
+
+
+CALLS = {
+    "rightly": ['<tool_call>\n', '{"name": "multiply", "arguments": {"a": 12, "b": 13}}\n', "</tool_call>", "156"],
+    "wrongly": ['<tool_call>{"name": "multiply", "arguments": {"x": 12, "y": 13}}</tool_call>', "It failed."],
+    "not at all": ["I think that it is 156."],
+}  # fmt: skip
+TYPED_CALLS = {
+    "rightly": [" multiply(12, 13)\n", " submit_final_answer(_)\n"],
+    "wrongly": [" multiply(x=12, y=13)\n", " submit_final_answer(0)\n"],
+    "not at all": [" submit_final_answer(156)\n"],
+}
+
+
+@pytest.mark.parametrize("where", ["sandbox", "host"])
+@pytest.mark.parametrize(("dialect", "scripts"), [("tool_call", CALLS), ("python", TYPED_CALLS)])
+def test_session_4_calls_and_failures_are_counted(dialect: str, scripts: dict[str, list[str]], where: Any) -> None:
+    tasks = [Task(name, f"Multiply 12 and 13 {name}.", "156") for name in scripts]
+    template = HERMES if dialect == "tool_call" else None
+    extensions = make_extensions([multiply], where)
+    [trajectories, _] = roll(list(scripts.values()), tasks, extensions, dialect, template)
+    metrics = tool_metrics(trajectories, ["multiply"])
+    assert metrics["tools/multiply/call_frequency"] == pytest.approx(2 / 3)
+    assert metrics["tools/multiply/failure_frequency"] == pytest.approx(1 / 2)
+    rightly, wrongly, _ = trajectories
+    assert "multiply(a: int, b: int) -> int" in rightly.prompt or '"name": "multiply"' in rightly.prompt
+    results = [line.output for line in rightly.lines if line.calls]
+    assert ["156\n" in output for output in results] == [True]
+    [failed] = [line for line in wrongly.lines if line.calls]
+    assert (failed.kind, failed.error_name) == (LineKind.EXCEPTION, "TypeError")
+    assert "TypeError: multiply() " in failed.output
+
+
+def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
+    calls = (
+        'Both at once. <tool_call>{"name": "multiply", "arguments": {"a": 2, "b": 3}}</tool_call>'
+        '<tool_call>{"name": "multiply", "arguments": "{\\"a\\": 4, \\"b\\": 5}"}</tool_call>'
+        '<tool_call>{"name": "multiply", "arguments": {"a": 4</tool_call>'
+    )
+    task = Task("t", "Multiply 2 by 3 and 4 by 5.", "6")
+    [[trajectory], vocabulary] = roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call", HERMES)
+    answered = trajectory.lines[0]
+    assert answered.output.count("<tool_response>") == 3
+    assert (
+        answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
+    )
+    assert answered.kind is LineKind.SYNTAX_ERROR
+    assert [call.error_name for call in answered.calls] == [None, None]
+    between = trajectory.completion_ids[answered.end : trajectory.lines[1].start]
+    assert vocabulary.decode(between) == answered.output
+    assert trajectory.stop_reason is StopReason.EOS
+
+
+def test_session_5_gsm8k_with_an_interpreter(tmp_path: Path) -> None:
+    row = {"question": "Ann has 16 eggs, eats 3, bakes with 4 and sells the rest at 2 each. How much does she earn?",
+           "answer": "She sells 16 - 3 - 4 = 9 eggs for 9 * 2 = 18.\n#### 18"}  # fmt: skip
+    other = {"question": "What are three dozen eggs?", "answer": "12 * 3 = 36\n#### 36"}
+    (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
+    (tmp_path / "test.jsonl").write_text(f"{json.dumps({**row, 'question': 'Another?'})}\n")
+    tasks = load_tasks(TasksConfig(dataset="gsm8k", folder=str(tmp_path)), "train", 0, 2)
+    eggs = next(task for task in tasks if task.answer == "18")
+    prying = typed("grade\ntask\n16 - 3 - 4\n_ * 2\nsubmit_final_answer(_)\n")
+    guess = typed("submit_final_answer(36)\n")
+    made = [roll([lines], [eggs])[0][0] for lines in (prying, guess)]
+    right, wrong = made
+    assert [line.error_name for line in right.lines] == ["NameError", "NameError", None, None, None]
+    assert "18" not in right.prompt.partition("Ann has")[2]
+    assert sum(right.sampled_mask) == sum(line.end - line.start for line in right.lines) < len(right.sampled_mask)
+    scored = score([eggs, eggs], made, grade, RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.1})))
+    assert [item.trajectory.outcome_reward for item in scored] == [1.0, 0.0]
+    [first, _] = credit(scored, 2, CreditConfig(estimator="return_to_go"))
+    values = first.token_advantages
+    assert len(values) == len(right.completion_ids)
+    assert {value for value, was in zip(values, right.sampled_mask, strict=True) if not was} == {0.0}
+    assert values[right.lines[0].start] < values[right.lines[2].start]
+    assert wrong.answer == ("36",)
+
+
+class Shop:
+    """A sandbox that owns everything: its functions are all that there is."""
+
+    def __init__(self) -> None:
+        self.cart: list[str] = []
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        return {"shelf": {"tea": 3, "milk": 2}, "buy": self.buy}
+
+    def buy(self, name: str) -> str:
+        """Put something into the cart."""
+        if name not in ("tea", "milk"):
+            raise KeyError(name)
+        self.cart.append(name)
+        return f"{len(self.cart)} in the cart"
+
+    def observe(self) -> str:
+        return f"(cart: {', '.join(self.cart) or 'empty'})\n"
+
+    def reward(self, trajectory: Trajectory) -> float:
+        return float(self.cart == ["tea", "milk"])
+
+
+def test_session_6_an_environment_that_owns_everything() -> None:
+    tasks = [Task("shop", "Buy tea and milk.", ""), Task("none", "Buy nothing.", "")]
+    scripts = [
+        [" shelf['tea']\n", " buy('tea')\n", " buy('gold')\n", " buy('milk')\n", " submit_final_answer('done')\n"],
+        [" submit_final_answer('done')\n"],
+    ]
+    [[shopped, idle], _] = roll(scripts, tasks, make_extensions(environment=Shop()))
+    assert "# (cart: empty)\n" in shopped.prompt
+    assert [line.output for line in shopped.lines][:2] == [
+        "3\n(cart: empty)\n>>>",
+        "'1 in the cart'\n(cart: tea)\n>>>",
+    ]
+    assert shopped.lines[2].error_name == "KeyError"
+    assert [call.name for line in shopped.lines for call in line.calls] == ["buy", "buy", "buy"]
+    assert (shopped.environment_reward, idle.environment_reward) == (1.0, 0.0)
+    scored = score(tasks, [shopped, idle], grade, RewardTable(RewardsConfig()))
+    [first, second] = credit(scored, 2, CreditConfig(estimator="outcome"))
+    assert first.trajectory.outcome_reward == 1.0
+    assert max(first.token_advantages) > 0 > min(second.token_advantages)

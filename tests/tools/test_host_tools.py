@@ -1,0 +1,381 @@
+"""Calls that come out of a sandbox: every one is answered, whatever the tool does and whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import enum
+import functools
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from user_tools import convert, multiply, search
+
+from repl_rl.kernel.results import HostCall, HostReply
+from repl_rl.tools import Toolbox, as_tools, tool
+from repl_rl.tools.calls import MOST_BYTES
+from repl_rl.tools.places import Places
+
+
+def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> HostReply:
+    async def one() -> HostReply:
+        answer = Toolbox(as_tools([function], "host")).host_calls()
+        assert answer is not None
+        return await answer(HostCall(function.__name__, args, kwargs))
+
+    return asyncio.run(one())
+
+
+def error(name: str, message: str) -> HostReply:
+    return HostReply(error_name=name, error_message=message)
+
+
+@given(st.integers(), st.integers())
+def test_what_goes_in_comes_out(a: int, b: int) -> None:
+    assert ask(multiply, a, b=b) == HostReply(value=a * b)
+
+
+def test_async_tools_and_defaults() -> None:
+    assert ask(search, "a") == HostReply(value=["a 0", "a 1", "a 2"])
+    assert ask(search, query="b", most=1) == HostReply(value=["b 0"])
+
+
+def test_plain_tools_run_in_a_thread_and_async_ones_on_the_loop() -> None:
+    def plain() -> str:
+        """Where."""
+        return threading.current_thread().name
+
+    async def on_loop() -> str:
+        """Where."""
+        return threading.current_thread().name
+
+    @functools.wraps(on_loop)
+    def wrapped() -> Any:
+        return on_loop()
+
+    assert ask(plain).value == "repl-rl-tool"
+    assert ask(on_loop).value == "MainThread"
+    assert ask(wrapped).value == "MainThread"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((3,), {}, "multiply() missing a required argument: 'b'"),
+        ((3,), {"c": 4}, "multiply() missing a required argument: 'b'"),
+        ((3, 4), {"c": 4}, "multiply() got an unexpected keyword argument 'c'"),
+        ((3, 4, 5), {}, "multiply() too many positional arguments"),
+        ((3, "4"), {}, "multiply() argument 'b': input should be a valid integer, got '4'"),
+        ((3, 4.5), {}, "multiply() argument 'b': input should be a valid integer, got 4.5"),
+        ((True, 4), {}, "multiply() argument 'a': input should be a valid integer, got True"),
+        ((None, 4), {}, "multiply() argument 'a': input should be a valid integer, got None"),
+        (("x" * 99, 4), {}, f"multiply() argument 'a': input should be a valid integer, got '{'x' * 79}..."),
+    ],
+)
+def test_wrong_arguments_are_named(args: tuple[Any, ...], kwargs: dict[str, Any], message: str) -> None:
+    assert ask(multiply, *args, **kwargs) == error("TypeError", message)
+
+
+@dataclass
+class Point:
+    x: float
+    y: float
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+def test_arguments_are_the_types_that_the_function_asks_for() -> None:
+    def look(point: Point, day: datetime.date, pair: tuple[int, str], colour: Colour, *rest: int, **more: float) -> str:
+        """Look."""
+        return repr((point, day, pair, colour, rest, more))
+
+    made = ask(look, {"x": 1, "y": 2.5}, "2024-02-03", [1, "a"], "red", 4, 5, z=1)
+    assert made.value == repr((Point(1.0, 2.5), datetime.date(2024, 2, 3), (1, "a"), Colour.RED, (4, 5), {"z": 1.0}))
+    wrong = ask(look, {"x": 1, "y": "2"}, "2024-02-03", [1, "a"], "red")
+    assert wrong == error("TypeError", "look() argument 'point'['y']: input should be a valid number, got '2'")
+    wrong = ask(look, {"x": 1, "y": 2}, "2024-02-03", [1, "a"], "red", 1, "2")
+    assert wrong == error("TypeError", "look() argument '*rest': input should be a valid integer, got '2'")
+    wrong = ask(look, {"x": 1, "y": 2}, "2024-02-03", [1, "a"], "red", z="2")
+    assert wrong == error("TypeError", "look() argument 'z': input should be a valid number, got '2'")
+
+
+def test_a_tool_that_is_not_there() -> None:
+    async def one() -> HostReply:
+        answer = Toolbox(as_tools([multiply, search])).host_calls()
+        assert answer is not None
+        return await answer(HostCall("multiply", (1, 2), {}))  # it runs in the sandbox
+
+    assert asyncio.run(one()) == error("NameError", "there is no tool 'multiply' on the host")
+
+
+class WeatherLookupError(Exception):
+    """As users have them."""
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (WeatherLookupError("two letters"), error("WeatherLookupError", "two letters")),
+        (KeyError("x"), error("KeyError", "'x'")),
+        (TimeoutError("its own"), error("TimeoutError", "its own")),
+        (StopIteration(3), error("StopIteration", "3")),
+        (SystemExit(3), error("RuntimeError", "the tool raised SystemExit: 3")),
+        (KeyboardInterrupt(), error("RuntimeError", "the tool raised KeyboardInterrupt: ")),
+        (Unspeakable(), error("Unspeakable", "")),
+        (ValueError("x" * 5000), error("ValueError", f"{'x' * 1000} ... 3000 characters left out ... {'x' * 1000}")),
+    ],
+)
+def test_whatever_is_raised_is_an_answer(raised: BaseException, expected: HostReply) -> None:
+    def plain() -> None:
+        """Fail."""
+        raise raised
+
+    async def on_loop() -> None:
+        """Fail."""
+        await asyncio.sleep(0)
+        raise raised
+
+    assert ask(plain) == expected
+    if not isinstance(raised, StopIteration):  # no coroutine can raise that
+        assert ask(on_loop) == expected
+
+
+def test_a_tool_that_cancels_itself() -> None:
+    async def strange() -> None:
+        """Cancel."""
+        raise asyncio.CancelledError
+
+    assert ask(strange) == error("RuntimeError", "the tool raised CancelledError: the tool cancelled itself")
+
+
+class Model(BaseModel):
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("returned", "value"),
+    [
+        (None, None),
+        ((1, (2, 3)), [1, [2, 3]]),
+        ({1: {"b"}}, {"1": ["b"]}),
+        (Point(1.0, 2.0), {"x": 1.0, "y": 2.0}),
+        (Model(a=3), {"a": 3}),
+        (datetime.date(2024, 2, 3), "2024-02-03"),
+        ("\ud800", "\ud800"),
+    ],
+)
+def test_results_become_json(returned: Any, value: Any) -> None:
+    def give() -> Any:
+        """Give."""
+        return returned
+
+    assert ask(give) == HostReply(value=value)
+
+
+def endless() -> Iterator[int]:
+    while True:
+        yield 1
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+
+@pytest.mark.parametrize(
+    ("returned", "name", "message"),
+    [
+        (object(), "TypeError", "give() returned what JSON has nothing for: Unable to serialize unknown type: <class"),
+        ({"a": [threading.Lock()]}, "TypeError", "_thread.lock"),
+        (endless(), "TypeError", "give() returned generator, which JSON has nothing for; return a list"),
+        (math.nan, "ValueError", "give() returned what JSON can't hold: Out of range float values"),
+        ([1.0, {"a": -math.inf}], "ValueError", "give() returned what JSON can't hold"),
+        (CIRCLE, "ValueError", "give() returned what JSON can't hold: Circular reference"),
+        (b"\xff", "ValueError", "give() returned what JSON can't hold: 'utf-8' codec can't decode"),
+        ("x" * MOST_BYTES, "ValueError", "give() returned 1,048,578 bytes of JSON; 1,048,576 is the most"),
+    ],
+)
+def test_results_that_are_no_json_are_told(returned: Any, name: str, message: str) -> None:
+    def give() -> Any:
+        """Give."""
+        return returned
+
+    reply = ask(give)
+    assert (reply.value, reply.error_name) == (None, name)
+    assert message in (reply.error_message or "")
+
+
+def test_a_tool_that_hangs_is_left_and_named() -> None:
+    gate = threading.Event()
+
+    @tool(timeout_s=0.05)
+    def hang() -> None:
+        """Hang."""
+        gate.wait()
+
+    try:
+        assert ask(hang) == error("TimeoutError", "hang() took longer than 0.05 s")
+    finally:
+        gate.set()
+
+
+def test_an_async_tool_that_hangs_is_cancelled() -> None:
+    ended: list[str] = []
+
+    @tool(timeout_s=0.05)
+    async def hang() -> None:
+        """Hang."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    assert ask(hang) == error("TimeoutError", "hang() took longer than 0.05 s")
+    assert ended == ["cancelled"]
+
+
+def test_hanging_calls_take_no_more_places_than_there_are() -> None:
+    """The third call finds both places held by calls that never end; a place that comes back can be had again."""
+    gate, begun, ended = threading.Event(), [], threading.Semaphore(0)
+
+    @tool(timeout_s=0.05, at_once=2)
+    def hang(number: int) -> int:
+        """Hang."""
+        begun.append(number)
+        gate.wait()
+        ended.release()
+        return number
+
+    assert [ask(hang, number).error_message for number in (1, 2)] == ["hang() took longer than 0.05 s"] * 2
+    for number in (3, 4):
+        assert ask(hang, number).error_message == (
+            "hang() took longer than 0.05 s; all 2 calls that may run at once hang"
+        )
+    gate.set()
+    for _ in range(2):
+        assert ended.acquire(timeout=60)
+    while (reply := ask(hang, 5)).error_name is not None:  # the threads give back just after they end
+        pass
+    assert (reply.value, begun) == (5, [1, 2, 5])
+
+
+def test_a_limit_holds_over_all_toolboxes_and_nobody_is_turned_away() -> None:
+    """Twelve callers, each with a toolbox of their own: never more than two inside, and all are served in the end."""
+    inside, most = 0, 0
+
+    @tool(where="host", at_once=2, timeout_s=30.0)
+    async def count() -> int:
+        """Count."""
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        inside -= 1
+        return most
+
+    async def everybody() -> list[HostReply]:
+        answers = [Toolbox(as_tools([count])).host_calls() for _ in range(12)]
+        return await asyncio.gather(*(answer(HostCall("count", (), {})) for answer in answers if answer))
+
+    replies = asyncio.run(everybody())
+    assert [reply.error_name for reply in replies] == [None] * 12
+    assert most == 2
+
+
+def test_methods_of_many_objects_share_the_places_of_their_function() -> None:
+    class Shop:
+        inside, most = 0, 0
+
+        @tool(at_once=1, timeout_s=30.0)
+        async def buy(self) -> None:
+            """Buy."""
+            Shop.inside += 1
+            Shop.most = max(Shop.most, Shop.inside)
+            await asyncio.sleep(0)
+            Shop.inside -= 1
+
+    async def everybody() -> None:
+        answers = [Toolbox(as_tools([Shop().buy], "host")).host_calls() for _ in range(4)]
+        await asyncio.gather(*(answer(HostCall("buy", (), {})) for answer in answers if answer))
+
+    asyncio.run(everybody())
+    assert Shop.most == 1
+
+
+def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
+    @tool(where="host", at_once=1, timeout_s=30.0)
+    async def wait(text: str) -> str:
+        """Wait."""
+        if text == "first":
+            await asyncio.Event().wait()
+        return text
+
+    async def all_of_it() -> HostReply:
+        answer = Toolbox(as_tools([wait])).host_calls()
+        assert answer is not None
+        first, second, third = (
+            asyncio.ensure_future(answer(HostCall("wait", (text,), {}))) for text in ("first", "second", "third")
+        )
+        await asyncio.sleep(0.01)
+        assert not third.done()
+        second.cancel()
+        first.cancel()
+        return await third
+
+    assert asyncio.run(all_of_it()) == HostReply(value="third")
+
+
+def test_a_tool_of_one_thread_stays_in_it() -> None:
+    from repl_rl.tools.making import make_tool
+    from repl_rl.tools.threads import OneThread
+
+    def where() -> int:
+        """Where."""
+        return threading.get_ident()
+
+    thread = OneThread("shop")
+    answer = Toolbox([make_tool(where, "host", submit=thread.submit)]).host_calls()
+
+    async def three() -> set[Any]:
+        assert answer is not None
+        return {(await answer(HostCall("where", (), {}))).value for _ in range(3)}
+
+    idents = asyncio.run(three())
+    thread.close()
+    assert len(idents) == 1
+    assert threading.get_ident() not in idents
+
+
+def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
+    assert ask(convert, 2, "USD") == HostReply(value=2.5)
+
+
+def test_a_long_queue_that_moves_is_waited_for() -> None:
+    """The last of 600 waits for longer than one call may take, and is served: places come back all the time."""
+    places = Places(1)
+
+    async def hold() -> bool:
+        served = await places.take(0.5)
+        await asyncio.sleep(0.001)
+        places.give_back()
+        return served
+
+    async def everybody() -> list[bool]:
+        return await asyncio.gather(*(hold() for _ in range(600)))
+
+    assert asyncio.run(everybody()) == [True] * 600

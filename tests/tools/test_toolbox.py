@@ -1,0 +1,160 @@
+"""How tools get into a session, out of a process that has the modules into one that hasn't."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+import pytest
+from user_tools import convert, logged, multiply, search
+
+from repl_rl.errors import ConfigError, ToolError
+from repl_rl.tools import Toolbox, as_tools
+from repl_rl.tools import packing as packing_module
+
+
+def elsewhere(source: str, *, before: str = "") -> str:
+    """What a program prints in a process that can import installed packages only."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
+
+
+def test_functions_travel_with_what_their_modules_hold() -> None:
+    source = Toolbox(as_tools([multiply, convert, logged])).setup_source()
+    look = (
+        "print(multiply(6, 7), convert(3.3, 'USD'), convert(1), logged()[-2:], 'user_rates' in sys.modules)\n"
+        "try:\n"
+        "    convert(1, 'XYZ')\n"
+        "except LookupError as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "try:\n"
+        "    import user_rates\n"
+        "except ImportError:\n"
+        "    print('not importable')\n"
+    )
+    assert elsewhere(f"import sys\n{source}{look}") == (
+        "42 4.0 1.0 ['USD', 'EUR'] False\nUnknownCurrency no rate for XYZ\nnot importable\n"
+    )
+
+
+def test_set_up_leaves_no_name_of_its_own() -> None:
+    source = Toolbox(as_tools([multiply]), {"start": {"x": [1, 2]}}).setup_source()
+    names: dict[str, Any] = {}
+    exec(source, names)
+    assert {name: value for name, value in names.items() if name not in ("__builtins__", "multiply")} == {
+        "start": {"x": [1, 2]}
+    }
+
+
+RECORDING = """
+import sys, types
+made = types.ModuleType("repl_tools")
+made.register = lambda function, name: print("register", name, function(6, 7))
+made.host_proxy = lambda name, signature, doc: print("proxy", name, signature, repr(doc))
+made.bind = lambda name, value: print("bind", name, value)
+sys.modules["repl_tools"] = made
+"""
+
+
+def test_a_kernel_with_repl_tools_is_told_of_every_tool() -> None:
+    source = Toolbox(as_tools([multiply, search]), {"start": 5}).setup_source()
+    assert elsewhere(source, before=RECORDING) == (
+        "bind start 5\nregister multiply 42\n"
+        "proxy search search(query: str, most: int = 3) -> list[str] 'Search for something.\\n\\nSecond paragraph.'\n"
+    )
+
+
+def test_host_tools_alone_need_nothing_unpacked() -> None:
+    source = Toolbox(as_tools([search])).setup_source()
+    assert elsewhere(f"{source}\nprint('cloudpickle' in sys.modules)", before=RECORDING).endswith("\nFalse\n")
+
+
+def test_a_kernel_without_repl_tools_has_no_host_tools() -> None:
+    said = elsewhere(Toolbox(as_tools([search])).setup_source())
+    assert said == "RuntimeError: this kernel has no repl_tools, which tools that run on the host need"
+
+
+def test_an_empty_toolbox_is_nothing_to_set_up() -> None:
+    assert not Toolbox()
+    assert (Toolbox().setup_source(), Toolbox().host_calls()) == ("", None)
+    assert Toolbox(as_tools([multiply])).host_calls() is None
+
+
+def test_the_registry_of_cloudpickle_is_left_as_it_was() -> None:
+    before = cloudpickle.list_registry_pickle_by_value()
+    Toolbox(as_tools([convert])).setup_source()
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_joined_boxes_have_all_and_no_name_twice() -> None:
+    box = Toolbox(as_tools([multiply])).joined(Toolbox(as_tools([search]), {"start": 1}))
+    assert repr(box) == "Toolbox(multiply, search, start)"
+    with pytest.raises(ToolError, match="two tools are called 'multiply'"):
+        box.joined(Toolbox([], {"multiply": 1}))
+    with pytest.raises(ToolError, match="'submit_final_answer' would hide"):
+        Toolbox([], {"submit_final_answer": 1})
+
+
+def locked() -> Callable[[int], int]:
+    lock = threading.Lock()
+
+    def guarded(a: int) -> int:
+        """Guarded."""
+        with lock:
+            return a
+
+    return guarded
+
+
+def test_what_can_not_be_packed_is_named() -> None:
+    box = Toolbox(as_tools([multiply, locked()]))
+    with pytest.raises(ConfigError, match="sandbox: 'guarded' holds, or refers to, something that can't be pickled"):
+        box.setup_source()
+    with pytest.raises(ConfigError, match=r"Toolbox\(multiply, guarded\).*'guarded' holds"):
+        pickle.dumps(box)
+    with pytest.raises(ConfigError, match="sandbox: 'gate' holds"):
+        Toolbox([], {"ok": 1, "gate": threading.Lock()}).setup_source()
+
+
+def test_what_is_too_large_for_every_sandbox_is_refused() -> None:
+    box = Toolbox([], {"data": bytes(packing_module.MOST_BYTES)})
+    with pytest.raises(ConfigError, match=r"amount to 2,097,\d+ bytes .* 2,097,152 is the most"):
+        box.setup_source()
+
+
+def closure(factor: int) -> Callable[[int], int]:
+    def scaled(a: int) -> int:
+        """Scale."""
+        return a * factor
+
+    return scaled
+
+
+@pytest.mark.parametrize("dumps", [pickle.dumps, cloudpickle.dumps])
+def test_a_toolbox_pickles_with_closures_in_it(dumps: Callable[[Any], bytes]) -> None:
+    box = pickle.loads(dumps(Toolbox(as_tools([closure(3), search]), {"start": 5})))
+    assert repr(box) == "Toolbox(scaled, search, start)"
+    assert (box.tools[0].function(5), box.tools[1].function, box.values) == (15, search, {"start": 5})
+
+
+def test_functions_of_main_reach_another_process() -> None:
+    program = (
+        "import sys, pickle\n"
+        "from repl_rl.tools import Toolbox, as_tools\n"
+        "LIMIT = 10\n"
+        "def capped(a: int) -> int:\n"
+        "    'Cap.'\n"
+        "    return min(a, LIMIT)\n"
+        "sys.stdout.buffer.write(pickle.dumps(Toolbox(as_tools([capped]))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    box = pickle.loads(done.stdout)
+    assert box.tools[0].function(99) == 10
+    assert elsewhere(f"{box.setup_source()}\nprint(capped(99))") == "10\n"
