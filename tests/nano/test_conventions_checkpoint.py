@@ -14,7 +14,7 @@ from repl_rl.models import resolve_model
 from repl_rl.nano import CONVENTIONS_PATH, NANO_PATH
 from repl_rl.nano.template import CHAT_TEMPLATE, END_OF_TURN, render_chat
 from repl_rl.nano.writers import WRITERS
-from repl_rl.rollout import dialect_for, make_prompt
+from repl_rl.prompting import dialect_for, make_prompt
 from repl_rl.scoring import reward_table, score
 from repl_rl.service import open_service
 from repl_rl.tasks import grade, make_tasks

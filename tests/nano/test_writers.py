@@ -20,7 +20,8 @@ from repl_rl.nano.sessions import SessionRecord, load_interpreter, make_mixture,
 from repl_rl.nano.steps import Code, Step, Submit, Thought
 from repl_rl.nano.template import render_chat
 from repl_rl.nano.writers import WRITERS
-from repl_rl.rollout import Rollout, dialect_for
+from repl_rl.prompting import dialect_for
+from repl_rl.rollout import Rollout
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 
