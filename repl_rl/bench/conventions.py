@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from repl_rl.bench.machine import machine
@@ -106,14 +107,14 @@ def measure(plan: Plan, say: Say) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> Table:
     """What `measure` found, a row per convention."""
-    shown = Table(title=f"{report['plan']['minutes']:g} minutes of training each, seed {report['plan']['seed']}")
-    for name in ("", "held-out before", "after", "steps", "tokens", "turns", "failed calls", "lines/s", "tokens/s"):
-        shown.add_column(name, justify="right" if name else "left")
+    plan = report["plan"]
+    title = f"{plan['minutes']:g} minutes of training each, seed {plan['seed']}: before to after"
+    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    for name in ("", "solved %", "tokens", "turns", "failed %", "steps", "lines/s", "tokens/s"):
+        shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     for row in report["conventions"]:
         shown.add_row(*_cells(row))
-    shown.caption = (
-        "tokens (sampled) and turns of a held-out session, failed share of its calls: before to after training"
-    )
+    shown.caption = "solved, sampled tokens, turns and failed share of calls: of held-out sessions"
     return shown
 
 
@@ -175,16 +176,15 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     before, after = row["before"], row["after"]
     return (
         row["convention"],
-        f"{before['solve_rate']:.1%}",
-        f"{after['solve_rate']:.1%}",
-        str(row["steps"]),
+        f"{before['solve_rate']:.1%} to {after['solve_rate']:.1%}".replace("%", ""),
         f"{before['sampled_tokens']:.0f} to {after['sampled_tokens']:.0f}",
         f"{before['turns']:.1f} to {after['turns']:.1f}",
         f"{_share(before['failed_calls'])} to {_share(after['failed_calls'])}",
+        str(row["steps"]),
         f"{row['turns_per_s']:.0f}",
         f"{row['tokens_per_s']:.0f}",
     )
 
 
 def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    return "-" if value is None else f"{100 * value:.0f}"

@@ -101,7 +101,7 @@ def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
     assert row["before"]["sampled_tokens"] > 0
     assert row["turns_per_s"] > 0
     assert len(row["solve_rates"]) == row["steps"]
-    assert [column.header for column in table(report).columns][:3] == ["", "held-out before", "after"]
+    assert [column.header for column in table(report).columns][:3] == ["", "solved %", "tokens"]
     assert said[0] == "training in tool_call for 0.02 minutes"
 
 
