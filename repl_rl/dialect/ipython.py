@@ -171,7 +171,7 @@ def _as_python(source: str) -> str:
 
 
 def _asked(question: str, source: str, otherwise: Any) -> Any:
-    """IPython's answer; `otherwise` where it stumbles over the source (it takes \\x1c for a line end here, not there)."""
+    """IPython's answer; `otherwise` where it stumbles over the source (such as \\x1c, to it half a line end)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
