@@ -31,8 +31,8 @@ from repl_rl.trajectory import Trajectory
 CONTEXT_TOKENS = 1000
 PIECES = (
     " x = 2\n", " x\n", " 1 / 0\n", " if x:\n", "    x\n\n", "\n", " 'long ' * 90\n", " # so far\n", " )\n",
-    "```python\nx = 3\nx\n```\n", "```py\n1 / 0\n```\n", "```python\n'long ' * 90\n```\n", "```python\n", "```\n",
-    "```\nSo",
+    "```python\nx = 3\nx\n```\n", "```py\n1 / 0\n```\n", "```python\n'long ' * 90\n```\n",
+    "```python\n6 * 7\n```\nSo",
     "<fn>6 * 7</fn>", "<fn>1 / 0</fn>.", "<fn>'long ' * 90</fn>", "<fn>", "</fn>", " It is", " x >",
     '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
     '<tool_call>{"name": "python", "arguments": {"code": "print(\'<|end|>\')\\n1 / 0"}}</tool_call>',
