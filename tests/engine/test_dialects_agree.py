@@ -33,7 +33,7 @@ PIECES = (
     " x = 2\n", " x\n", " 1 / 0\n", " if x:\n", "    x\n\n", "\n", " 'long ' * 90\n", " # so far\n", " )\n",
     "```python\nx = 3\nx\n```\n", "```py\n1 / 0\n```\n", "```python\n'long ' * 90\n```\n",
     "```python\n6 * 7\n```\nSo",
-    "<fn>6 * 7</fn>", "<fn>1 / 0</fn>.", "<fn>'long ' * 90</fn>", "<fn>", "</fn>", " It is", " x >",
+    "<fn>6 * 7</fn>", "<fn>1 / 0</fn>.", "<fn>'long ' * 90</fn>", " It is", " x >",
     '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
     '<tool_call>{"name": "python", "arguments": {"code": "print(\'<|end|>\')\\n1 / 0"}}</tool_call>',
     '<tool_call>{"name": "search"}</tool_call>\n',
@@ -49,7 +49,7 @@ SHOWN = {
     "python": ">>>",
     "ipython": "\nIn [",
     "fenced": "```output\n",
-    "inline": "<fn_results>",
+    "inline": "</fn_",
     "tool_call": "\n<|tool|>",
 }
 """What stands in many outputs of a dialect."""
