@@ -104,6 +104,10 @@ def test_results_that_the_model_writes_itself_are_prose() -> None:
     assert [(turn.cells, turn.idle_kind) for turn in turns] == [((), COMMENT), ((), COMMENT), ((), BLANK)]
 
 
+def test_what_may_become_a_call_is_prose_for_now() -> None:
+    assert InlineReader().read("<f").idle_kind is COMMENT
+
+
 def test_what_a_token_holds_behind_its_bracket_is_typed_ahead() -> None:
     reader = InlineReader()
     first = reader.read("So <fn>1</fn>. And <fn")
