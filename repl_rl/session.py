@@ -262,13 +262,20 @@ def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
     telling = max(range(len(kinds)), key=lambda index: _RANK[kinds[index]])
     return Ran(
         kinds[telling],
-        tuple(CellRun(cell, result.output, result.error_message) for cell, result in results),
+        tuple(CellRun(cell, result.output, _told(result)) for cell, result in results),
         results[telling][1].error_name,
         _end_of(results[-1][1]),
         sum(result.duration_s for _, result in results),
         results[-1][1].fingerprint,
         tuple(call for _, result in results for call in result.calls),
     )
+
+
+def _told(result: ExecResult) -> str | None:
+    """What the exception says; of an interrupt, why it came."""
+    if result.status is not ExecStatus.TIMEOUT:
+        return result.error_message
+    return f"{result.error_message or 'KeyboardInterrupt'}: it ran out of time"
 
 
 def _refused(refusal: Refusal) -> ExecResult:

@@ -45,7 +45,6 @@ def _show_echoes():
                 builtins._ = value
         sys.displayhook = displayhook
         return
-    shell.history_manager.enabled = False
     hook = shell.displayhook
     write = hook.write_format_data
     def write_format_data(data, md_dict=None):

@@ -87,7 +87,8 @@ class ToolCallReader:
         self._message += turn.text
         if not end_of_input:
             kind = LineKind.OPEN if is_call else prose_kind([turn.text])
-            return Turn(turn.text, (), kind, None if is_call else answer_in_prose(turn.lines, "", False))
+            has_called = bool(split_calls(self._message, self._dialect.form)[0])  # and waits for results first
+            return Turn(turn.text, (), kind, None if has_called else answer_in_prose(turn.lines, "", False))
         message, self._message = self._message, ""
         calls, prose = split_calls(message, self._dialect.form)
         cells = tuple(self._cell(call) for call in calls)

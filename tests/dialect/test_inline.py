@@ -37,7 +37,7 @@ SESSIONS = [
     ("<fn>if 1:</fn>|<fn_error>IndentationError: expected an indented block after 'if' statement on line 1</fn_error>"),
     ("<fn></fn>|<fn_error>SyntaxError: there is no call between <fn> and </fn></fn_error>"),
     ("<fn>'</fn>|<fn_error>SyntaxError: unterminated string literal (detected at line 1)</fn_error>|'</fn>"),
-    ("<fn>while True: pass</fn>|<fn_error>KeyboardInterrupt</fn_error>"),
+    ("<fn>while True: pass</fn>|<fn_error>KeyboardInterrupt: it ran out of time</fn_error>"),
     ("<fn>print = 1</fn>|<fn_results></fn_results>|<fn>2</fn>|<fn_results>2</fn_results>"),
     ("<fn>a = 1</fn>|<fn_results></fn_results>|<fn>a, b</fn>|<fn_error>NameError: name 'b' is not defined</fn_error>"),
 ]  # fmt: skip

@@ -317,6 +317,16 @@ def test_an_answer_line_ends_a_turn_but_not_inside_a_call() -> None:
     assert reader.read("Answer: 42\n").answer is None
 
 
+def test_a_call_is_answered_before_an_answer_counts() -> None:
+    reader = dialect_of("qwen2_5").reader()
+    call = '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>\n'
+    assert [reader.read(f"{line}\n").answer for line in call.splitlines()] == [None] * 3
+    assert reader.read("Answer: 42\n").answer is None
+    ended = reader.read("", end_of_input=True)
+    assert (len(ended.cells), ended.answer, ended.waits) == (1, None, True)
+    assert reader.read("Answer: 42\n").answer == ("42",)
+
+
 PARTS = [
     "<tool_call>", "</tool_call>", CALL, call_of("1"), "{", "}", "\n", "[TOOL_CALLS] [", "]", "a", "é€", ", ",
     "Answer: 1",
