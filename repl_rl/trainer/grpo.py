@@ -33,6 +33,7 @@ from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
+from repl_rl.prompting import dialect_for
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.scene import make_extensions
 from repl_rl.scheduler import Cut
@@ -85,12 +86,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
         owner = environment if environment_factory is None else environment_factory
         self._extensions = make_extensions(tools or (), tools_where, owner, rollout)
+        self._extensions.require_backend(args.kernel.backend)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
+        dialect_for(vocabulary, args.dialect, self._extensions.toolbox.tools)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         graded = not extra and owner is None and grader is grade
         super().__init__(
