@@ -63,7 +63,9 @@ class Toolbox:
 
     def joined(self, other: Toolbox) -> Toolbox:
         """Both in one. Raises ToolError on two of one name."""
-        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values}) if other else self
+        if not (self and other):
+            return self or other
+        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values})
 
     def setup_source(self) -> str:
         """What puts all of it into the namespace that it is run in; "" where there is nothing.
