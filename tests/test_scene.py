@@ -37,8 +37,9 @@ def roll(extensions: Extensions, use: Callable[[Rollout], Awaitable[Any]], typed
         async with KernelPool(2, Limits()) as pool:
             vocabulary = vocabularies.nano()
             dialect_with = partial(dialect_for, vocabulary, DialectConfig())
+            engine, dialect = ScriptedEngine(vocabulary, lambda prompt: typed), dialect_with(extensions.toolbox.tools)
             rollout = Rollout(
-                ScriptedEngine(vocabulary, lambda prompt: typed), pool, dialect_with(extensions.toolbox.tools), vocabulary,
+                engine, pool, dialect, vocabulary,
                 budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024, extensions=extensions,
                 dialect_with=dialect_with,
             )  # fmt: skip

@@ -210,6 +210,11 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
         ("[" * 100_000, "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "the call is no JSON: NaN is no number"),
+        (
+            '{"name": "python", "arguments": {"code": 1e999}}',
+            "JSONDecodeError",
+            "the call is no JSON: 1e999 is no number",
+        ),
         ('"python"', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"function": "python"}', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"name": 3}', "TypeError", "a call is an object with 'name' and 'arguments'"),
