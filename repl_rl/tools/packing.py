@@ -83,7 +83,7 @@ def _own_modules() -> list[ModuleType]:
 
 @lru_cache(1)
 def _own_tops(names: tuple[str, ...]) -> list[str]:
-    """Asking thousands of modules for their file takes milliseconds, and some environments pack for every trajectory."""
+    """Asking thousands of modules for a file takes milliseconds, and some environments pack for every trajectory."""
     modules = [(name, sys.modules.get(name)) for name in names if name != "__main__"]
     return sorted({name.partition(".")[0] for name, module in modules if _is_own(getattr(module, "__file__", None))})
 
