@@ -45,6 +45,7 @@ from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
+from repl_rl.trainer.reward_functions import asked_of_valid, component_sum
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -99,7 +100,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         super().__init__(
             model=model,
             args=args,
-            reward_funcs=[*map(_component_sum, self._table.component_names), *extra],
+            reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
             train_dataset=as_dataset(train_dataset, graded),
             eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
             processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
@@ -303,16 +304,3 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
 def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:
     return trainer.roll_out()
-
-
-def _component_sum(name: str) -> Callable[..., list[float | None]]:
-    """A TRL reward function that reports one component's sum over the lines, under the component's name.
-
-    None for a void trajectory: TRL leaves it out of the means that it logs.
-    """
-
-    def reward(scored: list[ScoredTrajectory], **_: Any) -> list[float | None]:
-        return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
-
-    reward.__name__ = name
-    return reward
