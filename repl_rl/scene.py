@@ -68,8 +68,10 @@ def make_extensions(
     tools: Iterable[Any] = (), where: Where = "sandbox", environment: Any = None, sampler: Any = None
 ) -> Extensions:
     """From functions, classes and import paths. Raises ConfigError, with what is wrong with which of them."""
+    toolbox = Toolbox(as_tools(tools, where))
+    toolbox.setup_source()  # raises where something can't be packed
     return Extensions(
-        Toolbox(as_tools(tools, where)),
+        toolbox,
         None if environment is None else environment_factory(environment),
         None if sampler is None else load_sampler(sampler),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -95,6 +96,20 @@ def test_host_tools_need_a_kernel_that_calls() -> None:
         )
     assert load_extensions(parse_config({"tools": {"functions": ["test_scene:look_up"]}})).toolbox.tools
     make_extensions(["test_scene:sandboxed"]).require_backend("python3")
+
+
+LOCK = threading.Lock()
+
+
+def locked(word: str) -> str:
+    """Look a word up."""
+    with LOCK:
+        return word
+
+
+def test_a_tool_that_no_sandbox_can_have_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="'locked' holds, or refers to, something that can't be pickled; let it make"):
+        make_extensions([locked])
 
 
 def sandboxed(word: str) -> str:

@@ -56,7 +56,7 @@ def _culprit(values: Mapping[str, Any]) -> str:
             with _own_modules_by_value():
                 cloudpickle.dumps(value)
         except Exception:  # noqa: BLE001 - as above
-            return f"{name!r} holds, or refers to, something that can't be pickled"
+            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
     return f"{', '.join(values)} together"
 
 

@@ -112,5 +112,5 @@ def _culprit(toolbox: Toolbox) -> str:
         try:
             cloudpickle.dumps(part)
         except Exception:  # noqa: BLE001 - as above
-            return f"{name!r} holds, or refers to, something that can't be pickled"
+            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
     return "its parts together"

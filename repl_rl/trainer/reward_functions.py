@@ -43,7 +43,9 @@ def asked_of_valid(function: Any) -> Any:
     @wraps(function)
     async def awaited(**columns: Any) -> Rewards:
         valid = _valid(columns["scored"])
-        return _spread(await function(**_of_rows(columns, valid)), valid, columns) if valid else [None] * _count(columns)
+        return (
+            _spread(await function(**_of_rows(columns, valid)), valid, columns) if valid else [None] * _count(columns)
+        )
 
     return awaited if inspect.iscoroutinefunction(function) else reward
 
