@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,14 @@ import vocabularies
 from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, parse_config
-from repl_rl.errors import ConfigError
-from repl_rl.kernel import KernelPool, Limits
+from repl_rl.errors import ConfigError, KernelDiedError
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, Limits
 from repl_rl.prompting import dialect_for
 from repl_rl.rollout import Rollout
 from repl_rl.scene import Extensions, load_extensions, make_extensions
 from repl_rl.scheduler import Cut
 from repl_rl.tools import tool
-from repl_rl.trajectory import StopReason, Task
+from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TYPED = [" 1\n", " submit_final_answer(1)\n"]
 
@@ -31,7 +32,12 @@ def look_up(word: str) -> str:
     return word
 
 
-def roll(extensions: Extensions, use: Callable[[Rollout], Awaitable[Any]], typed: Sequence[str] = TYPED) -> Any:
+def roll(
+    extensions: Extensions,
+    use: Callable[[Rollout], Awaitable[Any]],
+    typed: Sequence[str] = TYPED,
+    kernels: Callable[[KernelPool], Any] = lambda pool: pool,
+) -> Any:
     """What `use` makes of a rollout of a policy that types this."""
 
     async def go() -> Any:
@@ -40,7 +46,7 @@ def roll(extensions: Extensions, use: Callable[[Rollout], Awaitable[Any]], typed
             dialect_with = partial(dialect_for, vocabulary, DialectConfig())
             engine, dialect = ScriptedEngine(vocabulary, lambda prompt: typed), dialect_with(extensions.toolbox.tools)
             rollout = Rollout(
-                engine, pool, dialect, vocabulary,
+                engine, kernels(pool), dialect, vocabulary,
                 budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024, extensions=extensions,
                 dialect_with=dialect_with,
             )  # fmt: skip
@@ -87,6 +93,49 @@ def test_a_cut_that_comes_while_an_environment_opens_holds() -> None:
 
     stops = roll(make_extensions(environment=Slow), cut)
     assert stops == {"a": (StopReason.ANSWER, 2), "b": (StopReason.ANSWER, 2), "late": (StopReason.UNFINISHED, 0)}
+
+
+class BreaksOnce:
+    """The first session's connection breaks when its first cell has run."""
+
+    def __init__(self, pool: KernelPool) -> None:
+        self._pool = pool
+        self._opened = 0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Any]:
+        self._opened += 1
+        async with self._pool.session() as kernel:
+            yield _Breaking(kernel) if self._opened == 1 else kernel
+
+
+class _Breaking:
+    def __init__(self, kernel: KernelSession) -> None:
+        self._kernel = kernel
+        self.prepare = kernel.prepare
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        await self._kernel.execute(source, host)
+        raise KernelDiedError("the connection broke")
+
+
+@pytest.mark.parametrize(("first", "stop", "asked"), [("1", "answer", ["b"]), ("look('a')", "aborted", ["a"])])
+def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(first: str, stop: str, asked: list[str]) -> None:
+    calls = []
+
+    @tool(where="host")
+    def look(word: str) -> str:
+        """Look a word up."""
+        calls.append(word)
+        return word
+
+    async def one(rollout: Rollout) -> list[Trajectory]:
+        stream = rollout.stream([Task("t", "What?", "")])
+        return [trajectory async for _, trajectory in stream]
+
+    typed = [f" {first}\n", " look('b')\n", " submit_final_answer(_)\n"]
+    [trajectory] = roll(make_extensions([look]), one, typed, BreaksOnce)
+    assert (trajectory.stop_reason, calls) == (stop, asked)
 
 
 def test_host_tools_need_a_kernel_that_calls() -> None:

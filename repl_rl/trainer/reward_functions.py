@@ -38,7 +38,9 @@ def asked_of_valid(function: Any) -> Any:
     @wraps(function)
     def reward(**columns: Any) -> Rewards:
         valid = _valid(columns["scored"])
-        return _spread(function(**_of_rows(columns, valid)), valid, columns) if valid else [None] * _count(columns)
+        if not valid:
+            return [None] * _count(columns)
+        return _spread(function(**_of_rows(columns, valid)), valid, columns)
 
     @wraps(function)
     async def awaited(**columns: Any) -> Rewards:
