@@ -190,6 +190,7 @@ class Rollout:
                 if not ticket.is_cut:
                     scene = await self._scenes.make(task, stack)
                     session = self._session(scene, sampling, clock, stack)
+                if not ticket.is_cut:  # the cut may have come while the environment opened
                     with ticket.open_to_cut():
                         await self._take_place_and_type(session, scene, stack)
                 if session.stop is None:

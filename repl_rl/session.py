@@ -16,7 +16,7 @@ from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, CellRun, Reader, Refusal, Turn
 from repl_rl.engine import Finish
 from repl_rl.errors import KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelSession, KernelSource
+from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, ToolCall, Trajectory
 from repl_rl.transcript import Transcript
 
@@ -128,7 +128,13 @@ class Interpreter:
         raise AssertionError("the last attempt returns or raises")
 
     async def _execute(self, kernel: KernelSession, source: str) -> ExecResult:
-        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._host))
+        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._called))
+
+    async def _called(self, call: HostCall) -> HostReply:
+        """A call that leaves the session has happened: its cell is not run again."""
+        assert self._host is not None
+        self._has_state = True
+        return await self._host(call)
 
 
 @dataclass(frozen=True, slots=True)

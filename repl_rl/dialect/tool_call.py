@@ -12,6 +12,7 @@ the last line of its traceback, or by what was wrong with the call; the model ma
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,10 +146,10 @@ class _BadCall(ValueError):
 def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     """Name and arguments. Arguments may come as a string of JSON, as some models write them. Raises _BadCall."""
     try:
-        call = json.loads(text, parse_constant=_refuse_constant)
+        call = _read(text)
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
         if isinstance(arguments, str):
-            arguments = json.loads(arguments, parse_constant=_refuse_constant)
+            arguments = _read(arguments)
     except (ValueError, RecursionError) as error:
         raise _BadCall("JSONDecodeError", f"the call is no JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get(form.name_key), str):
@@ -158,6 +159,15 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     return call[form.name_key], arguments
 
 
-def _refuse_constant(name: str) -> None:
-    """NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
-    raise ValueError(f"{name} is no number")
+def _read(text: str) -> Any:
+    """JSON without NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
+    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    """What is too large to be a float would be read as an infinity."""
+    return number if math.isfinite(number := float(text)) else _refuse_number(text)

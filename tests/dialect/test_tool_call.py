@@ -164,7 +164,9 @@ def multiply(a: int, b: int) -> int:
 
 def test_the_users_tools_are_offered_instead_of_our_own() -> None:
     dialect = ToolCallDialect(DialectConfig(name="tool_call"), as_tools([multiply]), Chat("qwen2_5"))
-    assert [tool["function"]["name"] for tool in dialect.chat_prompt("Q").tools] == ["multiply"]
+    prompt = dialect.chat_prompt("Q")
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["multiply"]
+    assert "submit_final_answer" not in str(prompt.messages)
     [cell] = dialect.reader().read('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": "x"}}', True).cells
     assert cell == Cell("print(multiply(**{'a': 6, 'b': 'x'}))", EXPRESSION)
     [cell] = dialect.reader().read('<tool_call>{"name": "python", "arguments": {"code": "1"}}', True).cells
@@ -208,6 +210,11 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
         ("[" * 100_000, "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "the call is no JSON: NaN is no number"),
+        (
+            '{"name": "python", "arguments": {"code": 1e999}}',
+            "JSONDecodeError",
+            "the call is no JSON: 1e999 is no number",
+        ),
         ('"python"', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"function": "python"}', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"name": 3}', "TypeError", "a call is an object with 'name' and 'arguments'"),
