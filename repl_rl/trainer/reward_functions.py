@@ -71,7 +71,7 @@ def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _spread(rewards: Any, rows: Sequence[int], columns: dict[str, Any]) -> Any:
+def _spread(rewards: Rewards, rows: Sequence[int], columns: dict[str, Any]) -> Rewards:
     """One for each row again; as it came where none is void, for TRL to check."""
     if len(rows) == _count(columns) or len(rewards) != len(rows):
         return rewards
