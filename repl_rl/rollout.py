@@ -229,4 +229,4 @@ def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
     """Raises KernelError if not a single one could run: something is wrong with the machine, not with a kernel."""
     if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
         count, first = len(trajectories), trajectories[0].error
-        raise KernelError(f"no kernel worked for any of {count} trajectories; the first: {first}")
+        raise KernelError(f"not one of {count} trajectories could run; the first: {first}")

@@ -22,6 +22,8 @@ from repl_rl.tools import Tool, Toolbox, as_tools
 from repl_rl.tools.tool import Where
 from repl_rl.trajectory import Task, Trajectory
 
+_REMEMBERED_DIALECTS = 256
+
 
 @dataclass(frozen=True)
 class Extensions:
@@ -133,20 +135,19 @@ class SceneMaker:
         environment = EnvironmentSession(self._extensions.environment)
         stack.push_async_callback(environment.close)
         own, observation = await environment.open(task)
-        toolbox = toolbox.joined(own)
-        dialect = self._dialect(toolbox)
-        return Scene(self._observed_prompt(dialect, task, observation), dialect, toolbox, environment)
-
-    def _observed_prompt(self, dialect: Dialect, task: Task, observation: str) -> Prompt:
-        """The prompt with what the environment showed first, which may be too much in one trajectory of many."""
-        try:
-            return self._prompt_of(dialect, replace(task, question=f"{task.question}{observation}"))
+        seen = replace(task, question=f"{task.question}{observation}")
+        try:  # what it brings may be too much in one trajectory of many, or collide with the tools of all
+            toolbox = toolbox.joined(own)
+            dialect = self._dialect(toolbox)
+            return Scene(self._prompt_of(dialect, seen), dialect, toolbox, environment)
         except ConfigError as error:
             raise EnvironmentFailure(f"with tools and first observation of the environment, {error}") from error
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
         """One per set of tools: most environments have the same ones every time."""
-        key = tuple((tool.name, tool.signature, tool.description) for tool in toolbox.tools)
+        key = tuple((tool.name, tool.signature, tool.doc) for tool in toolbox.tools)
         if key not in self._dialects:
+            if len(self._dialects) >= _REMEMBERED_DIALECTS:
+                self._dialects.clear()
             self._dialects[key] = self._dialect_with(toolbox.tools)
         return self._dialects[key]

@@ -20,6 +20,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
@@ -45,6 +46,7 @@ class ToolCallDialect(ProseDialect):
             )
         self._template = template
         self._schemas = tuple(tool.schema for tool in tools) or tuple(self.texts["own_tools"])
+        self.texts["system"] = filled(self.texts["system"], submit="" if tools else self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
         self._results_are_json = _is_quoted(self.frame(1))
