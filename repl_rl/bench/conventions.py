@@ -109,7 +109,7 @@ def table(report: dict[str, Any]) -> Table:
     """What `measure` found, a row per convention."""
     plan = report["plan"]
     title = f"{plan['minutes']:g} minutes of training each, seed {plan['seed']}: before to after"
-    shown = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1))
+    shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for name in ("", "solved %", "tokens", "turns", "failed %", "steps", "lines/s", "tokens/s"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     for row in report["conventions"]:
@@ -176,10 +176,10 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     before, after = row["before"], row["after"]
     return (
         row["convention"],
-        f"{before['solve_rate']:.1%} to {after['solve_rate']:.1%}".replace("%", ""),
-        f"{before['sampled_tokens']:.0f} to {after['sampled_tokens']:.0f}",
-        f"{before['turns']:.1f} to {after['turns']:.1f}",
-        f"{_share(before['failed_calls'])} to {_share(after['failed_calls'])}",
+        f"{before['solve_rate']:.1%}→{after['solve_rate']:.1%}".replace("%", ""),
+        f"{before['sampled_tokens']:.0f}→{after['sampled_tokens']:.0f}",
+        f"{before['turns']:.1f}→{after['turns']:.1f}",
+        f"{_share(before['failed_calls'])}→{_share(after['failed_calls'])}",
         str(row["steps"]),
         f"{row['turns_per_s']:.0f}",
         f"{row['tokens_per_s']:.0f}",
