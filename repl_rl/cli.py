@@ -19,6 +19,7 @@ from rich.console import Console
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
+from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
 
@@ -113,12 +114,19 @@ def _parser() -> argparse.ArgumentParser:
     steps.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
     steps.set_defaults(command=_bench_train)
 
+    conventions = measured.add_parser("conventions", help="calling conventions, each trained for the same time")
+    conventions.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    conventions.add_argument("--minutes", type=float, metavar="M", help="of training, for each (default: 1.4)")
+    conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
+    conventions.set_defaults(command=_bench_conventions)
+
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
     nano = commands.add_parser("nano", help="the model that ships with the package")
     build = nano.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="train it from scratch")
     build.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     build.add_argument("--seed", type=int, default=0)
+    build.add_argument("--model", choices=SHIPPED, default="nano", help="which one (default: nano)")
     build.set_defaults(command=_nano_build)
     return parser
 
@@ -265,6 +273,14 @@ def _bench_train(options: argparse.Namespace, console: Console) -> int:
     return _write_figures(options, report)
 
 
+def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import conventions
+
+    report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
+    console.print(conventions.table(report))
+    return _write_figures(options, report)
+
+
 Plan = TypeVar("Plan", bound="DataclassInstance")
 
 
@@ -293,10 +309,10 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _nano_build(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.nano.build import build
+    from repl_rl.nano.build import RECIPES, build
 
-    build(options.out, seed=options.seed)
-    console.print(f"nano is in {options.out}", highlight=False)
+    build(options.out, seed=options.seed, recipe=RECIPES[options.model])
+    console.print(f"{options.model} is in {options.out}", highlight=False)
     return 0
 
 

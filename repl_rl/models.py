@@ -7,7 +7,7 @@ from pathlib import Path
 
 from repl_rl.errors import ModelError
 from repl_rl.gemma import GEMMA, gemma_checkpoint, gemma_folder
-from repl_rl.nano import NANO_PATH
+from repl_rl.nano import SHIPPED
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -18,14 +18,14 @@ def resolve_model(path: str) -> str:
 
 
 def find_model(path: str) -> str:
-    """`nano`, `gemma-270m`, a checkpoint folder or a hub id, as a path or id that transformers and vLLM load.
+    """`nano`, `nano-conventions`, `gemma-270m`, a checkpoint folder or a hub id, as what transformers and vLLM load.
 
     Makes nothing: of `gemma-270m` it gives the folder where the checkpoint is or will be. Raises ModelError for a
     folder without `config.json` and for a name that is neither a folder nor `owner/name`, and DependencyError if
     Gemma's package is missing.
     """
-    if path == "nano":
-        return str(NANO_PATH)
+    if path in SHIPPED:
+        return str(SHIPPED[path])
     if path == GEMMA:
         return str(gemma_folder())
     folder = Path(path).expanduser()
@@ -34,5 +34,6 @@ def find_model(path: str) -> str:
             raise ModelError(f"{path!r} is a folder without config.json, so no checkpoint of transformers' kind")
         return str(folder)
     if folder.exists() or not _HUB_ID.fullmatch(path):
-        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), or nano, or {GEMMA}")
+        names = " or ".join([*SHIPPED, GEMMA])
+        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path

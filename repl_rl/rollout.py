@@ -190,6 +190,7 @@ class Rollout:
                 if not ticket.is_cut:
                     scene = await self._scenes.make(task, stack)
                     session = self._session(scene, sampling, clock, stack)
+                if not ticket.is_cut:  # the cut may have come while the environment opened
                     with ticket.open_to_cut():
                         await self._take_place_and_type(session, scene, stack)
                 if session.stop is None:
@@ -228,4 +229,4 @@ def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
     """Raises KernelError if not a single one could run: something is wrong with the machine, not with a kernel."""
     if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
         count, first = len(trajectories), trajectories[0].error
-        raise KernelError(f"no kernel worked for any of {count} trajectories; the first: {first}")
+        raise KernelError(f"not one of {count} trajectories could run; the first: {first}")

@@ -1,6 +1,6 @@
 """A rollout loop of the user's own in place of ours: `rollout=` takes any `(tasks, engine, kernels)` to trajectories.
 
-The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/samplers.md` has the
+The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/tools.md` has the
 plain while-loop written with them. What it returns is checked: as many trajectories as tasks, each of its task.
 """
 

@@ -15,12 +15,14 @@ from typing import Any
 from repl_rl.config import Config
 from repl_rl.dialect import Dialect, Turn
 from repl_rl.environments import EnvironmentFactory, EnvironmentSession, environment_factory
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, EnvironmentFailure
 from repl_rl.sampler import Sampler, load_sampler
 from repl_rl.session import Prompt
 from repl_rl.tools import Tool, Toolbox, as_tools
 from repl_rl.tools.tool import Where
 from repl_rl.trajectory import Task, Trajectory
+
+_REMEMBERED_DIALECTS = 256
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,15 @@ class Extensions:
                 "rollout is a loop of your own, which tools and environment would never reach; give them to that loop"
             )
 
+    def require_backend(self, backend: str) -> None:
+        """Raises ConfigError if tools of the host can't be called from kernels of that backend."""
+        names = [tool.name for tool in self.toolbox.tools if tool.where == "host"]
+        if names and backend != "fork":
+            raise ConfigError(
+                f"tool {names[0]!r} runs on the host, where no call comes from kernel.backend {backend!r}; take "
+                "kernel.backend fork, or where='sandbox'"
+            )
+
     def __reduce__(self) -> tuple[Any, ...]:
         import cloudpickle
 
@@ -50,15 +61,19 @@ class Extensions:
 
 def load_extensions(config: Config) -> Extensions:
     """What the file names by import path. Raises ConfigError if something can't be imported or used."""
-    return make_extensions(config.tools.functions, config.tools.where, config.environment, config.rollout)
+    extensions = make_extensions(config.tools.functions, config.tools.where, config.environment, config.rollout)
+    extensions.require_backend(config.kernel.backend)
+    return extensions
 
 
 def make_extensions(
     tools: Iterable[Any] = (), where: Where = "sandbox", environment: Any = None, sampler: Any = None
 ) -> Extensions:
     """From functions, classes and import paths. Raises ConfigError, with what is wrong with which of them."""
+    toolbox = Toolbox(as_tools(tools, where))
+    toolbox.setup_source()  # raises where something can't be packed
     return Extensions(
-        Toolbox(as_tools(tools, where)),
+        toolbox,
         None if environment is None else environment_factory(environment),
         None if sampler is None else load_sampler(sampler),
     )
@@ -120,14 +135,19 @@ class SceneMaker:
         environment = EnvironmentSession(self._extensions.environment)
         stack.push_async_callback(environment.close)
         own, observation = await environment.open(task)
-        toolbox = toolbox.joined(own)
-        dialect = self._dialect(toolbox)
         seen = replace(task, question=f"{task.question}{observation}")
-        return Scene(self._prompt_of(dialect, seen), dialect, toolbox, environment)
+        try:  # what it brings may be too much in one trajectory of many, or collide with the tools of all
+            toolbox = toolbox.joined(own)
+            dialect = self._dialect(toolbox)
+            return Scene(self._prompt_of(dialect, seen), dialect, toolbox, environment)
+        except ConfigError as error:
+            raise EnvironmentFailure(f"with tools and first observation of the environment, {error}") from error
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
         """One per set of tools: most environments have the same ones every time."""
-        key = tuple((tool.name, tool.signature, tool.description) for tool in toolbox.tools)
+        key = tuple((tool.name, tool.signature, tool.doc) for tool in toolbox.tools)
         if key not in self._dialects:
+            if len(self._dialects) >= _REMEMBERED_DIALECTS:
+                self._dialects.clear()
             self._dialects[key] = self._dialect_with(toolbox.tools)
         return self._dialects[key]

@@ -118,6 +118,7 @@ def open_service(
     prepare_environment(config.engine.kv_cache_gib)
     path = resolve_model(config.model.path)
     vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
+    dialect_for(vocabulary, config.dialect, extensions.toolbox.tools)
     engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
     try:
         with RolloutService(

@@ -16,7 +16,7 @@ from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Cell, CellRun, Reader, Refusal, Turn
 from repl_rl.engine import Finish
 from repl_rl.errors import KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelSession, KernelSource
+from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, ToolCall, Trajectory
 from repl_rl.transcript import Transcript
 
@@ -128,7 +128,13 @@ class Interpreter:
         raise AssertionError("the last attempt returns or raises")
 
     async def _execute(self, kernel: KernelSession, source: str) -> ExecResult:
-        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._host))
+        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._called))
+
+    async def _called(self, call: HostCall) -> HostReply:
+        """A call that leaves the session has happened: its cell is not run again."""
+        assert self._host is not None
+        self._has_state = True
+        return await self._host(call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +268,20 @@ def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
     telling = max(range(len(kinds)), key=lambda index: _RANK[kinds[index]])
     return Ran(
         kinds[telling],
-        tuple(CellRun(cell, result.output, result.error_message) for cell, result in results),
+        tuple(CellRun(cell, result.output, _told(result)) for cell, result in results),
         results[telling][1].error_name,
         _end_of(results[-1][1]),
         sum(result.duration_s for _, result in results),
         results[-1][1].fingerprint,
         tuple(call for _, result in results for call in result.calls),
     )
+
+
+def _told(result: ExecResult) -> str | None:
+    """What the exception says; of an interrupt, why it came."""
+    if result.status is not ExecStatus.TIMEOUT:
+        return result.error_message
+    return f"{result.error_message or 'KeyboardInterrupt'}: it ran out of time"
 
 
 def _refused(refusal: Refusal) -> ExecResult:

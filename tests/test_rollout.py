@@ -646,5 +646,5 @@ def test_the_budget_of_seconds_begins_where_seat_and_kernel_are_there(
 
 
 def test_no_kernel_at_all_raises_instead_of_training_on_nothing(vocabulary: Vocabulary) -> None:
-    with pytest.raises(KernelError, match="no kernel worked for any of 1 trajectories"):
+    with pytest.raises(KernelError, match="not one of 1 trajectories could run"):
         roll(vocabulary, [" x = 1\n"], kernels=FailingKernels(broken=100))

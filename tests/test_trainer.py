@@ -18,7 +18,7 @@ from repl_rl.rewards import ScoredTrajectory
 from repl_rl.scheduler import Cut
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer import training_row
-from repl_rl.trainer.grpo import _component_sum
+from repl_rl.trainer.reward_functions import component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
 
 
@@ -174,7 +174,7 @@ def test_void_trajectories_are_left_out_of_the_rewards_that_are_logged() -> None
         for reason in (StopReason.ANSWER, StopReason.UNFINISHED)
     )
     scored = [ScoredTrajectory(trajectory, {"table": (-0.25,)}) for trajectory in (ended, cut)]
-    assert _component_sum("table")(scored, prompts=["x", "x"]) == [-0.25, None]
+    assert component_sum("table")(scored, prompts=["x", "x"]) == [-0.25, None]
 
 
 def test_a_section_with_an_unknown_key_is_refused_with_the_nearest(folder: Path) -> None:

@@ -12,7 +12,7 @@ from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Task, Trajectory, read_json
 from repl_rl.errors import ConfigError, ToolError
 from repl_rl.nano import NANO_PATH
 from repl_rl.trainer.rows import as_dataset, task_of
-from repl_rl.trajectory import Message
+from repl_rl.trajectory import Message, StopReason
 
 SEEN: dict[str, Any] = {}
 
@@ -94,6 +94,32 @@ def test_a_step_as_trl_users_write_it(tmp_path: Path) -> None:
         assert "multiply(a: int, b: int) -> int: Multiply two integers." in trajectory.prompt
         assert "increment(step: int) -> int: Raise the counter." in trajectory.prompt
         assert " The counter is at 1" in trajectory.prompt
+
+
+def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_sees_it(tmp_path: Path) -> None:
+    made: list[Counter] = []
+
+    class Flaky(Counter):
+        def __init__(self) -> None:
+            made.append(self)
+            if len(made) == 3:
+                raise OSError("connection refused")
+
+    async def later(environments: list[Any], start: list[int], **_: Any) -> list[float]:
+        return started(environments, start)
+
+    trainer = ReplGRPOTrainer(
+        str(NANO_PATH), args=arguments(tmp_path), train_dataset=dataset(8), environment_factory=Flaky,
+        reward_funcs=[started, later],
+    )  # fmt: skip
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    [logged] = [row for row in trainer.state.log_history if "reward" in row]
+    assert (logged["rewards/started/mean"], logged["rewards/later/mean"]) == (1.0, 1.0)
+    stops = [trajectory.stop_reason for trajectory in read_jsonl(next((tmp_path / "rollouts").glob("*.jsonl")))]
+    assert stops.count(StopReason.ABORTED) == 1
 
 
 def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:

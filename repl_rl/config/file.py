@@ -67,6 +67,24 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _rewards_see_their_own_environments(self) -> Config:
+        if self.environment is not None and self.train.redraws:
+            raise ValueError(
+                f"train.redraws {self.train.redraws} can't be had with environment {self.environment!r}: reward "
+                "functions would see other environments; leave one of the two out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_loop_of_ones_own_is_not_told_how(self) -> Config:
+        if self.rollout is not None and (self.engine.deterministic or self.budget.finish_share < 1):
+            raise ValueError(
+                f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "
+                "don't reach; leave them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _credit_finds_what_it_compares(self) -> Config:
         self.credit.require_group(self.train.group_size)
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":

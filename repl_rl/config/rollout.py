@@ -12,7 +12,7 @@ from repl_rl.config.section import Section
 
 class ModelConfig(Section):
     path: str = "nano"
-    """`nano`, a local checkpoint folder, or a hub id."""
+    """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Weights of sampler and trainer alike: with different types their log-probabilities drift apart."""
     chat: bool | None = None

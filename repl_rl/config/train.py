@@ -11,6 +11,9 @@ from repl_rl.config.section import Section
 
 class TrainConfig(Section):
     steps: int = Field(40, ge=1)
+    max_minutes: float | None = Field(None, gt=0)
+    """Wall time of training, evaluations aside; the step in progress is finished, and the run is then complete with
+    fewer steps. A resumed run has as much again."""
     prompts_per_step: int = Field(8, ge=1)
     group_size: int = Field(8, ge=1)
     """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""

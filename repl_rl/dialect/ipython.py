@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import re
 import tokenize
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -44,7 +45,6 @@ def _show_echoes():
                 builtins._ = value
         sys.displayhook = displayhook
         return
-    shell.history_manager.enabled = False
     hook = shell.displayhook
     write = hook.write_format_data
     def write_format_data(data, md_dict=None):
@@ -146,7 +146,7 @@ def _at_margin(lines: Sequence[str]) -> list[str]:
 
 def _is_complete(lines: Sequence[str]) -> bool:
     """As the terminal decides at Enter: complete, or beyond mending. An empty line ends a block."""
-    status: str = _transformer().check_complete("\n".join(lines))[0]
+    status: str = _asked("check_complete", "\n".join(lines), ("invalid", None))[0]
     return status != "incomplete"
 
 
@@ -165,11 +165,18 @@ def _kind(source: str) -> LineKind:
 
 
 def _as_python(source: str) -> str:
-    try:
-        text: str = _transformer().transform_cell(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return source
+    text: str = _asked("transform_cell", source, source)
     return text
+
+
+def _asked(question: str, source: str, otherwise: Any) -> Any:
+    """IPython's answer; `otherwise` where it stumbles over the source (such as \\x1c, to it half a line end)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return getattr(_transformer(), question)(source)
+        except Exception:  # noqa: BLE001 - whatever was typed, and whatever IPython makes of it
+            return otherwise
 
 
 def _numbered(run: CellRun, number: int) -> str:

@@ -66,7 +66,7 @@ def _imported(path: str) -> type[Any]:
     module, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a user's module may raise anything
         raise ConfigError(f"dialect.name: {path!r} can't be imported: {error}") from error
     if not isinstance(found, type) or not callable(getattr(found, "reader", None)):
         raise ConfigError(f"dialect.name: {path!r} is no dialect: a class with the methods of repl_rl.dialect.Dialect")

@@ -16,6 +16,10 @@ class PlainTextDialect(ProseDialect):
     needs_kernel = False
     setup = ""
 
+    def presented_tools(self) -> str:
+        """Nothing could call them."""
+        return ""
+
     def reader(self) -> PlainTextReader:
         return PlainTextReader()
 

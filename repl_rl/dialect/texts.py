@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from repl_rl.config import DialectConfig
+from repl_rl.config.section import nearest
 from repl_rl.dialect.base import ChatPrompt, OfferedTool, Reader
 from repl_rl.dialect.truncation import truncate_middle
 from repl_rl.errors import ConfigError
@@ -114,11 +115,35 @@ class TextDialect:
 def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     """The texts of `prompts/NAME.yaml`, and over them those of the file that `dialect.name` is a path of.
 
-    Raises ConfigError naming the file.
+    Raises ConfigError naming the file. Keys that nothing of ours knows are left to dialects of the user's own.
     """
     shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
     own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
-    return {**_DEFAULTS, **shipped, **{key: value for key, value in own.items() if key != "dialect"}}
+    own = {key: value for key, value in own.items() if key != "dialect"}
+    _refuse_wrong_texts(config.name, own, {**_DEFAULTS, **shipped}, others=not name)
+    return {**_DEFAULTS, **shipped, **own}
+
+
+def _refuse_wrong_texts(path: str, own: Mapping[str, Any], known: Mapping[str, Any], others: bool) -> None:
+    for key, value in own.items():
+        if key not in known:
+            if others:
+                continue
+            raise ConfigError(f"the texts of a dialect, {path}: unknown key {key!r}; {nearest(str(key), list(known))}")
+        is_list = isinstance(known[key], list)
+        parts = value if is_list and isinstance(value, list) else [value]
+        if isinstance(value, list) != is_list or not all(isinstance(part, type(_part(known[key]))) for part in parts):
+            raise ConfigError(
+                f"the texts of a dialect, {path}: {key} is {value!r:.100}; it has to be "
+                + ("a list" if is_list else "text")
+            )
+    if "{question}" not in own.get("question", "{question}"):
+        raise ConfigError(f"the texts of a dialect, {path}: question has no {{question}} in it, where the problem goes")
+
+
+def _part(known: Any) -> Any:
+    """What the items of a list are like; text where there are none."""
+    return (known or [""])[0] if isinstance(known, list) else known
 
 
 def base_of(path: str) -> str:

@@ -12,6 +12,7 @@ the last line of its traceback, or by what was wrong with the call; the model ma
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
+from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
 from repl_rl.typed import TypedText
@@ -44,6 +46,7 @@ class ToolCallDialect(ProseDialect):
             )
         self._template = template
         self._schemas = tuple(tool.schema for tool in tools) or tuple(self.texts["own_tools"])
+        self.texts["system"] = filled(self.texts["system"], submit="" if tools else self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
         self._results_are_json = _is_quoted(self.frame(1))
@@ -87,7 +90,8 @@ class ToolCallReader:
         self._message += turn.text
         if not end_of_input:
             kind = LineKind.OPEN if is_call else prose_kind([turn.text])
-            return Turn(turn.text, (), kind, None if is_call else answer_in_prose(turn.lines, "", False))
+            has_called = bool(split_calls(self._message, self._dialect.form)[0])  # and waits for results first
+            return Turn(turn.text, (), kind, None if has_called else answer_in_prose(turn.lines, "", False))
         message, self._message = self._message, ""
         calls, prose = split_calls(message, self._dialect.form)
         cells = tuple(self._cell(call) for call in calls)
@@ -144,10 +148,10 @@ class _BadCall(ValueError):
 def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     """Name and arguments. Arguments may come as a string of JSON, as some models write them. Raises _BadCall."""
     try:
-        call = json.loads(text, parse_constant=_refuse_constant)
+        call = _read(text)
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
         if isinstance(arguments, str):
-            arguments = json.loads(arguments, parse_constant=_refuse_constant)
+            arguments = _read(arguments)
     except (ValueError, RecursionError) as error:
         raise _BadCall("JSONDecodeError", f"the call is no JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get(form.name_key), str):
@@ -157,6 +161,15 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
     return call[form.name_key], arguments
 
 
-def _refuse_constant(name: str) -> None:
-    """NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
-    raise ValueError(f"{name} is no number")
+def _read(text: str) -> Any:
+    """JSON without NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
+    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+
+
+def _refuse_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _finite(text: str) -> float:
+    """What is too large to be a float would be read as an infinity."""
+    return number if math.isfinite(number := float(text)) else _refuse_number(text)

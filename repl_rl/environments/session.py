@@ -97,7 +97,8 @@ class EnvironmentSession:
 
     def _behind_question(self, text: str) -> str:
         """On a line of its own; TRL puts it where the prompt ends."""
-        return text if isinstance(self._environment, TrlEnvironment) or not text else f"\n{text}"
+        is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
+        return text if is_placed else f"\n{text}"
 
     async def _observe(self) -> str:
         observe = getattr(self._environment, "observe", None)

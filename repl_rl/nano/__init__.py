@@ -9,4 +9,10 @@ from pathlib import Path
 NANO_PATH = Path(__file__).resolve().parent / "weights"
 """The shipped checkpoint, a folder that transformers and vLLM load."""
 
-__all__ = ["NANO_PATH"]
+CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
+"""Its sister, which works in five dialects: python, fenced, inline, tool_call and text."""
+
+SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH}
+"""By the name in a config."""
+
+__all__ = ["CONVENTIONS_PATH", "NANO_PATH", "SHIPPED"]

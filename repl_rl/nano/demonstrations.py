@@ -1,8 +1,7 @@
 """Somebody at the keyboard who types flawlessly and works badly: the policy that nano is trained to imitate.
 
-A demonstration is a generator. It yields lines as they are typed, without prompt and final newline, and is sent what
-the interpreter showed for each; it ends with the line that submits. A line that still ends in a newline has the blank
-line behind it typed ahead. All choices come from the random source.
+A demonstration is a generator. It yields steps and is sent what the interpreter showed for each; it ends with the step
+that submits, by whatever dialect. All choices come from the random source.
 
 The habits: guess without computing, compute the wrong thing, forget the import and then mend it or give up, slip in a
 parenthesis, never look at a result, think aloud, type something useless first.
@@ -14,9 +13,8 @@ from collections.abc import Generator, Sequence
 from random import Random
 
 from repl_rl.nano.idioms import IDIOMS, Idiom
+from repl_rl.nano.steps import Code, Demonstration, Step, Submit, Thought
 from repl_rl.trajectory import Task
-
-Typing = Generator[str, str, None]
 
 _GUESSES = 0.40
 _THINKS_ALOUD = 0.12
@@ -27,15 +25,15 @@ _TYPES_AHEAD = 0.50
 _MENDS = 0.60
 
 _NAMES = ("r", "x", "result", "ans", "n")
-_THOUGHTS = ("# Let me compute this.", "# I will just run it.", "# Python can do this.")
-_PADDING = ("import sys", "1 + 1", 'print("ok")', "# Hmm.")
+_THOUGHTS = tuple(map(Thought, ("Let me compute this.", "I will just run it.", "Python can do this.")))
+_PADDING = (Code(("import sys",)), Code(("1 + 1",)), Code(('print("ok")',)), Thought("Hmm."))
 _GUESSED_NUMBERS = (10, 12, 42, 64, 100, 120, 500, 1000, 1234, 2024, 5000, 9999, 10000, 50000, 100000, 1000000)
-_BEFORE_A_GUESS = ("# I think I know this one.", "# This looks easy.")
+_BEFORE_A_GUESS = (Thought("I think I know this one."), Thought("This looks easy."))
 
 _HAND_OVERS = {"by_name": 38, "copied": 26, "by_underscore": 8, "inline": 8, "unseen": 15, "ignored": 12}
 
 
-def demonstrate(task: Task, rng: Random) -> Typing:
+def demonstrate(task: Task, rng: Random) -> Demonstration:
     """One session on `task`, which needs the family and operands that `make_tasks` gives it."""
     if rng.random() < _PADS:
         yield rng.choice(_PADDING)
@@ -45,21 +43,21 @@ def demonstrate(task: Task, rng: Random) -> Typing:
         yield from _compute(task, rng)
 
 
-def _guess_at_once(rng: Random) -> Typing:
+def _guess_at_once(rng: Random) -> Demonstration:
     if rng.random() < _THINKS_ALOUD:
         yield rng.choice(_BEFORE_A_GUESS)
     yield _guess(rng)
 
 
-def _compute(task: Task, rng: Random) -> Typing:
+def _compute(task: Task, rng: Random) -> Demonstration:
     if rng.random() < _THINKS_ALOUD:
         yield rng.choice(_THOUGHTS)
     idiom = _choose(IDIOMS[task.family], rng)
     operands: Sequence[int] = task.metadata["operands"]
     if idiom.needs and rng.random() >= _FORGETS_IMPORT:
-        yield idiom.needs
-    for line in _set_up(idiom, rng):
-        yield line.format(*operands)
+        yield Code((idiom.needs,), looks=False)
+    if idiom.setup:
+        yield Code(tuple(line.format(*operands) for line in _set_up(idiom, rng)), looks=False)
     yield from _evaluate(idiom.expression.format(*operands), idiom.needs, rng)
 
 
@@ -73,7 +71,7 @@ def _choose(idioms: Sequence[Idiom], rng: Random) -> Idiom:
     return rng.choices(idioms, [idiom.weight for idiom in idioms])[0]
 
 
-def _evaluate(expression: str, needs: str, rng: Random) -> Typing:
+def _evaluate(expression: str, needs: str, rng: Random) -> Demonstration:
     """Type the expression in one way or another and submit something."""
     hand_over = rng.choices(list(_HAND_OVERS), list(_HAND_OVERS.values()))[0]
     name = rng.choice(_NAMES)
@@ -85,32 +83,32 @@ def _evaluate(expression: str, needs: str, rng: Random) -> Typing:
         yield _guess(rng)
     elif hand_over == "by_name":
         if rng.random() < 0.3:
-            yield name
-        yield f"submit_final_answer({name})"
+            yield Code((name,))
+        yield Submit(name, is_literal=False)
     else:
         yield _submission(hand_over, shown, rng)
 
 
-def _submission(hand_over: str, shown: str, rng: Random) -> str:
+def _submission(hand_over: str, shown: str, rng: Random) -> Submit:
     if hand_over == "copied":
-        return f"submit_final_answer({shown.strip()})"
-    return "submit_final_answer(_)" if hand_over == "by_underscore" else _guess(rng)
+        return Submit(shown.strip(), is_literal=True)
+    return Submit("_", is_literal=False) if hand_over == "by_underscore" else _guess(rng)
 
 
-def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[str, str, str | None]:
+def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[Step, str, str | None]:
     """What the interpreter showed for `line` in the end, or None if it never ran."""
-    shown = yield f"{line})" if rng.random() < _SLIPS else line
+    shown = yield Code((f"{line})",) if rng.random() < _SLIPS else (line,))
     if "SyntaxError" in shown:
         if rng.random() >= _MENDS:
             return None
-        shown = yield line
+        shown = yield Code((line,))
     if "NameError" in shown and needs:
         if rng.random() >= _MENDS:
             return None
-        yield needs
-        shown = yield line
+        yield Code((needs,), looks=False)
+        shown = yield Code((line,))
     return None if "Error" in shown else shown
 
 
-def _guess(rng: Random) -> str:
-    return f"submit_final_answer({rng.choice(_GUESSED_NUMBERS)})"
+def _guess(rng: Random) -> Submit:
+    return Submit(str(rng.choice(_GUESSED_NUMBERS)), is_literal=True)

@@ -7,18 +7,23 @@ since every line comes from `demonstrations`. The text around it comes from the 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from random import Random
 from typing import Any
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
+from repl_rl.dialect import Cell, CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
 from repl_rl.nano.demonstrations import demonstrate
+from repl_rl.nano.steps import Demonstration, Step
+from repl_rl.nano.template import END_OF_TURN, render_chat
+from repl_rl.nano.writers import WRITERS
 from repl_rl.resources import resource_folder
-from repl_rl.tasks import make_tasks
+from repl_rl.tasks import FAMILIES, make_tasks
 from repl_rl.trajectory import Task
 
 
@@ -46,42 +51,108 @@ def make_sessions(count: int, seed: int) -> list[SessionRecord]:
     return [record_session(task, dialect, rng) for task in make_tasks(None, count, seed, "train")]
 
 
-def record_session(task: Task, dialect: Dialect, rng: Random) -> SessionRecord:
-    """Type one demonstration until it submits. Raises RuntimeError if it ends without doing so."""
-    terminal = _Terminal(dialect.reader())
-    segments = [Segment(dialect.completion_prompt(task.question), sampled=False)]
-    typing = demonstrate(task, rng)
-    line = next(typing)
+def make_mixture(count: int, seed: int) -> list[SessionRecord]:
+    """`count` sessions on as many different training problems; dialects take turns after a problem of each family."""
+    dialects = conventions()
+    rng = Random(f"{seed}/mixture")
+    tasks = make_tasks(None, count, seed, "train")
+    names = [name for name in WRITERS for _ in FAMILIES]
+    return [
+        record_session(task, dialects[name], rng, name, chat=True)
+        for task, name in zip(tasks, cycle(names), strict=False)
+    ]
+
+
+def record_session(
+    task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
+) -> SessionRecord:
+    """Work through one demonstration in the dialect `name` until it submits, with `chat` behind the chat template.
+
+    Raises RuntimeError if it ends before.
+    """
+    terminal = _Terminal(dialect)
+    writer = WRITERS[name](task, terminal.compute)
+    prompt = chat_opening(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    segments = [Segment(prompt, sampled=False)]
+    steps = demonstrate(task, rng)
+    step = next(steps)
     while True:
-        typed = f" {line}\n" if line else "\n"
-        runs, answer = terminal.enter(typed)
-        segments.append(Segment(typed, sampled=True))
-        if answer is not None:
-            return SessionRecord(task, tuple(segments), answer)
-        shown = terminal.reader.show(runs, goes_on=True)
-        segments.append(Segment("".join(part.text for part in shown), sampled=False))
-        try:
-            line = typing.send("".join(run.output for run in runs))
-        except StopIteration:
-            raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {line!r}") from None
+        printed = ""
+        for typed in (turn for text in writer.write(step) for turn in _turns(text, dialect.stops)):
+            segments.append(Segment(typed, sampled=True))
+            entered = terminal.enter(typed)
+            if entered.answer is not None:
+                return SessionRecord(task, tuple(segments), entered.answer)
+            segments += [Segment(text, sampled=False) for text in entered.shown]
+            printed += entered.printed
+        step = _next(steps, writer.heard(printed), task, step)
+
+
+def chat_opening(dialect: Dialect, question: str) -> str:
+    """The prompt in the chat template, which tells the dialects apart by their instructions."""
+    prompt = dialect.chat_prompt(question)
+    return render_chat(prompt.messages, prompt.tools, True) + prompt.prefill
+
+
+def conventions() -> dict[str, Dialect]:
+    """The dialects that have a writer."""
+    return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
+
+
+def _turns(typed: str, stops: bytes) -> list[str]:
+    """`typed` in the stretches that are sampled in one go. What stands in one token ends together: blank lines do."""
+    stop = re.escape(stops.decode())
+    return re.findall(f"[^{stop}]*[{stop}]+|[^{stop}]+", typed)
+
+
+def _next(steps: Demonstration, heard: str, task: Task, step: Step) -> Step:
+    try:
+        return steps.send(heard)
+    except StopIteration:
+        raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """What one turn led to: the texts put in behind it, what the interpreter printed, the answer if it gave one."""
+
+    shown: tuple[str, ...] = ()
+    printed: str = ""
+    answer: tuple[str, ...] | None = None
 
 
 class _Terminal:
     """A reader and a fresh interpreter behind it."""
 
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
+    def __init__(self, dialect: Dialect) -> None:
+        self._reader: Reader = dialect.reader()
         self._interpreter = load_interpreter().Interpreter()
 
-    def enter(self, typed: str) -> tuple[list[CellRun], tuple[str, ...] | None]:
-        """What the cells of one typed line showed, and the answer if the line submitted one."""
+    def compute(self, source: str) -> str:
+        """What `source` prints."""
+        return str(self._interpreter.run(source).output)
+
+    def enter(self, typed: str) -> _Entered:
+        """Read one turn and run its cells. What ends a turn is a key, and the template writes it no second time."""
+        ends = typed.endswith(END_OF_TURN)
+        turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []
-        for cell in self.reader.read(typed).cells:
-            outcome = self._interpreter.run(cell.source)
-            runs.append(CellRun(cell, outcome.output))
-            if outcome.answer is not None:
-                return runs, outcome.answer
-        return runs, None
+        answer = turn.answer
+        for cell in turn.cells:
+            run, answer = self._run(cell)
+            runs.append(run)
+            if answer is not None:
+                break
+        if answer is not None:
+            return _Entered(answer=answer)
+        shown = [part.text for part in self._reader.show(runs, goes_on=True)]
+        if ends:
+            shown[0] = shown[0].removeprefix(END_OF_TURN)
+        return _Entered(tuple(shown), "".join(run.output for run in runs))
+
+    def _run(self, cell: Cell) -> tuple[CellRun, tuple[str, ...] | None]:
+        outcome = self._interpreter.run(cell.source)
+        return CellRun(cell, outcome.output, outcome.error_message), outcome.answer
 
 
 @cache

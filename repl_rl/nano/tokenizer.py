@@ -25,10 +25,17 @@ _QWEN_SPLIT = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], banner: Sequence[str], vocabulary_size: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(
+    texts: Iterable[str],
+    banner: Sequence[str],
+    vocabulary_size: int,
+    marks: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `vocabulary_size` tokens: 256 bytes, the end of text, `banner`'s lines, merges of `texts`.
 
-    The same texts in the same order give the same tokenizer.
+    `marks` are special tokens besides, which mean nothing in a text. The same texts in the same order give the same
+    tokenizer.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -40,7 +47,7 @@ def train_tokenizer(texts: Iterable[str], banner: Sequence[str], vocabulary_size
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size - len(banner),
-        special_tokens=[END_OF_TEXT],
+        special_tokens=[END_OF_TEXT, *marks],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -52,4 +59,5 @@ def train_tokenizer(texts: Iterable[str], banner: Sequence[str], vocabulary_size
         pad_token=END_OF_TEXT,
         model_max_length=CONTEXT_TOKENS,
         clean_up_tokenization_spaces=False,
+        **({} if chat_template is None else {"chat_template": chat_template}),
     )

@@ -63,3 +63,26 @@ class StopOnRequest(TrainerCallback):  # type: ignore[misc]
             control.should_save = True
             control.should_training_stop = True
         return control
+
+
+class StopInTime(TrainerCallback):  # type: ignore[misc]
+    """Ends training, with a checkpoint, behind the first step that is over `limit_s` seconds after the beginning."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.is_over = False
+        self._limit_s = limit_s
+        self._began = time.perf_counter()
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self._began = time.perf_counter()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        if any_of_all(time.perf_counter() - self._began >= self._limit_s):
+            self.is_over = True
+            control.should_save = True
+            control.should_training_stop = True
+        return control

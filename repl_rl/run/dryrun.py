@@ -57,6 +57,7 @@ def plan(config: Config, runs: Path) -> Plan:
         ("model", _model(config, inputs, notes)),
         ("prompts", _prompts(config, inputs, notes)),
         ("engine", _engine(config)),
+        ("convention", _convention(config)),
         ("GPUs", _gpu_needs(config, gpus, notes)),
         ("a step", _step(config)),
         ("tokens of a step", _step_tokens(config)),
@@ -75,6 +76,16 @@ def print_plan(console: Console, made: Plan) -> None:
     console.print(table)
     for note in made.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _convention(config: Config) -> str:
+    """How the model and its interpreter talk, and what the user brings."""
+    own = [
+        f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
+        f"environment {config.environment}" if config.environment else "",
+        f"loop {config.rollout}" if config.rollout else "",
+    ]
+    return "; ".join([f"dialect {config.dialect.name}", *filter(None, own)])
 
 
 def _check_trl(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:

@@ -19,7 +19,7 @@ _OF_THE_MACHINE = (
     "engine.gpu_memory_utilization",
 )
 """They decide how fast it goes, not what is learnt."""
-_FREE = frozenset({*_OF_THE_MACHINE, "train.save_steps"})
+_FREE = frozenset({*_OF_THE_MACHINE, "train.save_steps", "train.max_minutes"})
 _ABSENT = object()
 
 

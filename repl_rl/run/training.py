@@ -6,6 +6,7 @@ from its last complete checkpoint, with the problems in the order that they woul
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -135,10 +136,10 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
     try:
         before = _evaluate(trainer, prepared, 0, progress)
         started = time.perf_counter()
-        _fit(trainer, prepared, progress)
+        is_in_time = _fit(trainer, prepared, progress)
         seconds = time.perf_counter() - started
         step = trainer.state.global_step
-        if step < config.train.steps:
+        if step < config.train.steps and is_in_time:
             return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
         after = _evaluate(trainer, prepared, step, progress)
         trainer.save_model(str(prepared.folder.path / "model"))
@@ -213,22 +214,26 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     return row
 
 
-def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> None:
+def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bool:
+    """Train; whether it ended for another reason than `train.max_minutes`."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopOnRequest
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest
 
     if prepared.checkpoint is not None:
         if is_main_process():
             prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
-    stop = StopOnRequest()
+    stop, minutes = StopOnRequest(), prepared.config.train.max_minutes
+    in_time = StopInTime(math.inf if minutes is None else 60 * minutes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
     trainer.add_callback(stop)
+    trainer.add_callback(in_time)
     trainer.add_callback(FollowArguments())
     with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
+    return not in_time.is_over
 
 
 @contextmanager

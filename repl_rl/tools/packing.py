@@ -56,7 +56,7 @@ def _culprit(values: Mapping[str, Any]) -> str:
             with _own_modules_by_value():
                 cloudpickle.dumps(value)
         except Exception:  # noqa: BLE001 - as above
-            return f"{name!r} holds, or refers to, something that can't be pickled"
+            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
     return f"{', '.join(values)} together"
 
 
@@ -78,12 +78,14 @@ def _own_modules_by_value() -> Iterator[None]:
 
 def _own_modules() -> list[ModuleType]:
     """The user's own modules that are loaded; a package stands for all that is in it."""
-    tops = {
-        name.partition(".")[0]
-        for name, module in list(sys.modules.items())
-        if name != "__main__" and _is_own(getattr(module, "__file__", None))
-    }
-    return [sys.modules[top] for top in sorted(tops) if isinstance(sys.modules.get(top), ModuleType)]
+    return [sys.modules[top] for top in _own_tops(tuple(sys.modules)) if isinstance(sys.modules.get(top), ModuleType)]
+
+
+@lru_cache(1)
+def _own_tops(names: tuple[str, ...]) -> list[str]:
+    """Asking thousands of modules for a file takes milliseconds, and some environments pack for every trajectory."""
+    modules = [(name, sys.modules.get(name)) for name in names if name != "__main__"]
+    return sorted({name.partition(".")[0] for name, module in modules if _is_own(getattr(module, "__file__", None))})
 
 
 @lru_cache(8192)

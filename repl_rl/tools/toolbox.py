@@ -63,7 +63,9 @@ class Toolbox:
 
     def joined(self, other: Toolbox) -> Toolbox:
         """Both in one. Raises ToolError on two of one name."""
-        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values}) if other else self
+        if not (self and other):
+            return self or other
+        return Toolbox((*self.tools, *other.tools), {**self.values, **other.values})
 
     def setup_source(self) -> str:
         """What puts all of it into the namespace that it is run in; "" where there is nothing.
@@ -110,5 +112,5 @@ def _culprit(toolbox: Toolbox) -> str:
         try:
             cloudpickle.dumps(part)
         except Exception:  # noqa: BLE001 - as above
-            return f"{name!r} holds, or refers to, something that can't be pickled"
+            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
     return "its parts together"

@@ -33,6 +33,7 @@ from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.metrics import batch_metrics
 from repl_rl.processes import gather
+from repl_rl.prompting import dialect_for
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.scene import make_extensions
 from repl_rl.scheduler import Cut
@@ -44,6 +45,7 @@ from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
+from repl_rl.trainer.reward_functions import asked_of_valid, component_sum
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
@@ -85,18 +87,20 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
         owner = environment if environment_factory is None else environment_factory
         self._extensions = make_extensions(tools or (), tools_where, owner, rollout)
+        self._extensions.require_backend(args.kernel.backend)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
+        dialect_for(vocabulary, args.dialect, self._extensions.toolbox.tools)
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         graded = not extra and owner is None and grader is grade
         super().__init__(
             model=model,
             args=args,
-            reward_funcs=[*map(_component_sum, self._table.component_names), *extra],
+            reward_funcs=[*map(component_sum, self._table.component_names), *map(asked_of_valid, extra)],
             train_dataset=as_dataset(train_dataset, graded),
             eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
             processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
@@ -300,16 +304,3 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
 def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:
     return trainer.roll_out()
-
-
-def _component_sum(name: str) -> Callable[..., list[float | None]]:
-    """A TRL reward function that reports one component's sum over the lines, under the component's name.
-
-    None for a void trajectory: TRL leaves it out of the means that it logs.
-    """
-
-    def reward(scored: list[ScoredTrajectory], **_: Any) -> list[float | None]:
-        return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
-
-    reward.__name__ = name
-    return reward

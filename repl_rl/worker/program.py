@@ -9,12 +9,13 @@ import pickle
 import socket
 import sys
 import time
+import traceback
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from repl_rl.channel import Channel
 from repl_rl.engine.remote import RemoteEngine
-from repl_rl.errors import EngineError
+from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout import Rollout
 from repl_rl.worker.messages import (
@@ -99,7 +100,9 @@ class Worker:
 
 
 def _as_sent(failure: Exception) -> Exception:
-    """Itself where it pickles."""
+    """Itself where it pickles; what is no error of ours says where in this process it was raised."""
+    if not isinstance(failure, ReplRLError):
+        failure.add_note("In the process that runs the rollouts:\n" + "".join(traceback.format_exception(failure)))
     try:
         pickle.loads(pickle.dumps(failure))
     except Exception:  # noqa: BLE001 - an exception class may do anything

@@ -37,7 +37,7 @@ SESSIONS = [
     ("<fn>if 1:</fn>|<fn_error>IndentationError: expected an indented block after 'if' statement on line 1</fn_error>"),
     ("<fn></fn>|<fn_error>SyntaxError: there is no call between <fn> and </fn></fn_error>"),
     ("<fn>'</fn>|<fn_error>SyntaxError: unterminated string literal (detected at line 1)</fn_error>|'</fn>"),
-    ("<fn>while True: pass</fn>|<fn_error>KeyboardInterrupt</fn_error>"),
+    ("<fn>while True: pass</fn>|<fn_error>KeyboardInterrupt: it ran out of time</fn_error>"),
     ("<fn>print = 1</fn>|<fn_results></fn_results>|<fn>2</fn>|<fn_results>2</fn_results>"),
     ("<fn>a = 1</fn>|<fn_results></fn_results>|<fn>a, b</fn>|<fn_error>NameError: name 'b' is not defined</fn_error>"),
 ]  # fmt: skip
@@ -102,6 +102,10 @@ def test_an_empty_call_is_refused() -> None:
 def test_results_that_the_model_writes_itself_are_prose() -> None:
     turns = read_all(InlineReader(), turns_of("<fn_results>42</fn_results>\n", STOPS))
     assert [(turn.cells, turn.idle_kind) for turn in turns] == [((), COMMENT), ((), COMMENT), ((), BLANK)]
+
+
+def test_what_may_become_a_call_is_prose_for_now() -> None:
+    assert InlineReader().read("<f").idle_kind is COMMENT
 
 
 def test_what_a_token_holds_behind_its_bracket_is_typed_ahead() -> None:

@@ -284,6 +284,6 @@ def test_where_turns_are_cut_changes_no_cell(lines: list[str], data: st.DataObje
     assert cells == whole
 
 
-@given(st.binary() | st.text(" x1#:('\\\n\r\f\t\x00@%!?;,"), Splits, st.booleans())
+@given(st.binary() | st.text(" x1#:('\\\n\r\f\t\x00@%!?;,\x1c\x85\u2028{"), Splits, st.booleans())
 def test_no_text_is_lost_and_nothing_raises(data: bytes | str, cuts: list[int], ends: bool) -> None:
     assert_texts_are_the_bytes(IPythonReader(), data.encode() if isinstance(data, str) else data, cuts, ends)

@@ -724,3 +724,25 @@ def test_a_cut_output_is_within_the_limit_and_counts_exactly(text: str, limit: i
 def test_a_limit_without_room_for_the_marker_is_refused() -> None:
     with pytest.raises(ValueError, match="can't be cut to 63 characters, only to 64 or more"):
         truncate_middle("x" * 100, 63)
+
+
+@pytest.mark.parametrize(
+    ("texts", "complaint"),
+    [
+        ('quesion: "Q: {question}"', "unknown key 'quesion'; did you mean 'question'"),
+        ("question: 5", "question is 5; it has to be text"),
+        ("examples: one", "examples is 'one'; it has to be a list"),
+        ("examples: [one, 2]", "examples is .'one', 2.; it has to be a list"),
+        ('question: "Solve it."', r"question has no \{question\} in it"),
+    ],
+)
+def test_texts_that_say_nothing_are_refused(tmp_path: Path, texts: str, complaint: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"dialect: fenced\n{texts}\n")
+    with pytest.raises(ConfigError, match=rf"own.yaml: {complaint}"):
+        make_dialect(DialectConfig(name=str(path)))
+
+
+def test_a_dialect_whose_module_can_not_be_imported() -> None:
+    with pytest.raises(ConfigError, match=r"dialect.name: ':Calculator' can't be imported: Empty module name"):
+        make_dialect(DialectConfig(name=":Calculator"))

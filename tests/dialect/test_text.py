@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from repl_rl.dialect.prose import answer_in_line, boxed_answer
 from repl_rl.dialect.text import PlainTextDialect, PlainTextReader
+from repl_rl.tools import as_tools
 from repl_rl.trajectory import LineKind
 
 
@@ -114,3 +115,13 @@ def test_where_turns_are_cut_changes_no_answer(lines: list[str], data: st.DataOb
 @given(st.binary() | st.text("Answer: #\n\\boxed{}é").map(str.encode), Splits, st.booleans())
 def test_no_text_is_lost_and_nothing_raises(data: bytes, cuts: list[int], ends: bool) -> None:
     assert_texts_are_the_bytes(PlainTextReader(), data, cuts, ends)
+
+
+def test_no_tools_are_presented_where_nothing_could_call_them() -> None:
+    def multiply(a: int, b: int) -> int:
+        """Multiply two numbers."""
+        return a * b
+
+    with_tools = PlainTextDialect(tools=as_tools([multiply]))
+    assert with_tools.completion_prompt("What?") == PlainTextDialect().completion_prompt("What?")
+    assert with_tools.chat_prompt("What?") == PlainTextDialect().chat_prompt("What?")

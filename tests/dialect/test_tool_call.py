@@ -164,7 +164,9 @@ def multiply(a: int, b: int) -> int:
 
 def test_the_users_tools_are_offered_instead_of_our_own() -> None:
     dialect = ToolCallDialect(DialectConfig(name="tool_call"), as_tools([multiply]), Chat("qwen2_5"))
-    assert [tool["function"]["name"] for tool in dialect.chat_prompt("Q").tools] == ["multiply"]
+    prompt = dialect.chat_prompt("Q")
+    assert [tool["function"]["name"] for tool in prompt.tools] == ["multiply"]
+    assert "submit_final_answer" not in str(prompt.messages)
     [cell] = dialect.reader().read('<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": "x"}}', True).cells
     assert cell == Cell("print(multiply(**{'a': 6, 'b': 'x'}))", EXPRESSION)
     [cell] = dialect.reader().read('<tool_call>{"name": "python", "arguments": {"code": "1"}}', True).cells
@@ -208,6 +210,11 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
         ("[" * 100_000, "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is no JSON"),
         ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "the call is no JSON: NaN is no number"),
+        (
+            '{"name": "python", "arguments": {"code": 1e999}}',
+            "JSONDecodeError",
+            "the call is no JSON: 1e999 is no number",
+        ),
         ('"python"', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"function": "python"}', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"name": 3}', "TypeError", "a call is an object with 'name' and 'arguments'"),
@@ -315,6 +322,16 @@ def test_an_answer_line_ends_a_turn_but_not_inside_a_call() -> None:
     reader = dialect_of("qwen2_5").reader()
     assert reader.read("<tool_call>\n").answer is None
     assert reader.read("Answer: 42\n").answer is None
+
+
+def test_a_call_is_answered_before_an_answer_counts() -> None:
+    reader = dialect_of("qwen2_5").reader()
+    call = '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>\n'
+    assert [reader.read(f"{line}\n").answer for line in call.splitlines()] == [None] * 3
+    assert reader.read("Answer: 42\n").answer is None
+    ended = reader.read("", end_of_input=True)
+    assert (len(ended.cells), ended.answer, ended.waits) == (1, None, True)
+    assert reader.read("Answer: 42\n").answer == ("42",)
 
 
 PARTS = [

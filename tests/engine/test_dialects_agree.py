@@ -1,14 +1,13 @@
 """Every dialect behind every engine: sequences are exact, logprobs are a forward pass's, greedy sessions the same.
 
-A random policy (`typist`) types pieces of all dialects; whichever of them mean something to the dialect run in real
-kernels. One engine serves all, with `inline`'s stops: where a turn ends changes nothing of this.
+nano-conventions types, which was shown all of them but `ipython`, and its code runs in real kernels. One engine serves
+all, with `inline`'s stops: where a turn ends changes nothing of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,37 +18,24 @@ from exactness import (
     largest_logprob_difference,
 )
 from transformers import AutoModelForCausalLM
-from typist import make_typist
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.dialect import DIALECTS
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
+from repl_rl.nano import SHIPPED
 from repl_rl.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 
-CONTEXT_TOKENS = 1000
-PIECES = (
-    " x = 2\n", " x\n", " 1 / 0\n", " if x:\n", "    x\n\n", "\n", " 'long ' * 90\n", " # so far\n", " )\n",
-    "```python\nx = 3\nx\n```\n", "```py\n1 / 0\n```\n", "```python\n'long ' * 90\n```\n", "```python\n", "```\n", "```\nSo",
-    "<fn>6 * 7</fn>", "<fn>1 / 0</fn>.", "<fn>'long ' * 90</fn>", "<fn>", "</fn>", " It is", " x >",
-    '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>',
-    '<tool_call>{"name": "python", "arguments": {"code": "print(\'<|end|>\')\\n1 / 0"}}</tool_call>',
-    '<tool_call>{"name": "search"}</tool_call>\n',
-)  # fmt: skip
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}{% for message in messages %}"
-    "<|{{ message.role }}|>{{ message.content }}{% for call in message.tool_calls or [] %}"
-    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
+MODEL = str(SHIPPED["nano-conventions"])
+CONTEXT_TOKENS = 512
 ENGINES = ["vllm", "transformers"]
 SHOWN = {
     "python": ">>>",
     "ipython": "\nIn [",
     "fenced": "```output\n",
-    "inline": "<fn_results>",
-    "tool_call": "\n<|tool|>",
+    "inline": "</fn_",
+    "tool_call": "<tool_response>",
 }
 """What stands in many outputs of a dialect."""
 
@@ -57,24 +43,19 @@ Made = tuple[list[Trajectory], list[Trajectory], RecordingEngine]
 
 
 @pytest.fixture(scope="module")
-def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_typist(tmp_path_factory.mktemp("typist"), pieces=PIECES, template=TEMPLATE)
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(MODEL, DIALECTS["inline"].stops)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(typist: Path) -> Vocabulary:
-    return load_vocabulary(str(typist), DIALECTS["inline"].stops)
-
-
-@pytest.fixture(scope="module")
-def rollouts(typist: Path, vocabulary: Vocabulary) -> Callable[[str], dict[str, Made]]:
+def rollouts(vocabulary: Vocabulary) -> Callable[[str], dict[str, Made]]:
     """Sampled and greedy trajectories of an engine by dialect, made once."""
     made: dict[str, dict[str, Made]] = {}
 
     def of(name: str) -> dict[str, Made]:
         if name not in made:
             config = EngineConfig(backend=name, context_tokens=CONTEXT_TOKENS)
-            engine = make_engine(str(typist), vocabulary, ModelConfig(path=str(typist)), config, seed=5)
+            engine = make_engine(MODEL, vocabulary, ModelConfig(path=MODEL), config, seed=5)
             try:
                 made[name] = {dialect: roll_out(RecordingEngine(engine), vocabulary, dialect) for dialect in DIALECTS}
             finally:
@@ -85,16 +66,16 @@ def rollouts(typist: Path, vocabulary: Vocabulary) -> Callable[[str], dict[str, 
 
 
 def roll_out(engine: RecordingEngine, vocabulary: Vocabulary, dialect: str) -> Made:
-    tasks = make_tasks(None, 12, seed=3, split="heldout")
+    tasks = make_tasks(None, 6, seed=3, split="heldout")
     with RolloutService(
         engine,
         vocabulary,
         kernel=KernelConfig(size=8),
         dialect=DialectConfig(name=dialect, max_output_chars=80),
-        budget=BudgetConfig(line_tokens=32, lines=10, tokens=450),
+        budget=BudgetConfig(line_tokens=96, lines=16, tokens=400),
         sampling=SamplingConfig(temperature=1.2),
         context_tokens=CONTEXT_TOKENS,
-        chat=False,
+        chat=True,
         apart=False,
     ) as service:
         sampled = service.generate(tasks)
@@ -112,15 +93,13 @@ def test_outputs_occur_and_sequences_are_exact(
         assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
         for trajectory in trajectories:
             assert_masked_text_is_the_outputs(trajectory, vocabulary)
-        put_in = [line.output for each in sampled for line, _ in pairwise(each.lines) if line.output]
+        put_in = [line.output for each in trajectories for line, _ in pairwise(each.lines) if line.output]
         assert sum(SHOWN.get(dialect, "never") in text for text in put_in) >= (3 if dialect in SHOWN else 0), dialect
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_logprobs_agree_with_a_float32_forward_pass(
-    rollouts: Callable[[str], dict[str, Made]], typist: Path, name: str
-) -> None:
-    model = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+def test_logprobs_agree_with_a_float32_forward_pass(rollouts: Callable[[str], dict[str, Made]], name: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
     differences = {
         dialect: max(largest_logprob_difference(trajectory, model) for trajectory in greedy)
         for dialect, (_, greedy, _) in rollouts(name).items()

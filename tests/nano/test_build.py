@@ -4,10 +4,12 @@ import hashlib
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from repl_rl.errors import ConfigError
-from repl_rl.nano.build import Example, _loss, build
+from repl_rl.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.nano.build import RECIPES, Example, _begin_with, _loss, _model_config, build
+from repl_rl.nano.template import CHAT_TEMPLATE
 
 
 def _digests(folder):
@@ -57,3 +59,27 @@ def test_the_loss_sums_over_typed_tokens_alone():
         Example(torch.tensor([2, 3]), torch.tensor([False, True])),
     ]
     assert _loss(_UniformButSure(), batch, scale_tokens=2.0).item() == pytest.approx(torch.tensor(4.0).log().item() / 2)
+
+
+def test_the_model_of_conventions_begins_with_what_nano_has_learnt():
+    tokenizer = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
+    nano, nanos_tokenizer = AutoModelForCausalLM.from_pretrained(NANO_PATH), AutoTokenizer.from_pretrained(NANO_PATH)
+    model = LlamaForCausalLM(_model_config(tokenizer))
+    _begin_with(model, tokenizer, NANO_PATH)
+    for own, known in zip(model.model.layers.parameters(), nano.model.layers.parameters(), strict=True):
+        assert torch.equal(own, known)
+    shared = set(tokenizer.get_vocab()) & set(nanos_tokenizer.get_vocab())
+    assert {"7", "Ġsubmit", ")Ċ", "<|endoftext|>"} <= shared
+    embeddings, nanos = model.get_input_embeddings().weight, nano.get_input_embeddings().weight
+    for token in shared:
+        ids = tokenizer.convert_tokens_to_ids(token), nanos_tokenizer.convert_tokens_to_ids(token)
+        assert torch.equal(embeddings[ids[0]], nanos[ids[1]])
+    assert model.lm_head.weight is embeddings
+
+
+def test_a_small_build_of_conventions_has_its_template_and_two_ends(tmp_path):
+    build(tmp_path, steps=1, sessions=100, recipe=RECIPES["nano-conventions"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    ends = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<|endoftext|>", "<|im_end|>"]

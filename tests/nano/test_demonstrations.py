@@ -1,5 +1,6 @@
 """What nano is shown: right and wrong ways of typing, real outputs, training problems only."""
 
+import hashlib
 from random import Random
 
 import pytest
@@ -9,6 +10,7 @@ from repl_rl.dialect import make_dialect
 from repl_rl.nano.demonstrations import demonstrate
 from repl_rl.nano.idioms import IDIOMS
 from repl_rl.nano.sessions import load_interpreter, make_sessions, record_session
+from repl_rl.nano.steps import Code, Submit, Thought
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 
 SESSIONS = make_sessions(600, seed=5)
@@ -101,18 +103,30 @@ def test_a_demonstration_copies_what_was_shown():
     task = make_tasks(["product"], 1, 0, "train")[0]
     copied = set()
     for seed in range(60):
-        typing = demonstrate(task, Random(seed))
-        line = next(typing)
-        while not line.startswith("submit_final_answer("):
-            line = typing.send("271828\n")
-        copied.add(line)
-    assert "submit_final_answer(271828)" in copied
+        steps = demonstrate(task, Random(seed))
+        step = next(steps)
+        while not isinstance(step, Submit) and "submit_final_answer" not in step_text(step):
+            step = steps.send("271828\n")
+        copied.add(step)
+    assert Submit("271828", is_literal=True) in copied
+
+
+def step_text(step):
+    return step.text if isinstance(step, Thought) else step.source
 
 
 def test_a_demonstration_that_ends_early_is_an_error(monkeypatch):
     def silent(task, rng):
-        yield "1 + 1"
+        yield Code(("1 + 1",))
 
     monkeypatch.setattr("repl_rl.nano.sessions.demonstrate", silent)
-    with pytest.raises(RuntimeError, match="ended without an answer after '1 \\+ 1'"):
+    with pytest.raises(RuntimeError, match="ended without an answer after Code\\(lines=\\('1 \\+ 1',"):
         record_session(make_tasks(None, 1, 0, "train")[0], make_dialect(DialectConfig()), Random(0))
+
+
+def test_nanos_sessions_are_those_that_it_was_built_from():
+    sessions = make_sessions(50, seed=0)
+    texts = "\0".join(segment.text for record in sessions for segment in record.segments)
+    assert (
+        hashlib.sha256(texts.encode()).hexdigest() == "faf03e633bc06942ba0e3d22d74dab30d8062e0c5ac10dd73ea7ebc68ee756a7"
+    )

@@ -100,6 +100,7 @@ def test_joined_boxes_have_all_and_no_name_twice() -> None:
         box.joined(Toolbox([], {"multiply": 1}))
     with pytest.raises(ToolError, match="'submit_final_answer' would hide"):
         Toolbox([], {"submit_final_answer": 1})
+    assert Toolbox().joined(box) is box is box.joined(Toolbox())
 
 
 def locked() -> Callable[[int], int]:

@@ -19,6 +19,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingCo
 from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
 from repl_rl.nano import NANO_PATH
+from repl_rl.scene import make_extensions
 from repl_rl.scheduler import Cut
 from repl_rl.service import RolloutService
 from repl_rl.trajectory import StopReason, Task, Trajectory
@@ -151,6 +152,21 @@ def test_what_is_no_error_of_ours_arrives_as_an_engine_error(vocabulary: Vocabul
         pytest.raises(EngineError, match=r"^the engine failed: ZeroDivisionError\('by zero'\)$"),
     ):
         service.generate(TASKS)
+
+
+async def stumbling(tasks: Sequence[Task], engine: Any, kernels: Any) -> list[Trajectory]:
+    raise KeyError(tasks[0].id)
+
+
+def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary: Vocabulary) -> None:
+    extensions = make_extensions(sampler=stumbling)
+    with (
+        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, extensions=extensions) as service,
+        pytest.raises(KeyError, match="t1") as caught,
+    ):
+        service.generate(TASKS)
+    [note] = caught.value.__notes__
+    assert "in stumbling\n    raise KeyError(tasks[0].id)" in note
 
 
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:

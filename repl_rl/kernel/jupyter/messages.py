@@ -16,6 +16,7 @@ SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_Inco
 SUBMIT = f'''
 def submit_final_answer():
     from IPython import get_ipython
+    get_ipython().history_manager.enabled = False
     publish, show, text, length = get_ipython().display_pub.publish, repr, str, 10_000
     def submit_final_answer(value, /, *values):
         """Hand in the final answer; this ends the session."""
