@@ -15,16 +15,18 @@ from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache
 from typing import Any
 
+from repl_rl.clock import Clock, Wait
 from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Dialect, OfferedTool, Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
 from repl_rl.errors import KernelError
+from repl_rl.interpreter import Interpreter
 from repl_rl.kernel import KernelSource
 from repl_rl.prompting import Prompts
 from repl_rl.sampler import SamplerEngine, run_sampler
 from repl_rl.scene import Extensions, Scene, SceneMaker
 from repl_rl.scheduler import Cut, Scheduler, Ticket
-from repl_rl.session import Clock, Interpreter, Prompt, Session, Wait
+from repl_rl.session import Prompt, Session
 from repl_rl.tools import Toolbox
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript

@@ -20,11 +20,11 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "transcript typed background channel resources processes cache",
+        "clock transcript typed background channel resources processes cache",
         "config",
         "engine kernel dialect rewards credit loss tasks metrics drift",
         "tools",
-        "environments",
+        "environments interpreter",
         "session scheduler scoring nano attach sampler gemma",
         "scene prompting",
         "rollout",

@@ -11,8 +11,8 @@ from kernel.conftest import LIMITS
 
 from repl_rl.background import BackgroundLoop
 from repl_rl.dialect import Dialect
+from repl_rl.interpreter import Ran
 from repl_rl.kernel import KernelPool
-from repl_rl.session import Ran
 
 Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[Ran]]]
 
