@@ -116,7 +116,7 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
         (["--model", "nano", "no-such-model"], "'no-such-model' is no model"),
         (["--model", "nano", "runs/none"], "there is no run 'runs/none'"),
         (["--model", "empty"], "'empty' is a folder without config.json"),
-        (["--dialect", "pyhton"], "dialect.name: Input should be"),
+        (["--dialect", "pyhton"], "dialect.name: unknown dialect 'pyhton'; did you mean 'python'?"),
         (["-n", "2", "--set", "eval.temperature=0"], "at temperature 0 the 2 samples of a problem would be one"),
         (["--json", "nowhere"], "--json nowhere can't be written: Is a directory; give another file"),
         (["--set", "engine.context_tokens=32", "--set", "dialect.examples=2"], "nano, python: the longest prompt has"),
