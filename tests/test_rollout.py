@@ -607,7 +607,7 @@ def roll_slowly(
     vocabulary: Vocabulary, slow: SlowSource, monkeypatch: pytest.MonkeyPatch, budget: BudgetConfig
 ) -> list[Trajectory]:
     """Two trajectories, one after the other."""
-    monkeypatch.setattr("repl_rl.session.time", slow.clock)
+    monkeypatch.setattr("repl_rl.clock.time", slow.clock)
     monkeypatch.setattr("repl_rl.rollout.time", slow.clock)
 
     async def go() -> list[Trajectory]:

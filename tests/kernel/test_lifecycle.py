@@ -26,8 +26,10 @@ from repl_rl.kernel.paths import kernels_folder
 
 CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 OWNER = """
-import asyncio, sys
+import asyncio, signal, sys
 from repl_rl.kernel import KernelPool
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where whoever runs the tests ignores it
 
 async def main():
     async with KernelPool(size=3) as pool:

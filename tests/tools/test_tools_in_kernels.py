@@ -138,4 +138,4 @@ def test_an_environment_behind_a_real_kernel() -> None:
             await world.close()
             return shown
 
-    assert asyncio.run(run()) == ["at 40", "42\n", "at 42\n", "80\n", "at 40\n"]
+    assert asyncio.run(run()) == ["\nat 40", "42\n", "at 42\n", "80\n", "at 40\n"]
