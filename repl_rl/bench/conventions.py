@@ -110,7 +110,7 @@ def table(report: dict[str, Any]) -> Table:
     plan = report["plan"]
     title = f"{plan['minutes']:g} minutes of training each, seed {plan['seed']}: before to after"
     shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "solved %", "tokens", "turns", "failed %", "steps", "lines/s", "tokens/s"):
+    for name in ("", "solved %", "tokens", "turns", "failed %", "steps", "turns/s", "tok/s"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
     for row in report["conventions"]:
         shown.add_row(*_cells(row))
