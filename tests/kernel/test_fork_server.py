@@ -195,7 +195,7 @@ def test_a_server_that_hangs_is_replaced() -> None:
         os.kill(list(tree(pool._backend._server.pid))[2], signal.SIGSTOP)
         assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
 
-    assert with_pool(use, warm=0, limits=Limits(start_s=1)).stats.restarts == 1
+    assert with_pool(use, warm=0, limits=Limits(start_s=4)).stats.restarts == 1
 
 
 def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
