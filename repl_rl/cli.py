@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; the exit code."""
     options = _parser().parse_args(arguments)
     console = Console(quiet=not is_main_process())
+    _find_modules_here()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         _quiet()
@@ -314,6 +315,12 @@ def _nano_build(options: argparse.Namespace, console: Console) -> int:
     build(options.out, seed=options.seed, recipe=RECIPES[options.model])
     console.print(f"{options.model} is in {options.out}", highlight=False)
     return 0
+
+
+def _find_modules_here() -> None:
+    """What a config names by import path may lie in the working directory, behind everything that is installed."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)
 
 
 def _quiet() -> None:

@@ -6,7 +6,6 @@ plain while-loop written with them. What it returns is checked: as many trajecto
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -16,6 +15,7 @@ from typing import Any
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, Seat, Vocabulary
 from repl_rl.errors import ConfigError
+from repl_rl.import_path import imported
 from repl_rl.kernel import KernelSource
 from repl_rl.trajectory import Task, Trajectory
 
@@ -63,19 +63,9 @@ async def run_sampler(
 
 def load_sampler(sampler: Any) -> Sampler:
     """A sampler, or what stands at an import path "package.module:function". Raises ConfigError."""
-    found = _imported(sampler) if isinstance(sampler, str) else sampler
+    found = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
     call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(call):
         raise ConfigError(f"rollout {sampler!r} is no async function (tasks, engine, kernels); write `async def`")
     loaded: Sampler = found
     return loaded
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(
-            f"rollout {path!r} can't be imported ({error}); write it as package.module:function"
-        ) from error

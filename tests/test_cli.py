@@ -161,3 +161,12 @@ def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
     assert all(trajectory.stop_reason is not StopReason.ABORTED for trajectory in trajectories)
     for line, trajectory in zip(out.read_text().splitlines(), trajectories, strict=True):
         assert Trajectory.from_dict(json.loads(line)) == trajectory
+
+
+def test_functions_of_the_working_directory_are_found(tmp_path: Path) -> None:
+    (tmp_path / "my_tools.py").write_text('def double(n: int) -> int:\n    """Twice n."""\n    return 2 * n\n')
+    command = [Path(sys.executable).with_name("repl-rl"), "train", "quickstart", "--dry-run"]
+    tools = ["--set", "tools.functions=[my_tools:double]"]
+    done = subprocess.run([*command, *tools], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "tools my_tools:double (sandbox)" in " ".join(done.stdout.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from repl_rl.dialect.text import PlainTextDialect
 from repl_rl.dialect.texts import base_of
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
+from repl_rl.import_path import imported
 
 DIALECTS: dict[str, type[Any]] = {
     "python": PythonDialect,
@@ -63,11 +63,7 @@ def dialect_class(config: DialectConfig) -> type[Any]:
 
 
 def _imported(path: str) -> type[Any]:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(f"dialect.name: {path!r} can't be imported: {error}") from error
+    found = imported(path, "dialect.name:", "package.module:Class")
     if not isinstance(found, type) or not callable(getattr(found, "reader", None)):
         raise ConfigError(f"dialect.name: {path!r} is no dialect: a class with the methods of repl_rl.dialect.Dialect")
     return found

@@ -12,7 +12,6 @@ Where that guesses wrong, `from_trl` says it.
 from __future__ import annotations
 
 import copy
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -22,6 +21,7 @@ from typing import Any
 from repl_rl.environments.protocol import Environment
 from repl_rl.environments.trl import TrlEnvironment, from_trl
 from repl_rl.errors import ConfigError
+from repl_rl.import_path import imported
 
 EnvironmentFactory = Callable[[], Environment]
 
@@ -33,7 +33,7 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
     Raises ConfigError on something without `reset`, and on an object that can't be copied.
     """
     if isinstance(environment, str):
-        environment = _imported(environment)
+        environment = imported(environment, "environment", "package.module:Class")
     if isinstance(environment, Mapping):
         return from_trl(environment)
     if isinstance(environment, partial) and environment.func is TrlEnvironment:
@@ -95,16 +95,6 @@ def _copied(environment: Any) -> Any:
             f"environment {_name_of(environment)} is an object, which every trajectory gets a copy of, and it can't be "
             f"copied ({_said(error)}); give its class, or a function that makes one"
         ) from error
-
-
-def _imported(path: str) -> Any:
-    module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ConfigError(f"environment {path!r} is no import path; write it as package.module:Class")
-    try:
-        return getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(f"environment {path!r} can't be imported ({error})") from error
 
 
 def _name_of(environment: Any) -> str:

@@ -5,10 +5,10 @@ A function gets the whole Trajectory and returns one finite number per line. It 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from repl_rl.errors import ConfigError, RewardError
+from repl_rl.import_path import imported
 from repl_rl.rewards.scored import LineValues
 from repl_rl.rewards.timed import call_within, leave_loop, settled
 from repl_rl.trajectory import Trajectory
@@ -21,13 +21,7 @@ LARGEST = 1e9
 
 def load_function(path: str) -> RewardFunction:
     """The function at `package.module:function`. Raises ConfigError."""
-    module_name, colon, attribute = path.partition(":")
-    if not colon:
-        raise ConfigError(f"rewards.functions: {path!r} is no import path; write it as package.module:function")
-    try:
-        function: RewardFunction = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise ConfigError(f"rewards.functions: {path!r} can't be imported ({error})") from error
+    function: RewardFunction = imported(path, "rewards.functions:")
     if not callable(function):
         raise ConfigError(f"rewards.functions: {path!r} is {type(function).__name__}, not a function")
     return function

@@ -5,13 +5,13 @@ Everything that can be wrong with a function is said here, before a model is loa
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import keyword
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from repl_rl.errors import ToolError
+from repl_rl.import_path import imported
 from repl_rl.tools.arguments import check_json_types
 from repl_rl.tools.signatures import signature_text, typed_signature
 from repl_rl.tools.threads import in_own_thread
@@ -97,11 +97,5 @@ def _found(item: Callable[..., Any] | str) -> Callable[..., Any]:
     """The function itself, or what stands at an import path."""
     if not isinstance(item, str):
         return item
-    module_name, colon, attribute = item.partition(":")
-    if not colon or not module_name or not attribute:
-        raise ToolError(f"tool {item!r} is no import path; write it as package.module:function")
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise ToolError(f"tool {item!r} can't be imported ({error})") from error
+    found: Callable[..., Any] = imported(item, "tool", error=ToolError)
     return found
