@@ -6,13 +6,16 @@ Kernels live on the loop between two calls: the pool starts the next ones while 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 Result = TypeVar("Result")
+
+_WORKERS_END_S = 2.0
 
 
 class BackgroundLoop:
@@ -20,6 +23,8 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(thread_name_prefix="repl-rl-loop")
+        self._loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._loop.run_forever, name="repl-rl-loop", daemon=True)
         self._thread.start()
 
@@ -47,6 +52,14 @@ class BackgroundLoop:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        """Wait for them, but not for ever: code of a user's that hangs in one can't be ended."""
+        waiting = threading.Thread(target=self._workers.shutdown, daemon=True)
+        with contextlib.suppress(RuntimeError):  # Python is going down and starts no threads any more
+            waiting.start()
+            waiting.join(_WORKERS_END_S)
 
     def __enter__(self) -> Self:
         return self
