@@ -8,7 +8,18 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.trajectory import Line, LineKind, Message, StopReason, Task, ToolCall, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import (
+    Group,
+    Line,
+    LineKind,
+    Message,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+    read_jsonl,
+    write_jsonl,
+)
 
 if TYPE_CHECKING:
     from repl_rl.rollout import Rollout
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Group",
     "Line",
     "LineKind",
     "Message",

@@ -28,7 +28,7 @@ from repl_rl.scene import Extensions, Scene, SceneMaker
 from repl_rl.scheduler import Cut, Scheduler, Ticket
 from repl_rl.session import Prompt, Session
 from repl_rl.tools import Toolbox
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
 
 _REMEMBERED_OUTPUTS = 1024
@@ -105,7 +105,7 @@ class Rollout:
 
     async def groups(
         self, tasks: Sequence[Task], group_size: int, sampling: SamplingConfig | None = None, cut: Cut | None = None
-    ) -> AsyncGenerator[tuple[int, list[Trajectory]], None]:
+    ) -> AsyncGenerator[tuple[int, Group], None]:
         """As `stream`, for `group_size` tasks in a row at a time: a group's number and its trajectories in order."""
         open_groups: dict[int, dict[int, Trajectory]] = {}
         async with aclosing(self.stream(tasks, sampling, cut)) as ended:
@@ -114,7 +114,7 @@ class Rollout:
                 members = open_groups.setdefault(number, {})
                 members[index] = trajectory
                 if len(members) == min(group_size, len(tasks) - number * group_size):
-                    yield number, [member for _, member in sorted(open_groups.pop(number).items())]
+                    yield number, Group(member for _, member in sorted(open_groups.pop(number).items()))
 
     async def many(
         self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None

@@ -1,12 +1,14 @@
 """What everything else passes around: lines, trajectories, and the task they answer. Stdlib only.
 
-A `Trajectory` is data and has no behaviour beyond checking itself and going to JSON and back without loss.
+A `Trajectory` is data and has no behaviour beyond checking itself and going to JSON and back without loss. How it looks
+in a notebook, and as one, is `repl_rl.view`'s: the methods that Jupyter looks for ask there, by name and when called.
 All indices (`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -212,6 +214,33 @@ class Trajectory:
         values["stop_reason"] = StopReason(values["stop_reason"])
         values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
         return cls(**values)
+
+    def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code") -> Any:
+        """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
+
+        `thoughts` says what becomes of lines that are comments: `code` or `markdown`.
+        """
+        return importlib.import_module("repl_rl.view.notebook").to_notebook(self, path, thoughts=thoughts)
+
+    def _repr_html_(self) -> str:
+        html: str = importlib.import_module("repl_rl.view.display").trajectory_html(self)
+        return html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
+        return bundle
+
+
+class Group(list[Trajectory]):
+    """Rollouts of one task, to be read beside each other."""
+
+    def _repr_html_(self) -> str:
+        html: str = importlib.import_module("repl_rl.view.display").group_html(self)
+        return html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
+        return bundle
 
 
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:

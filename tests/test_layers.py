@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "import_path clock transcript typed background channel resources processes cache",
+        "import_path clock transcript events typed background channel resources processes cache",
         "config",
         "engine kernel dialect rewards credit loss tasks metrics drift",
         "tools",
@@ -32,7 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "worker",
         "service integrations",
         "trainer view doctor",
-        "run",
+        "run replay",
         "evaluation",
         "bench",
         "cli",
