@@ -138,6 +138,7 @@ def test_import_repl_rl_loads_nothing_heavy() -> None:
 
 def test_lazy_attributes_are_those_that_are_announced() -> None:
     assert set(repl_rl._LAZY) | {
+        "Group",
         "Line",
         "LineKind",
         "Message",

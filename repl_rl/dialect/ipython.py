@@ -154,7 +154,7 @@ def _is_complete(lines: Sequence[str]) -> bool:
 def _transformer() -> Any:
     from IPython.core.inputtransformer2 import TransformerManager
 
-    return TransformerManager()  # type: ignore[no-untyped-call]
+    return TransformerManager()
 
 
 def _kind(source: str) -> LineKind:
