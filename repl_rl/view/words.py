@@ -78,3 +78,8 @@ def milliseconds(seconds: float) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """`1 line`, `1,204 lines`."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def one_line(text: str) -> str:
+    """`text` with its line breaks as a sign, for a place that has one row."""
+    return text.replace("\n", "⏎")
