@@ -1,7 +1,7 @@
 """What a run is and what it reached, in the few words and numbers that stand at the head of every view of it.
 
-Pure: a run goes in, sentences and pairs come out. Nothing here is escaped: names out of a config or a file still have to
-pass `visible` and the page's escaping.
+Pure: a run goes in, sentences and pairs come out. Nothing here is escaped: names out of a config or a file still have
+to pass `visible` and the page's escaping.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _kernel_time(row: Row, key: str) -> str | None:
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:
-    """Held-out rates per family, `all` first, with the number of problems: the row's own, or what stored rollouts show."""
+    """Held-out rates per family, `all` first, with the number of problems that the row tells or stored rollouts show."""
     if run.before is None:
         return []
     before, after = _mapping(run.before, "families"), _mapping(run.after or {}, "families")

@@ -134,7 +134,9 @@ class Source:
 
     def _models(self) -> list[str]:
         """Where this run's vocabulary may be: the model that it began with, its newest checkpoint."""
-        newest = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: path.stat().st_mtime)
+        newest = sorted(
+            self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: path.stat().st_mtime
+        )
         model = self._about_run(self._stamp())["model"]
         return [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in newest[-1:])]
 

@@ -26,7 +26,9 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
     return {
         "answer": trajectory.answer,
         "error": trajectory.error,
-        "times": {name: getattr(trajectory, name) for name in ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")},
+        "times": {
+            name: getattr(trajectory, name) for name in ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
+        },
         "screen": [_row(row, index_of) for row in window],
         "screen_total": len(rows),
         "lines": {str(index): _line(record, index, returns[index], changed[index]) for index in shown},
