@@ -60,7 +60,7 @@ def _kernel_time(row: Row, key: str) -> str | None:
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:
-    """Held-out rates per family, `all` first, with the number of problems that the row tells or stored rollouts show."""
+    """Held-out rates per family, `all` first, with the number of problems that row or stored rollouts tell."""
     if run.before is None:
         return []
     before, after = _mapping(run.before, "families"), _mapping(run.after or {}, "families")

@@ -4,8 +4,8 @@ It holds what the table filters, sorts and searches by; a trajectory itself is r
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
 It lies in the run folder where that can be written to, else in this user's cache.
 
-Many may read and write it at once (WAL); that only one process indexes at a time is the indexer's business. Not covered:
-network file systems on which SQLite's locks don't hold.
+Many may read and write it at once (WAL); that only one process indexes at a time is the indexer's business. Not
+covered: network file systems on which SQLite's locks don't hold.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def _left_out(shown: int, total: int) -> list[str]:
     if shown == total:
         return []
     return [
-        f"This file holds {shown:,} of the run's {total:,} trajectories: evaluations, the first and the last step, then "
-        f"steps from evenly over the run. `repl-rl view` shows all of them."
+        f"This file holds {shown:,} of the run's {total:,} trajectories: evaluations, the first and the last step, "
+        "then steps from evenly over the run. `repl-rl view` shows all of them."
     ]
 
 
@@ -141,7 +141,7 @@ def _page() -> tuple[str, str]:
 
 
 def _script(name: str, hashes: list[str]) -> str:
-    # `</script` and `<!--` would end or open something for the parser of HTML; in JavaScript both stand in strings only.
+    # `</script` and `<!--` would end or open something for HTML; in JavaScript both stand in strings only.
     text = _CLOSES.sub(lambda found: "\\x3c", _text(name))
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     hashes.append(f"'sha256-{digest}'")

@@ -193,7 +193,7 @@ def _has_grown(row: sqlite3.Row, file: StepFile) -> bool:
         return False
     try:
         with file.path.open("rb") as opened_file:
-            return _tail_of(opened_file, row["indexed"]) == row["tail"]
+            return _tail_of(opened_file, row["indexed"]) == int(row["tail"])
     except OSError:
         return False
 
@@ -228,8 +228,7 @@ def _index_lines(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFil
             connection.execute(
                 "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
                 "unreadable = ?, reason = ?, done = ? WHERE id = ?",
-                (size, file.mtime_ns, file.inode, progress.indexed, tail, progress.records)
-                + (progress.unreadable, progress.reason, is_done, row["id"]),
+                (size, file.mtime_ns, file.inode, progress.indexed, tail, *progress.found(), is_done, row["id"]),
             )
             changed.append(True)
 
@@ -244,6 +243,9 @@ class Progress:
     unreadable: int
     reason: str | None
     read_to: int = 0
+
+    def found(self) -> tuple[int, int, str | None]:
+        return self.records, self.unreadable, self.reason
 
     def complete_lines(self, source: Any) -> Iterator[tuple[int, bytes]]:
         """Where each line begins, and its bytes; blank ones are passed over, a last one without its end is kept back
