@@ -32,6 +32,4 @@ def plotly_path() -> Path:
         path = Path(folder) / "package_data" / "plotly.min.js"
         if path.is_file():
             return path
-    raise DependencyError(
-        "the script that draws the charts is missing; bring it with: pip install --force-reinstall plotly"
-    )
+    raise DependencyError("the script that draws the charts is missing; bring it with: pip install -I plotly")

@@ -133,10 +133,11 @@ def _in_script(text: str) -> str:
 def _page() -> tuple[str, str]:
     """The page with everything in it but the data, and its policy."""
     hashes: list[str] = []
-    page = _STYLE.sub(lambda found: f"<style>\n{_text(found[1])}</style>", _text(INDEX))
+    page = _text(INDEX)
+    if "assets/" in _SCRIPT.sub("", _STYLE.sub("", page)):
+        raise RunError(f"{page_folder() / INDEX} asks for a file in a way that an export does not know")
+    page = _STYLE.sub(lambda found: f"<style>\n{_text(found[1])}</style>", page)
     page = _SCRIPT.sub(lambda found: _script(found[1], hashes), page)
-    if "<script src" in page or 'src="' in page:
-        raise RunError(f"{page_folder() / INDEX} asks for more than `assets/NAME`, which an export can't hold")
     return page, f"{_POLICY}; script-src {' '.join(hashes)}"
 
 

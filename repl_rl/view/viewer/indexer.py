@@ -16,13 +16,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 import signal
 import sqlite3
 import sys
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -30,69 +29,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from repl_rl.trajectory import Trajectory
 from repl_rl.view.screen import visible
+from repl_rl.view.viewer.columns import columns, error_names
 from repl_rl.view.viewer.database import discard, opened
-from repl_rl.view.viewer.naming import family_of, question_of
+from repl_rl.view.viewer.files import StepFile, step_files
+from repl_rl.view.viewer.naming import question_of
 from repl_rl.view.viewer.record import Record, read_record
-from repl_rl.view.words import status, total_reward
 
-_STEP_FILE = re.compile(r"step_(\d{1,15})\.jsonl")
-_FOLDERS = {"train": "rollouts", "eval": "eval"}
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
 _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 21)})"
-
-
-@dataclass(frozen=True, slots=True)
-class StepFile:
-    """A file of rollouts as the folder shows it now."""
-
-    split: str
-    step: int
-    path: Path
-    size: int
-    mtime_ns: int
-    inode: int
-
-
-def step_files(target: Path) -> list[StepFile]:
-    """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
-    if not target.is_dir():
-        return [found for found in [_single(target)] if found is not None]
-    files = [file for split, folder in _FOLDERS.items() for file in _in_folder(split, target / folder)]
-    return ends_first(sorted(files, key=lambda file: (file.step, file.split)))
-
-
-def ends_first(items: Sequence[Any]) -> list[Any]:
-    """Last, first, last but one, second, and so on."""
-    half = len(items) // 2
-    pairs = zip(reversed(items), items, strict=True)
-    return [item for pair in list(pairs)[:half] for item in pair] + list(items[half : len(items) - half])
-
-
-def _in_folder(split: str, folder: Path) -> Iterator[StepFile]:
-    try:
-        entries = [entry for entry in os.scandir(folder) if _STEP_FILE.fullmatch(entry.name)]
-    except OSError:
-        return
-    for entry in entries:
-        digits = entry.name[5:-6]
-        if (found := _stated(split, int(digits), Path(entry.path))) is not None:
-            yield found
-
-
-def _single(path: Path) -> StepFile | None:
-    named = _STEP_FILE.fullmatch(path.name)
-    return _stated("eval" if path.parent.name == "eval" else "train", int(named[1]) if named else 0, path)
-
-
-def _stated(split: str, step: int, path: Path) -> StepFile | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
 
 @contextmanager
@@ -301,33 +247,7 @@ def _insert(
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, row) for name in error_names(trajectory)))
 
 
-def columns(record: Record) -> tuple[Any, ...]:
-    """What the table shows of a trajectory: from `task_id` to `note`, in the order of the columns."""
-    trajectory = record.trajectory
-    errors = error_names(trajectory)
-    return (
-        visible(trajectory.task_id),
-        visible(family_of(trajectory.task_id)),
-        status(trajectory),
-        str(trajectory.stop_reason),
-        total_reward(trajectory),
-        trajectory.outcome_reward,
-        len(trajectory.lines),
-        trajectory.sampled_tokens if record.has_tokens else 0,
-        json.dumps(errors),
-        len(errors),
-        trajectory.duration_s,
-        trajectory.version,
-        None if record.note is None else visible(record.note),
-    )
-
-
-def error_names(trajectory: Trajectory) -> list[str]:
-    """The exceptions of its lines, each once, in the order of their first one."""
-    return list(dict.fromkeys(visible(line.error_name) for line in trajectory.lines if line.error_name))
-
-
-def pokes(descriptor: int) -> Iterable[bytes]:
+def pokes(descriptor: int) -> Iterator[bytes]:
     """What comes through a pipe, until its other end is closed."""
     while received := os.read(descriptor, 65536):
         yield received

@@ -36,6 +36,10 @@ _SORTS = {
 _MAY_BE_NULL = {"reward", "outcome"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
+_SHOWN = (
+    *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
+    *("lines", "tokens", "duration_s", "version", "note"),
+)
 _STEPS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
 _ID = re.compile(rf"({'|'.join(SPLITS)})-(\d{{1,15}})-(\d{{1,15}})")
 _IN_ORDER = "step, split, position"
@@ -254,7 +258,5 @@ def _select(
 
 
 def _row(found: sqlite3.Row) -> dict[str, Any]:
-    shown = ("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome")
-    shown += ("lines", "tokens", "duration_s", "version", "note")
     id = f"{found['split']}-{found['step']}-{found['position']}"
-    return {"id": id, **{name: found[name] for name in shown}, "errors": json.loads(found["errors"])}
+    return {"id": id, **{name: found[name] for name in _SHOWN}, "errors": json.loads(found["errors"])}

@@ -100,8 +100,8 @@ def _without_tokens(values: dict[str, Any], raw_lines: Any, notes: list[str]) ->
     placed = [_line({**raw, "start": index, "end": index + 1}, notes) for index, raw in enumerate(readable)]
     lines = tuple(line for line in placed if line is not None)
     count = len(lines)
-    made_up = {"completion_ids": (0,) * count, "sampled_mask": (True,) * count, "logprobs": (0.0,) * count}
-    return Trajectory(**values, **made_up, lines=lines)
+    values = {**values, "completion_ids": (0,) * count, "sampled_mask": (True,) * count, "logprobs": (0.0,) * count}
+    return Trajectory(**values, lines=lines)
 
 
 def _tokens(record: Mapping[str, Any]) -> tuple[Any, ...] | None:

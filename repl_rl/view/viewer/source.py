@@ -72,18 +72,18 @@ class Source:
     def rows(self, parameters: Mapping[str, str]) -> Answer:
         query = queries.parse(parameters)
         with opened(self.index) as connection:
-            found = queries.rows(connection, query)
-        return found
+            return queries.rows(connection, query)
 
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with the window of its screen; None: all of it."""
         place, record = self._read(id)
-        return plain({"row": place.row, "question": place.question, **transcript(record, self._gamma(), first, count)})
+        shown = transcript(record, self._gamma(), first, count)
+        return plain_members({"row": place.row, "question": place.question, **shown})
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
         _, record = self._read(id)
-        return plain({"tokens": self._tokens.rows(self._models(), record, line)})
+        return plain_members({"tokens": self._tokens.rows(self._models(), record, line)})
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
@@ -110,7 +110,7 @@ class Source:
     def _about_run(self, stamp: Stamp) -> Answer:
         if self._about is None or self._about[0] != stamp:
             run = _file_run(self.target) if self.target.is_file() else read_run(self.target, with_rollouts=False)
-            self._about = (stamp, plain(_about(run, self.target)))
+            self._about = (stamp, plain_members(_about(run, self.target)))
         return dict(self._about[1])
 
     def _choices_of(self, changes: int, connection: sqlite3.Connection) -> Answer:
@@ -134,11 +134,9 @@ class Source:
 
     def _models(self) -> list[str]:
         """Where this run's vocabulary may be: the model that it began with, its newest checkpoint."""
-        newest = sorted(
-            self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: path.stat().st_mtime
-        )
         model = self._about_run(self._stamp())["model"]
-        return [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in newest[-1:])]
+        newest = max(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=_stat_time, default=None)
+        return [*([model] if isinstance(model, str) else []), *([] if newest is None else [str(newest.parent)])]
 
 
 def plain(value: Any) -> Any:
@@ -148,10 +146,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {visible(str(key)): plain(item) for key, item in value.items()}
+        return plain_members(value)
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
+
+
+def plain_members(value: Mapping[str, Any]) -> Answer:
+    return {visible(str(name)): plain(item) for name, item in value.items()}
 
 
 def _about(run: Run, target: Path) -> Answer:
@@ -189,6 +191,10 @@ def _found(id: str, place: queries.Place | None) -> queries.Place:
     if place is None:
         raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
     return place
+
+
+def _stat_time(path: Path) -> int:
+    return _stat(path)[1]
 
 
 def _stat(path: Path) -> tuple[int, int]:

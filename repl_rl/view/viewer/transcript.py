@@ -11,6 +11,8 @@ from repl_rl.view.screen import ScreenRow, screen_rows
 from repl_rl.view.viewer.record import Record
 from repl_rl.view.words import FAULTS, line_logprob
 
+_TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
+
 
 def transcript(record: Record, gamma: float, first: int = 0, count: int | None = None) -> dict[str, Any]:
     """The screen rows from `first` on, `count` of them, with the lines that begin in them.
