@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_STEP_FILE = re.compile(r"step_(\d{1,9})\.jsonl")
+_STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
 _FOLDERS = {"train": "rollouts", "eval": "eval"}
 
 

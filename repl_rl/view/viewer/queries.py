@@ -39,8 +39,8 @@ _SHOWN = (
     *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
     *("lines", "tokens", "duration_s", "version", "note"),
 )
-_STEPS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
-_ID = re.compile(rf"({'|'.join(SPLITS)})-(\d{{1,9}})-(\d{{1,9}})")
+_STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
+_ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _order(given: Mapping[str, str]) -> str:
 
 def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
     text = given.get(name, str(otherwise))
-    if not re.fullmatch(r"\d{1,16}", text) or int(text) > most:
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > most:
         raise ConfigError(f"{name} is {text!r}; give a number from 0 to {most}")
     return int(text)
 
