@@ -22,6 +22,7 @@ from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.view import command as viewing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
-    view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
-    view.add_argument("run", type=Path)
-    view.set_defaults(command=_view)
+    viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
@@ -120,6 +119,11 @@ def _parser() -> argparse.ArgumentParser:
     conventions.add_argument("--minutes", type=float, metavar="M", help="of training, for each (default: 1.4)")
     conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
     conventions.set_defaults(command=_bench_conventions)
+
+    viewer = measured.add_parser("view", help="the run viewer on a large run")
+    viewer.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    viewer.add_argument("--trajectories", type=int, metavar="N", help="in the run (default: 100000)")
+    viewer.set_defaults(command=_bench_view)
 
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
@@ -238,13 +242,6 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
     return load_tasks(config.tasks, "heldout", 0, options.n)
 
 
-def _view(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.view import view
-
-    view(options.run, console)
-    return 0
-
-
 def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
     import asyncio
 
@@ -279,6 +276,14 @@ def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
 
     report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
     console.print(conventions.table(report))
+    return _write_figures(options, report)
+
+
+def _bench_view(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import view
+
+    report = view.measure(_plan(options, view.Plan()), _dim(console))
+    console.print(view.table(report))
     return _write_figures(options, report)
 
 
