@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from repl_rl.errors import RunError
+from repl_rl.nano import NANO_PATH
 from repl_rl.trajectory import Line, LineKind, ToolCall, Trajectory, write_jsonl
+from repl_rl.view.viewer import tokens
 from repl_rl.view.viewer.indexer import update
 from repl_rl.view.viewer.record import Record
 from repl_rl.view.viewer.source import NotFound, Source
@@ -184,10 +188,50 @@ def test_tokens_of_a_line_and_of_all(run_folder: Path) -> None:
     assert [token["id"] for token in everything] == list(range(8))
     assert [token["sampled"] for token in everything] == [True] * 3 + [False] * 2 + [True] * 3
     assert [token["logprob"] for token in everything] == [-0.5] * 3 + [None] * 2 + [-0.5] * 3
-    assert all(isinstance(token["text"], str) for token in everything), "nano's vocabulary ships"
+    assert [token["text"] for token in everything] == [None] * 8, "these tokens spell something else"
     assert source.tokens("train-1-0", 1)["tokens"] == everything[5:]
     assert source.tokens("train-1-0", 0)["tokens"] == everything[:5]
     assert source.tokens("train-1-0", 7)["tokens"] == []
+
+
+def in_nano_s_tokens(texts: list[str]) -> Trajectory:
+    """Lines as nano's vocabulary writes them, with no output between them."""
+    tokenizer = Tokenizer.from_file(str(NANO_PATH / "tokenizer.json"))
+    ids: list[int] = []
+    lines: list[Line] = []
+    for text in texts:
+        start, ids = len(ids), [*ids, *tokenizer.encode(text, add_special_tokens=False).ids]
+        lines.append(Line(start, len(ids), text, LineKind.STATEMENT))
+    return replace(
+        solved_trajectory(),
+        completion_ids=tuple(ids),
+        sampled_mask=(True,) * len(ids),
+        logprobs=(-0.5,) * len(ids),
+        lines=tuple(lines),
+    )
+
+
+def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" x = 12\n", " submit_final_answer(x)\n"]
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens(texts)])
+    source = opened(run_folder)
+    for number, text in enumerate(texts):
+        shown = source.tokens("train-1-0", number)["tokens"]
+        assert "".join(token["text"] for token in shown) == text
+        assert {token["line"] for token in shown} == {number}
+    monkeypatch.setattr(tokens, "MOST", 3)
+    cut = source.tokens("train-1-0")["tokens"]
+    assert (len(cut), " x = 12\n".startswith("".join(token["text"] for token in cut))) == (3, True)
+
+
+def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: Path) -> None:
+    (run_folder / "config.yaml").write_text("model: {path: /no/such/model}\n")
+    checkpoint = run_folder / "checkpoints" / "checkpoint-10"
+    checkpoint.mkdir(parents=True)
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(NANO_PATH / name, checkpoint)
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens([" x\n"])])
+    assert "".join(token["text"] for token in opened(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
 
 
 def test_tokens_without_a_vocabulary_have_no_text(run_folder: Path) -> None:
