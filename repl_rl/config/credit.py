@@ -27,8 +27,8 @@ class CreditConfig(Section):
     """Formulas and sources stand in `repl_rl/credit/`, one file per estimator."""
 
     estimator: EstimatorName = "return_to_go"
-    """How a group's rewards become advantages. `clip` goes with all of them, every other key with those that use it; the
-    README has a table of both."""
+    """How a group's rewards become advantages. `clip` goes with all of them, the other keys with those that use them;
+    the README has a table of both."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
