@@ -22,6 +22,7 @@ from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.view import command as viewing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
-    view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
-    view.add_argument("run", type=Path)
-    view.set_defaults(command=_view)
+    viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
@@ -236,13 +235,6 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
     if options.task:
         return [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
     return load_tasks(config.tasks, "heldout", 0, options.n)
-
-
-def _view(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.view import view
-
-    view(options.run, console)
-    return 0
 
 
 def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
