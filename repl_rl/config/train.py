@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section
+from repl_rl.config.section import Section, nearest
+
+TRACKERS = (
+    "azure_ml",
+    "clearml",
+    "codecarbon",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "flyte",
+    "kubeflow",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+"""What transformers has a callback for."""
 
 
 class TrainConfig(Section):
@@ -46,13 +64,40 @@ class TrainConfig(Section):
     mask_overlong: bool = False
     """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
     baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
+    report_to: tuple[str, ...] = ()
+    """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard` get
+    rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list."""
+    report_rollouts_every: int = Field(10, ge=0)
+    """Trackers get rollouts of the first step and of every so many behind it; 0: of no step and of no evaluation."""
+    report_rollouts: int = Field(16, ge=1)
+    """How many of a step's rollouts, at most."""
     trl: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of TRL's GRPOConfig, as they are."""
+    """Further arguments of TRL's GRPOConfig, as they are; `report_to` stands above."""
 
     @property
     def trajectories_per_process(self) -> int:
         """Of one step."""
         return self.prompts_per_step * self.group_size // self.processes
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_name_needs_no_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("report_to")
+    @classmethod
+    def _trackers_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in TRACKERS:
+                raise ValueError(f"no tracker {name!r}; {nearest(name, list(TRACKERS))}")
+        return tuple(dict.fromkeys(names))
+
+    @field_validator("trl")
+    @classmethod
+    def _trackers_are_named_above(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if "report_to" in arguments:
+            raise ValueError(f"name trackers in train.report_to, not here (got report_to: {arguments['report_to']!r})")
+        return arguments
 
     @model_validator(mode="after")
     def _a_step_comes_out_even(self) -> TrainConfig:
