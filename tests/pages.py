@@ -38,7 +38,7 @@ def heredocs(text: str) -> list[str]:
 
 
 def commands(text: str) -> Iterator[str]:
-    """Calls of our program in a page's shell and indented blocks, continued lines joined, comments and heredocs removed."""
+    """Calls of our program in a page's shell and indented blocks: lines joined, comments and heredocs removed."""
     fenced = [_HEREDOC.sub("", body) for body in [*blocks(text, "bash"), *blocks(text, "sh")]]
     indented = re.findall(r"^ {4}(\S.*(?:\\\n.*)*)$", _FENCED.sub("", text), re.MULTILINE)
     for line in [line for body in [*fenced, *indented] for line in body.replace("\\\n", " ").splitlines()]:

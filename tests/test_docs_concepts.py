@@ -32,7 +32,7 @@ def drawing() -> ModuleType:
 
 
 def test_the_still_is_what_its_script_draws() -> None:
-    assert (IMAGES / "rollout.svg").read_text(encoding="utf-8") == drawing().still()
+    assert (IMAGES / "rollout.svg").read_text(encoding="utf-8") == drawing().still(), "python docs/images/rollout.py"
 
 
 def test_the_still_fetches_nothing() -> None:

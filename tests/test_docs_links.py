@@ -34,12 +34,11 @@ def test_links_lead_somewhere(name: str) -> None:
     assert missing(ROOT / name) == []
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
-    (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+def test_a_link_that_leads_nowhere_is_found() -> None:
     page = ROOT / "docs" / "none.md"
-    text = "[a](index.md) [b](gone.md) [c](index.md#no-such) [d](#here) `[e](code.md)` [f](http://plain.example)\n## Here\n"
+    text = "[a](index.md) [b](gone.md) [c](index.md#no-such) [d](#here) `[e](code.md)` [f](http://x.example)\n## Here\n"
     found = [target for target in links(text) if target != "#here" and not _leads_somewhere(page, target)]
-    assert found == ["gone.md", "index.md#no-such", "http://plain.example"]
+    assert found == ["gone.md", "index.md#no-such", "http://x.example"]
     assert anchors(text) == {"here"}
 
 
