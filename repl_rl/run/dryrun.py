@@ -93,7 +93,7 @@ def _trackers(config: Config, folder: Path) -> str:
     train = config.train
     if not train.report_to:
         return "none (train.report_to)"
-    steps = f"the first step and of every {train.report_rollouts_every}th behind it"
+    steps = f"every {train.report_rollouts_every} steps, the first one in"
     rollouts = f"{train.report_rollouts} rollouts of {steps}" if train.report_rollouts_every else "no rollouts"
     return f"{', '.join(train.report_to)}: project {config.name}, run {folder.name}, {rollouts}"
 

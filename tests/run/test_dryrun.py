@@ -58,8 +58,8 @@ def test_trackers_are_named_and_not_begun(tmp_path: Path, capsys: pytest.Capture
     code, shown = dry_run(capsys, "quickstart", *named)
     assert code == 0
     assert (
-        "trackers wandb, tensorboard: project quickstart, run quickstart, 4 rollouts of the first step and of every "
-        "10th behind it" in shown
+        "trackers wandb, tensorboard: project quickstart, run quickstart, 4 rollouts of every "
+        "10 steps, the first one in" in shown
     )
     assert (
         "run quickstart, no rollouts"
