@@ -14,6 +14,8 @@ from pages import PAGES, ROOT, blocks, commands, heredocs, inline_commands
 
 from repl_rl.cli import _parser
 from repl_rl.config import Config, parse_config, shipped_configs
+from repl_rl.scoring import reward_table
+from repl_rl.trajectory import read_jsonl
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
 COMMANDS = sorted({(page, line) for page, text in TEXTS.items() for line in commands(text)})
@@ -108,3 +110,11 @@ PYTHON = [(page, block) for page, text in TEXTS.items() for block in blocks(text
 @pytest.mark.parametrize(("page", "block"), PYTHON)
 def test_python_compiles(page: str, block: str) -> None:
     compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize(("novelty", "paid"), [(False, 0.3), (True, 0.0)])
+def test_novelty_ends_what_the_readme_pays_for_thoughts(novelty: bool, paid: float) -> None:
+    [trajectory] = read_jsonl(ROOT / "docs" / "images" / "rollout.jsonl")
+    config = parse_config(yaml.safe_load(heredocs(TEXTS["README.md"])[0]), (f"rewards.shaping.novelty={novelty}",))
+    scored = reward_table(config.rewards, config.credit).score(trajectory, 1.0)
+    assert scored.components["table"] == (paid, 0.0, 0.0, 0.0, 0.0)
