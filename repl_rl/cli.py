@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
+from repl_rl.engine.environment import quiet_libraries
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
@@ -318,12 +319,7 @@ def _find_modules_here() -> None:
 def _quiet() -> None:
     """Keep the screen to the run itself; `--verbose` shows everything."""
     warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_libraries()
 
 
 if __name__ == "__main__":
