@@ -11,20 +11,34 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from repl_rl.view.command import view
+    from repl_rl.view.display import group_html, trajectory_html
     from repl_rl.view.report import write_report
     from repl_rl.view.run import Run, read_run
     from repl_rl.view.terminal import before_after_table, print_trajectory
     from repl_rl.view.watch import live, show
 
-__all__ = ["Run", "before_after_table", "live", "print_trajectory", "read_run", "show", "view", "write_report"]
+__all__ = [
+    "Run",
+    "before_after_table",
+    "group_html",
+    "live",
+    "print_trajectory",
+    "read_run",
+    "show",
+    "trajectory_html",
+    "view",
+    "write_report",
+]
 
 _HOMES = {
     "Run": "run",
     "before_after_table": "terminal",
+    "group_html": "display",
     "live": "watch",
     "print_trajectory": "terminal",
     "read_run": "run",
     "show": "watch",
+    "trajectory_html": "display",
     "view": "command",
     "write_report": "report",
 }
