@@ -107,7 +107,7 @@ class TerminalCanvas:
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(_Tail(Stack(*self._running(seen), Text(note))), refresh=True)
+        self._live.update(_Tail(Stack(*self._running(seen), Text(visible(note)))), refresh=True)
 
     def finish(self, seen: Sequence[Seen], note: str, texts: TokenTexts | None) -> None:
         if self._live is not None:

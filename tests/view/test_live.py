@@ -254,8 +254,8 @@ def test_rows_of_several_rollouts_carry_their_numbers() -> None:
 
 
 def test_what_a_program_prints_can_not_steer_a_terminal() -> None:
-    text = piped([" print('\\x1b[2J\\x9b1m\\u202e')\n", " submit_final_answer(1)\n"])
-    assert "‹ \\x1b[2J\\x9b1m\\u202e" in text
+    text = piped([" print('\\x1b[2J\\x9b1m\\u202e[bold]x[/red]')\n", " submit_final_answer(1)\n"])
+    assert "‹ \\x1b[2J\\x9b1m\\u202e[bold]x[/red]" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
 
 
