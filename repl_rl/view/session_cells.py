@@ -74,7 +74,7 @@ class SessionCell:
 class SessionText:
     """The cells of a trajectory and how its dialect shows what they do.
 
-    `shows` is "output" (as a terminal), "result" (the value or the exception's last line), "ipython" (`Out[n]:`) or
+    `shows` is "output" (as a terminal), "block" (the same, its last line ended), "result" (the value or the exception's last line), "ipython" (`Out[n]:`) or
     "frames" (a dialect of the user's: results stand somewhere in it). `setup` is what a session runs beforehand.
     """
 
@@ -134,7 +134,7 @@ def _dialect(dialect: str | Dialect) -> Dialect:
 
 
 def _shows(reader: Reader) -> str:
-    known = {PythonReader: "output", FencedReader: "output", IPythonReader: "ipython"}
+    known = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
     known |= {InlineReader: "result", ToolCallReader: "result"}
     return known.get(type(reader), "frames")
 
