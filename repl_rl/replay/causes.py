@@ -1,15 +1,15 @@
 """Why a cell showed something else when it ran again: named by rules that look at both texts and at the sources.
 
-Heuristics, and meant to be read as such. A name given by the texts alone (an address, an order, a cut) says that nothing
-else differs. One given by the sources (the clock, chance, other processes, tools) says that the cell works with a value
-that comes from there, by itself or through names of the session: what the difference is made of, nobody checked.
+Heuristics, and meant to be read as such. A name given by the texts alone (an address, an order, a cut) says that
+nothing else differs. One given by the sources (the clock, chance, other processes, tools) says that the cell works with
+a value from there, by itself or through names of the session: what the difference is made of, nobody checked.
 
 How values are followed: an import of `random`, `time` and their like marks the names that it binds; a cell that reads a
 marked name marks every name that it binds or hands to a call, and `_` if it echoes. A cell that reads none clears those
 that it binds anew.
 
-Not covered: values that come through `eval`, `globals()`, files, attributes set elsewhere; modules that use chance or the
-clock within. Their differences are `other`.
+Not covered: values that come through `eval`, `globals()`, files, attributes set elsewhere; modules that use chance or
+the clock within. Their differences are `other`.
 """
 
 from __future__ import annotations

@@ -63,14 +63,15 @@ class Kernels:
             manager, words = self._backend.manager()
             client = _Client(copy.deepcopy(notebook), manager, self._limits, setup)
             try:
-                with contextlib.suppress(DeadKernelError):
-                    await client.async_execute(cleanup_kc=True, **words)
-                if client.has_begun:
-                    return client.executions
+                await client.async_execute(cleanup_kc=True, **words)
             except Exception as error:  # nbclient, zmq and the provisioner raise whatever they like
-                if client.has_begun or attempt + 1 == _ATTEMPTS:
+                is_death = isinstance(error, DeadKernelError) and client.has_begun
+                if not is_death and (client.has_begun or attempt + 1 == _ATTEMPTS):
                     raise KernelStartError(f"the notebook could not be run: {type(error).__name__}: {error}") from error
-        raise KernelStartError(f"no kernel came up in {_ATTEMPTS} attempts")
+                if not is_death:
+                    continue
+            return client.executions
+        raise AssertionError("the last attempt returns or raises")
 
 
 @contextlib.asynccontextmanager

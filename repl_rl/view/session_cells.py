@@ -74,8 +74,9 @@ class SessionCell:
 class SessionText:
     """The cells of a trajectory and how its dialect shows what they do.
 
-    `shows` is "output" (as a terminal), "block" (the same, its last line ended), "result" (the value or the exception's last line), "ipython" (`Out[n]:`) or
-    "frames" (a dialect of the user's: results stand somewhere in it). `setup` is what a session runs beforehand.
+    `shows` is "output" (as a terminal), "block" (the same, its last line ended), "result" (the value or the exception's
+    last line), "ipython" (`Out[n]:`) or "frames" (a dialect of the user's: results stand somewhere in it). `setup` is
+    what a session runs beforehand.
     """
 
     dialect: str
