@@ -24,8 +24,8 @@ from repl_rl.typed import TypedText
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
 _FENCES = 2
 
-Typed = tuple[int, str]
-"""Text, and the index of the line that it was typed in."""
+Typed = tuple[tuple[int, ...], str]
+"""Text, and the indices of the lines that it was typed in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +68,14 @@ class _ByLines:
         self._frame_lines = frame_lines
         self._held: list[Typed] = []
         self._is_open = False
+        self._begun: tuple[int, ...] = ()
+        """Where the physical line began that has not ended yet."""
 
     def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
         pieces: list[Piece] = []
-        for line in self._typed.take(text.encode(), ends).lines:
-            self._held.append((index, line))
+        for line in self._lines(index, text, ends):
+            self._held.append((self._begun, line))
+            self._begun = (index,)
             turn = self._reader.read(f"{self._lead}{line}\n")
             self._is_open = not turn.cells and (self._is_open or turn.idle_kind is LineKind.OPEN)
             pieces += self._released(turn)
@@ -83,8 +86,13 @@ class _ByLines:
         return pieces
 
     def give_up(self, index: int, text: str = "") -> Piece | None:
-        self._held += [(index, line) for line in self._typed.take(text.encode(), end_of_input=True).lines]
+        self._held += [(self._begun, line) for line in self._lines(index, text, ends=True)]
         return self._piece(self._cut(0)) if self._held else None
+
+    def _lines(self, index: int, text: str, ends: bool) -> tuple[str, ...]:
+        """The physical lines that `text` ends, the first of which may have begun in an earlier line."""
+        self._begun = (*self._begun, index) if self._typed.is_ahead else (index,)
+        return self._typed.take(text.encode(), ends).lines
 
     def prompt(self) -> str:
         is_asked = isinstance(self._reader, PythonReader) and not self._typed.is_ahead
@@ -122,13 +130,13 @@ class _ByTurns:
         self._held: list[Typed] = []
 
     def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
-        self._held.append((index, text))
+        self._held.append(((index,), text))
         turn = self._reader.read(text, ends)
         if not turn.cells:
             return []
         lines = _indices(self._held)
         *prose, rest = self._prose("".join(text for _, text in self._held), turn)
-        self._held = [(index, rest)] if rest.strip() else []
+        self._held = [((index,), rest)] if rest.strip() else []
         pieces: list[Piece] = []
         for number, cell in enumerate(turn.cells):
             pieces += [Piece(lines, words) for words in prose[number : number + 1] if words.strip()]
@@ -136,7 +144,7 @@ class _ByTurns:
         return pieces
 
     def give_up(self, index: int, text: str = "") -> Piece | None:
-        held = [*self._held, *([(index, text)] if text else [])]
+        held = [*self._held, *([((index,), text)] if text else [])]
         return Piece(_indices(held), "".join(text for _, text in held)) if held else None
 
     def prompt(self) -> str:
@@ -152,4 +160,4 @@ class _ByTurns:
 
 
 def _indices(typed: Sequence[Typed]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(index for index, _ in typed))
+    return tuple(dict.fromkeys(index for indices, _ in typed for index in indices))
