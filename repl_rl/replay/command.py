@@ -109,7 +109,8 @@ def summary(results: Sequence[Replayed]) -> list[str]:
     equal = sum(result.is_equal for result in results)
     failed = sum(result.failure is not None for result in results)
     unexplained = sum(not result.is_explained for result in results) - failed
-    sentences = [f"{len(results)} notebooks, {cells} cells: {equal} equal, {len(results) - equal - failed} differ"]
+    noun = "notebook" if len(results) == 1 else "notebooks"
+    sentences = [f"{len(results)} {noun}, {cells} cells: {equal} equal, {len(results) - equal - failed} differ"]
     causes = Counter(str(difference.cause) for result in results for difference in result.differences)
     if causes:
         sentences.append("differences: " + ", ".join(f"{cause} {count}" for cause, count in causes.most_common()))

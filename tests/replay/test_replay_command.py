@@ -43,7 +43,7 @@ def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (difference["source"], difference["cause"], difference["lines"]) == ("r", "other", [5])
     assert (difference["expected"]["text"], difference["got"]["text"]) == ("7\n", "6\n")
     assert main(["replay", str(notebooks / names[0])]) == 0
-    assert "1 notebooks, 4 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    assert "1 notebook, 4 cells: 1 equal, 0 differ" in capsys.readouterr().out
 
 
 def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
