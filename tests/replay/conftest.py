@@ -14,7 +14,9 @@ from repl_rl.replay import Replayed, Source, replay
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.notebook import to_notebook
 
-LIMITS = Limits(line_s=1.0, grace_s=0.3)
+LIMITS, SHORT = Limits(line_s=30.0), Limits(line_s=1.0, grace_s=0.5)
+RUN_OUT = ("slow", "hang")
+"""Scripts whose lines have little time."""
 SCRIPTS: dict[str, tuple[str, ...]] = {
     "everything": (
         " # Sets, blocks, echoes.\n", " import math\n", " for n in (2, 3):\n", "     # A thought inside.\n",
@@ -40,10 +42,14 @@ Roll = Callable[[str, Sequence[str]], Trajectory]
 
 
 async def _made() -> dict[str, Trajectory]:
-    async with KernelPool(2, LIMITS, sandbox="bwrap") as pool:
-        made = {name: await roll_out(pool, "python", typed, lines=len(typed)) for name, typed in SCRIPTS.items()}
-        for dialect, told in SESSIONS.items():
-            made[dialect] = await roll_out(pool, dialect, told.typed)
+    made: dict[str, Trajectory] = {}
+    for limits in (LIMITS, SHORT):
+        async with KernelPool(2, limits, sandbox="bwrap") as pool:
+            for name, typed in SCRIPTS.items():
+                if limits == _limits(name):
+                    made[name] = await roll_out(pool, "python", typed, lines=len(typed))
+            for dialect, told in SESSIONS.items() if limits is LIMITS else ():
+                made[dialect] = await roll_out(pool, dialect, told.typed)
     return made
 
 
@@ -59,4 +65,8 @@ def replayed(rollouts: dict[str, Trajectory]) -> dict[str, Replayed]:
 
 
 def source(name: str, trajectory: Trajectory, **words: Any) -> Source:
-    return Source(name, to_notebook(trajectory, **words), LIMITS)
+    return Source(name, to_notebook(trajectory, **words), _limits(name))
+
+
+def _limits(name: str) -> Limits:
+    return SHORT if name in RUN_OUT else LIMITS
