@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, bench, doctor, nano. Errors of ours are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. Our errors are one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
+from repl_rl.replay import command as replay
 from repl_rl.trajectory import Task, write_jsonl
 from repl_rl.view import command as viewing
 
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
+
+    replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
