@@ -124,6 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
     conventions.set_defaults(command=_bench_conventions)
 
+    viewer = measured.add_parser("view", help="the run viewer on a large run")
+    viewer.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    viewer.add_argument("--trajectories", type=int, metavar="N", help="in the run (default: 100000)")
+    viewer.set_defaults(command=_bench_view)
+
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
     nano = commands.add_parser("nano", help="the model that ships with the package")
@@ -275,6 +280,14 @@ def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
 
     report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
     console.print(conventions.table(report))
+    return _write_figures(options, report)
+
+
+def _bench_view(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import view
+
+    report = view.measure(_plan(options, view.Plan()), _dim(console))
+    console.print(view.table(report))
     return _write_figures(options, report)
 
 

@@ -23,7 +23,7 @@ from repl_rl.errors import RunError
 VERSION = 1
 """Of the layout, and of what is read out of a record: raise it with either."""
 NAME = f"index-{VERSION}.sqlite"
-SPLITS = ("train", "eval")
+SPLITS = ("eval", "train")
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS file (
@@ -33,7 +33,7 @@ CREATE TABLE IF NOT EXISTS file (
     unreadable INTEGER NOT NULL DEFAULT 0, reason TEXT, done INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS trajectory (
-    id INTEGER PRIMARY KEY, file INTEGER NOT NULL, split TEXT NOT NULL, step INTEGER NOT NULL,
+    id INTEGER PRIMARY KEY, split TEXT NOT NULL, step INTEGER NOT NULL,
     position INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, task_id TEXT NOT NULL,
     family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
     lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
@@ -44,13 +44,11 @@ CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS question (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT OR IGNORE INTO state VALUES ('revision', 0), ('scans', 0);
-CREATE INDEX IF NOT EXISTS by_place ON trajectory (split, step, position);
-CREATE INDEX IF NOT EXISTS by_step ON trajectory (step, split, position);
-CREATE INDEX IF NOT EXISTS by_file ON trajectory (file);
-CREATE INDEX IF NOT EXISTS by_task ON trajectory (task_id, step, split, position);
-CREATE INDEX IF NOT EXISTS by_status ON trajectory (status, step);
-CREATE INDEX IF NOT EXISTS by_family ON trajectory (family, step);
-CREATE INDEX IF NOT EXISTS by_stop ON trajectory (stop_reason, step);
+CREATE INDEX IF NOT EXISTS by_newest ON trajectory (step DESC, split DESC, id);
+CREATE INDEX IF NOT EXISTS by_task ON trajectory (task_id);
+CREATE INDEX IF NOT EXISTS by_status ON trajectory (status);
+CREATE INDEX IF NOT EXISTS by_family ON trajectory (family);
+CREATE INDEX IF NOT EXISTS by_stop ON trajectory (stop_reason);
 CREATE INDEX IF NOT EXISTS by_reward ON trajectory (reward);
 CREATE INDEX IF NOT EXISTS by_lines ON trajectory (lines);
 CREATE INDEX IF NOT EXISTS by_tokens ON trajectory (tokens);
@@ -104,6 +102,19 @@ def _prepare(connection: sqlite3.Connection) -> None:
     with suppress(sqlite3.OperationalError):  # in use by somebody who does the same, or no shared memory here
         connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
+
+
+def key(split: str, step: int, position: int) -> int:
+    """The id of a trajectory's row: ids are in the order of steps, then of `SPLITS`, then of positions.
+
+    Every index of SQLite ends in it, so that rows of one value come in that order without being sorted.
+    """
+    return (step << 33) | (SPLITS.index(split) << 32) | position
+
+
+def keys(split: str, step: int) -> tuple[int, int]:
+    """The first and the last id that a step's trajectories may have."""
+    return key(split, step, 0), key(split, step, 2**32 - 1)
 
 
 def discard(path: Path) -> None:

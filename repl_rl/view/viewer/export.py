@@ -97,7 +97,7 @@ def _chosen(source: Source, budget: int | None, most: int | None) -> tuple[list[
 def _by_worth(source: Source) -> Iterator[str]:
     """Ids: evaluations first."""
     with opened(source.index) as connection:
-        for split in reversed(SPLITS):
+        for split in SPLITS:
             for step in evenly(queries.steps(connection, split)):
                 yield from queries.places_of_step(connection, split, step)
 

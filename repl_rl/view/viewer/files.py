@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
-_STEP_FILE = re.compile(r"step_(\d{1,15})\.jsonl")
+_STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
 _FOLDERS = {"train": "rollouts", "eval": "eval"}
 
 
@@ -31,7 +31,9 @@ def step_files(target: Path) -> list[StepFile]:
     if not target.is_dir():
         return [found for found in [_single(target)] if found is not None]
     files = [file for split, folder in _FOLDERS.items() for file in _in_folder(split, target / folder)]
-    return ends_first(sorted(files, key=lambda file: (file.step, file.split)))
+    # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the later name counts.
+    by_step = {(file.step, file.split): file for file in sorted(files, key=lambda file: file.path.name, reverse=True)}
+    return ends_first([by_step[place] for place in sorted(by_step)])
 
 
 def ends_first(items: Sequence[Item]) -> list[Item]:

@@ -31,14 +31,14 @@ from typing import Any
 
 from repl_rl.view.screen import visible
 from repl_rl.view.viewer.columns import columns, error_names
-from repl_rl.view.viewer.database import discard, opened
+from repl_rl.view.viewer.database import discard, key, keys, opened
 from repl_rl.view.viewer.files import StepFile, step_files
 from repl_rl.view.viewer.naming import question_of
 from repl_rl.view.viewer.record import Record, read_record
 
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
-_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 21)})"
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 
 @contextmanager
@@ -74,7 +74,7 @@ def _update(target: Path, index: Path) -> None:
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
         names = {_name(target, file): file for file in files}
         with _committed(connection) as changed:
-            changed += [_forget(connection, row["id"]) for name, row in known.items() if name not in names]
+            changed += [_forget(connection, row) for name, row in known.items() if name not in names]
             changed += [_expect(connection, known.get(name), name, file) for name, file in names.items()]
             changed.append(_first_scan(connection))
         for name, file in names.items():
@@ -107,12 +107,13 @@ def _first_scan(connection: sqlite3.Connection) -> bool:
     return connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0").rowcount > 0
 
 
-def _forget(connection: sqlite3.Connection, file: int, whole: bool = True) -> bool:
-    ids = "SELECT id FROM trajectory WHERE file = ?"
-    connection.execute(f"DELETE FROM error WHERE trajectory IN ({ids})", (file,))
-    connection.execute("DELETE FROM trajectory WHERE file = ?", (file,))
+def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
+    """Drop what is known of a file's trajectories, and with `whole` the file too."""
+    span = keys(file["split"], file["step"])
+    connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
+    connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
     if whole:
-        connection.execute("DELETE FROM file WHERE id = ?", (file,))
+        connection.execute("DELETE FROM file WHERE id = ?", (file["id"],))
     return True
 
 
@@ -124,7 +125,7 @@ def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, 
     if (row["size"], row["mtime_ns"], row["inode"]) == (file.size, file.mtime_ns, file.inode):
         return False
     if not _has_grown(row, file):
-        _forget(connection, row["id"], whole=False)
+        _forget(connection, row, whole=False)
         connection.execute(
             "UPDATE file SET indexed = 0, tail = 0, records = 0, unreadable = 0, reason = NULL WHERE id = ?",
             (row["id"],),
@@ -239,11 +240,11 @@ def _insert(
 ) -> None:
     trajectory = record.trajectory
     question = visible(question_of(trajectory.prompt))
-    key = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
-    connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (key, question))
-    place = (progress.file, file.split, file.step, progress.records, start, length)
-    values = (None, *place, *columns(record), key)
-    row = connection.execute(_INSERT, values).lastrowid
+    digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
+    connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
+    row = key(file.split, file.step, progress.records)
+    place = (file.split, file.step, progress.records, start, length)
+    connection.execute(_INSERT, (row, *place, *columns(record), digest))
     connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, row) for name in error_names(trajectory)))
 
 

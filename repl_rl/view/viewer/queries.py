@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from repl_rl.errors import ConfigError
-from repl_rl.view.viewer.database import SPLITS
+from repl_rl.view.viewer.database import SPLITS, key, keys
 
 MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
@@ -33,16 +33,14 @@ _SORTS = {
     "duration_s": "duration_s",
     "position": "position",
 }
-_MAY_BE_NULL = {"reward", "outcome"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
 _SHOWN = (
     *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
     *("lines", "tokens", "duration_s", "version", "note"),
 )
-_STEPS = re.compile(r"(\d{1,15})(?:-(\d{1,15}))?")
-_ID = re.compile(rf"({'|'.join(SPLITS)})-(\d{{1,15}})-(\d{{1,15}})")
-_IN_ORDER = "step, split, position"
+_STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
+_ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class Query:
 
     where: str = "1"
     values: tuple[Any, ...] = ()
-    order: str = _IN_ORDER
+    order: str = "id"
     offset: int = 0
     limit: int = _DEFAULT_ROWS
 
@@ -138,15 +136,14 @@ def _order(given: Mapping[str, str]) -> str:
         raise ConfigError(f"order is {direction!r}; give asc or desc")
     column = _SORTS[name]
     if column == "step":
-        return f"step {direction}, split {direction}, position"
+        return "id" if direction == "asc" else "step DESC, split DESC, id"
     # None is no value to sort by: it stands last either way.
-    last = f"{column} IS NULL, " if column in _MAY_BE_NULL else ""
-    return f"{last}{column} {direction}, {_IN_ORDER}"
+    return f"{column} {direction} NULLS LAST, id {direction}"
 
 
 def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
     text = given.get(name, str(otherwise))
-    if not re.fullmatch(r"\d{1,16}", text) or int(text) > most:
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > most:
         raise ConfigError(f"{name} is {text!r}; give a number from 0 to {most}")
     return int(text)
 
@@ -160,17 +157,17 @@ def rows(connection: sqlite3.Connection, query: Query) -> dict[str, Any]:
 def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rollouts of one task in one step, `row` among them."""
     values = (row["split"], row["step"], row["task_id"])
-    return _select(connection, "split = ? AND step = ? AND task_id = ?", values, "position")
+    return _select(connection, "split = ? AND step = ? AND task_id = ?", values, "id")
 
 
 def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
     """The rollouts of one task over all steps; of many, the first, the last, and some spread evenly between them."""
-    chosen = "SELECT id FROM trajectory WHERE task_id = ? ORDER BY step, split, position"
+    chosen = "SELECT id FROM trajectory WHERE task_id = ? ORDER BY id"
     ids = [row["id"] for row in connection.execute(chosen, (task_id,))]
     if len(ids) > _MOST_OF_TASK:
         last = len(ids) - 1
         ids = [ids[round(number * last / (_MOST_OF_TASK - 1))] for number in range(_MOST_OF_TASK)]
-    return _select(connection, f"id IN ({', '.join('?' * len(ids))})", tuple(ids), _IN_ORDER)
+    return _select(connection, f"id IN ({', '.join('?' * len(ids))})", tuple(ids), "id")
 
 
 def place(connection: sqlite3.Connection, id: str) -> Place | None:
@@ -180,18 +177,17 @@ def place(connection: sqlite3.Connection, id: str) -> Place | None:
         return None
     found = connection.execute(
         "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
-        "JOIN file ON file.id = trajectory.file JOIN question ON question.id = trajectory.question "
-        "WHERE trajectory.split = ? AND trajectory.step = ? AND trajectory.position = ?",
-        (parts[1], int(parts[2]), int(parts[3])),
+        "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
+        "WHERE trajectory.id = ?",
+        (key(parts[1], int(parts[2]), int(parts[3])),),
     ).fetchone()
     return None if found is None else Place(_row(found), found["path"], found["start"], found["length"], found["text"])
 
 
 def places_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
     """The ids of a step's trajectories, in order."""
-    found = connection.execute(
-        "SELECT position FROM trajectory WHERE split = ? AND step = ? ORDER BY position", (split, step)
-    )
+    span = keys(split, step)
+    found = connection.execute("SELECT position FROM trajectory WHERE id BETWEEN ? AND ? ORDER BY id", span)
     return [f"{split}-{step}-{row['position']}" for row in found]
 
 
@@ -206,7 +202,7 @@ def choices(connection: sqlite3.Connection) -> dict[str, Any]:
     first, last = connection.execute("SELECT min(step), max(step) FROM trajectory").fetchone()
     errors = connection.execute("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200")
     return {
-        "splits": [split for split in SPLITS if split in _distinct(connection, "split")],
+        "splits": [row["split"] for row in connection.execute("SELECT DISTINCT split FROM file ORDER BY split DESC")],
         "steps": None if first is None else [first, last],
         "statuses": _distinct(connection, "status"),
         "errors": [row["name"] for row in errors],

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from repl_rl.trajectory import Trajectory
-from repl_rl.view.tokens import TokenTexts, load_token_texts, token_rows
+from repl_rl.trajectory import Line, Trajectory
+from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
 from repl_rl.view.viewer.record import Record
 
 MOST = 2000
@@ -19,7 +19,7 @@ class TokenReader:
     """Loads a vocabulary when the first token is asked for, and keeps it."""
 
     def __init__(self) -> None:
-        self._loaded: dict[tuple[str, ...], TokenTexts | None] = {}
+        self._loaded: dict[str, TokenTexts | None] = {}
         self._lock = threading.Lock()
 
     def rows(self, models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
@@ -28,7 +28,7 @@ class TokenReader:
         if not record.has_tokens:
             return []
         part, before = _part(record.trajectory, line)
-        rows = token_rows(part, self._texts(tuple(models)))
+        rows = token_rows(part, self._texts(models, part))
         return [
             {
                 "id": row.id,
@@ -40,13 +40,16 @@ class TokenReader:
             for row in rows
         ]
 
-    def _texts(self, models: tuple[str, ...]) -> TokenTexts | None:
-        """Of the first model whose vocabulary can be read."""
+    def _texts(self, models: Sequence[str], part: Trajectory) -> TokenTexts | None:
+        """Of the first model whose vocabulary spells what was typed."""
+        loaded = (self._load(model) for model in models)
+        return next((texts for texts in loaded if texts is not None and texts_fit(part, texts)), None)
+
+    def _load(self, model: str) -> TokenTexts | None:
         with self._lock:
-            if models not in self._loaded:
-                found = (texts for model in models if (texts := load_token_texts(model)) is not None)
-                self._loaded[models] = next(found, None)
-            return self._loaded[models]
+            if model not in self._loaded:
+                self._loaded[model] = load_token_texts(model)
+            return self._loaded[model]
 
 
 def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
@@ -62,13 +65,16 @@ def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
 
 
 def _cut(trajectory: Trajectory, start: int, end: int, first: int, last: int) -> Trajectory:
-    within = [line for line in trajectory.lines[first:last] if line.start < end]
     return dataclasses.replace(
         trajectory,
         completion_ids=trajectory.completion_ids[start:end],
         sampled_mask=trajectory.sampled_mask[start:end],
         logprobs=trajectory.logprobs[start:end],
-        lines=tuple(
-            dataclasses.replace(line, start=line.start - start, end=min(line.end, end) - start) for line in within
-        ),
+        lines=tuple(_moved(line, start, end) for line in trajectory.lines[first:last] if line.start < end),
     )
+
+
+def _moved(line: Line, start: int, end: int) -> Line:
+    """The line in its place of the cut; one that is cut through has no text that its tokens would have to spell."""
+    text = line.text if line.end <= end else ""
+    return dataclasses.replace(line, start=line.start - start, end=min(line.end, end) - start, text=text)
