@@ -5,11 +5,12 @@
   const view = window.ReplView;
   const { h, fill, at } = view;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  const MIN_HEIGHT = 250;
+  const HEIGHTS = [240, 300]; // of a figure in pixels: in one row, among all
+  const MANY = 6; // curves whose names would take more room above the figure than beside it
   const figures = new Map();
   let run = null;
 
-  const themed = (layout) => {
+  const themed = (layout, height, many) => {
     const css = getComputedStyle(document.documentElement);
     const of = (name) => css.getPropertyValue(name).trim();
     const axis = { gridcolor: of("--grid"), linecolor: of("--line"), zerolinecolor: of("--line"), fixedrange: true, automargin: true };
@@ -20,10 +21,12 @@
       legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11 } },
       hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink"), family: of("--sans") } },
       showlegend: true,
+      ...(many ? { legend: { x: 1.01, y: 1.04, yanchor: "top", font: { size: 10.5 }, maxheight: height - 10 } } : {}),
     };
     const axes = {};
-    for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) axes[key] = { ...axis, ...layout[key] };
-    return { ...base, yaxis: axis, ...layout, ...axes };
+    const titled = (title) => ({ ...title, font: { size: 11.5 }, standoff: 6 });
+    for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) axes[key] = { ...axis, ...layout[key], title: titled(layout[key].title) };
+    return { ...base, yaxis: axis, ...layout, ...axes, height };
   };
 
   const columns = () => Math.max(1, Math.min(3, Math.floor((at("curves").clientWidth + 32) / 340)));
@@ -35,12 +38,13 @@
   };
 
   const paint = (kept, chart) => {
-    const text = JSON.stringify([chart.data, chart.layout, dark.matches]);
+    const height = HEIGHTS[view.state.now.curves === "all" ? 1 : 0];
+    const text = JSON.stringify([chart.data, chart.layout, dark.matches, height]);
     if (!window.Plotly || kept.drawn === text || !kept.plot.clientWidth) return;
     const first = !kept.drawn;
     kept.drawn = text;
-    kept.plot.style.height = `${Math.max(MIN_HEIGHT, Math.min(chart.height, 330))}px`;
-    window.Plotly.react(kept.plot, structuredClone(chart.data), themed(structuredClone(chart.layout)), { displayModeBar: false, responsive: true });
+    kept.plot.style.height = `${height}px`;
+    window.Plotly.react(kept.plot, structuredClone(chart.data), themed(structuredClone(chart.layout), height, chart.data.length > MANY), { displayModeBar: false, responsive: true });
     if (first) kept.plot.on("plotly_click", (event) => choose(chart, event.points[0].x));
   };
 

@@ -17,7 +17,7 @@
     ["split", "Split", "splits"], ["status", "Status", "statuses"], ["family", "Family", "families"],
     ["error", "Error", "errors"], ["stop", "Stopped by", "stops"],
   ];
-  const ORDER = ["q", "step", "split", "status", "family", "error", "stop", "min_reward", "max_reward"];
+  const ORDER = ["q", "step", "split", "status", "family", "error", "stop"];
 
   const apply = (name, value, replace) => {
     if (view.state.now[name] === value) return;
@@ -57,7 +57,7 @@
     const made = new Map([...TEXTS.map((field) => [field[0], textField(field)]), ...LISTS.map((field) => [field[0], listField(field)])]);
     const reset = h("button", { type: "button", class: "quiet", id: "reset", on: { click: () => view.state.go(view.state.cleared) } }, "Reset");
     const form = h("form", { class: "fields", role: "search", "aria-label": "Filters of the table", on: { submit: (event) => event.preventDefault() } },
-      ORDER.map((name) => made.get(name)), h("span", { id: "only-task" }), reset);
+      ORDER.map((name) => made.get(name)), h("div", { class: "pair" }, made.get("min_reward"), made.get("max_reward")), h("span", { id: "only-task" }), reset);
     fill(at("filters"), h("details", { class: "filters", open: !narrow.matches }, h("summary", { id: "filters-title" }, "Filters"), form));
   };
 

@@ -17,6 +17,8 @@
   const reading = ({ trajectories, files_done, files, complete }) =>
     complete ? "" : ` · reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
 
+  const ended = (sentence) => (/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
+
   // Said again only when it changed, or a screen reader would hear it every two seconds.
   const say = (text, kind) => {
     const live = at("live");
@@ -32,7 +34,7 @@
       shown = text;
       document.title = view.visible(`${run.name} · repl_rl`);
       fill(at("name"), run.name);
-      fill(at("summary"), run.summary.join(" "));
+      fill(at("summary"), run.summary.map(ended).join(" "));
       fill(at("facts"), run.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       fill(at("notes"), notes(run.notes));
     },

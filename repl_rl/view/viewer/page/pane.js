@@ -3,7 +3,7 @@
   "use strict";
   const view = window.ReplView;
   const { h, fill, at } = view;
-  const MODES = [["transcript", "Transcript", "t"], ["group", "Its group", "g"], ["steps", "Over steps", "s"]];
+  const MODES = [["transcript", "Transcript", "t"], ["group", "Group", "g"], ["steps", "Over steps", "s"]];
 
   let source = null;
   let parts = null;

@@ -52,14 +52,12 @@
       tokens: async (id, line) => {
         const found = data.tokens && Object.hasOwn(data.tokens, id) ? data.tokens[id] : null;
         if (!found) throw failure("this file was exported without tokens", false, true);
-        return { tokens: tokensOf(found, line) };
+        return { tokens: found.tokens.filter((token) => token.line === line) };
       },
       group: async (id) => ({ rows: ordered(alike(id, ["split", "step", "task_id"]), "position") }),
       task: async (id) => ({ rows: ordered(alike(id, ["task_id"]), "step") }),
     };
   };
-
-  const tokensOf = (found, line) => (found.tokens || found).filter((token) => token.line === undefined || token.line === line);
 
   view.source = () => {
     const element = view.at("run-data");

@@ -19,12 +19,14 @@
     const compare = now ? h("b", {}, now) : h("a", { href: view.state.href({ with: row.id }) }, "compare");
     return h("tr", { class: now ? "chosen" : "" },
       h("th", { scope: "row", class: "number" }, h("a", { href: view.state.href({ open: row.id, with: own.id, line: "" }), title: "open this one" }, `${row.step} #${row.position}`)),
-      h("td", {}, row.split), h("td", {}, view.verdict(row.status)), h("td", { class: "number" }, view.number(row.reward)), h("td", { class: "number" }, view.number(row.lines)), h("td", {}, compare));
+      h("td", { class: "wide" }, row.split), h("td", {}, view.verdict(row.status)), h("td", { class: "number" }, view.number(row.reward)), h("td", { class: "number wide" }, view.number(row.lines)), h("td", {}, compare));
   };
+
+  const HEADS = [["step and #", "number"], ["split", "wide"], ["status", ""], ["reward", "number"], ["lines", "number wide"], ["compare", ""]];
 
   const list = (rows, own, other) => h("div", { class: "scroll short", tabindex: "0", role: "region", "aria-label": "Rollouts of this task" },
     h("table", { class: "choices" }, h("caption", { class: "hidden" }, "Rollouts of this task over the steps"),
-      h("thead", {}, h("tr", {}, ["step and #", "split", "status", "reward", "lines", "compare"].map((name, index) => h("th", { scope: "col", class: [0, 3, 4].includes(index) ? "number" : "" }, name)))),
+      h("thead", {}, h("tr", {}, HEADS.map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
       h("tbody", {}, rows.map((row) => choice(row, own, other)))));
 
   const screen = async (source, id, signal) => {
@@ -41,7 +43,7 @@
 
   const key = (row) => row.mark + row.pieces.map((piece) => piece.text).join("");
   const name = (row) => `step ${row.step} #${row.position}`;
-  const cell = (sign, row) => [h("td", { class: "sign" }, row ? sign : ""), h("td", { class: row ? `side ${row.origin}` : "side none" }, row && [view.transcript.mark(row), " ", view.transcript.text(row)])];
+  const cell = (sign, row) => [h("td", { class: row ? "sign" : "sign empty" }, row ? sign : ""), h("td", { class: row ? `side ${row.origin}` : "side none" }, row && [view.transcript.mark(row), " ", view.transcript.text(row)])];
 
   const beside = (pairs, left, right) => pairs.map(([i, j, same]) => h("tr", { class: same ? "same" : "changed" },
     cell(same ? "=" : "−", i === null ? null : left[i]), cell(same ? "=" : "+", j === null ? null : right[j])));
@@ -56,7 +58,7 @@
     const heads = narrow.matches ? [h("th", { scope: "col", colspan: "2" }, `− ${name(first)}, + ${name(second)}`)]
       : [first, second].map((row) => h("th", { scope: "col", colspan: "2" }, name(row), " ", view.verdict(row.status)));
     const rows = narrow.matches ? under(steps, a.rows, b.rows) : beside(view.diff.paired(steps), a.rows, b.rows);
-    return h("table", { class: `diff ${narrow.matches ? "under" : "beside"}` }, h("caption", {}, caption), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
+    return h("table", { class: `diff ${narrow.matches ? "under" : "beside"}` }, h("caption", {}, caption), h("colgroup", {}, heads.flatMap(() => [h("col", { class: "sign" }), h("col")])), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows));
   };
 
   view.steps = async (source, holder, id, signal) => {

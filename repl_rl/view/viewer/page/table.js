@@ -11,7 +11,8 @@
     return [...counts].map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
   };
 
-  const task = (row) => [h("a", { class: "open" }, row.task_id), row.note && h("span", { class: "note" }, row.note)];
+  const task = (row) => [h("a", { class: "open" }, row.task_id), row.note && h("span", { class: "note" }, row.note),
+    row.errors.length > 0 && h("span", { class: "phone" }, tally(row.errors))];
 
   // Name, how it is sorted, first order, class, what a cell holds.
   const COLUMNS = [

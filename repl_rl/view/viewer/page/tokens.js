@@ -17,7 +17,7 @@
   const chip = (token) => {
     const name = token.text === null ? `id ${token.id}` : readable(token.text) || "(empty)";
     const element = h("li", { class: `token ${token.sampled ? "sampled" : "masked"}`, title: `${said(token)}; id ${token.id}` },
-      !token.sampled && h("span", { class: "mark", "aria-hidden": "true" }, "‹"), h("code", { class: token.text === null ? "soft" : "" }, name),
+      h("code", { class: token.text === null ? "soft" : "" }, !token.sampled && h("b", { class: "mark", "aria-hidden": "true" }, "‹ "), name),
       h("small", {}, token.sampled ? view.logprob(token.logprob) : "masked"));
     const shade = token.sampled && typeof token.logprob === "number" ? Math.min(1, -token.logprob / DARKEST) : 0;
     element.style.setProperty("--shade", `${Math.round(55 * Math.max(0, shade))}%`);
