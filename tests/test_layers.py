@@ -20,7 +20,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
     for names in (
         "errors",
         "trajectory",
-        "import_path clock transcript events typed background channel resources processes cache",
+        "import_path clock transcript events typed background channel resources processes cache quiet",
         "config",
         "engine kernel dialect rewards credit loss tasks metrics drift",
         "tools",
