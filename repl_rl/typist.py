@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Dialect, PythonDialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine.environment import prepare_environment
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models import resolve_model
 from repl_rl.rollout import Rollout
@@ -39,6 +40,7 @@ async def type_session(
     `dialect` is python's unless one is given; without `kernels`, a pool is opened for this session. Raises what
     `Rollout.many` raises.
     """
+    prepare_environment()
     dialect = dialect or PythonDialect()
     vocabulary = load_vocabulary(resolve_model(model), dialect.stops)
     async with AsyncExitStack() as stack:
