@@ -13,15 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from repl_rl.trajectory import Trajectory
 from repl_rl.view.charts import charts
-from repl_rl.view.examples import examples, solved
+from repl_rl.view.examples import examples
+from repl_rl.view.jinja import environment
 from repl_rl.view.run import Row, Run, number, read_run
-from repl_rl.view.screen import GUTTER, screen_rows, visible
-from repl_rl.view.terminal import FAULTS, signed
+from repl_rl.view.screen import screen_rows
+from repl_rl.view.words import duration, milliseconds
 
 
 def write_report(run_dir: Path) -> Path:
@@ -41,7 +40,7 @@ def render_report(run: Run) -> str:
     """The page as text. Encodes as UTF-8 whatever the run holds."""
     drawn = charts(run)
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             run=run,
@@ -51,61 +50,17 @@ def render_report(run: Run) -> str:
             facts=_facts(run),
             families=_family_rows(run),
             examples=examples(run),
+            rows_of=screen_rows,
+            number=number,
             plotly_js=_plotly_js() if drawn else "",
         )
     )
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("repl_rl.view"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_shown,
-    )
-    environment.filters |= {"percent": percent, "signed": signed, "duration": duration, "milliseconds": milliseconds}
-    environment.globals |= {"rows_of": screen_rows, "solved": solved, "status_of": status, "gutter": GUTTER}
-    environment.globals |= {"faults": FAULTS, "number": number}
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    return value if isinstance(value, Markup) else visible(str(value))
 
 
 def _plotly_js() -> Markup:
     from plotly.offline import get_plotlyjs
 
     return Markup(get_plotlyjs())
-
-
-def percent(value: float | None) -> str:
-    """A share as `41.2%`; a dash for None."""
-    return "–" if value is None else f"{100 * value:.1f}%"
-
-
-def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 12 s` or `2 h 05 min`."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    return f"{minutes} min {rest_s:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def milliseconds(seconds: float) -> str:
-    """The time of a line, as exact as it is worth reading."""
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
-
-
-def status(trajectory: Trajectory) -> str:
-    """How a trajectory did, in a word."""
-    if trajectory.error is not None or trajectory.is_void:
-        return "void"
-    if trajectory.outcome_reward is None:
-        return "not graded"
-    return "solved" if solved(trajectory) else "not solved"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:

@@ -16,9 +16,9 @@ from rich.text import Text
 from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.view.run import number
 from repl_rl.view.screen import Origin, ScreenRow, screen_rows, visible
+from repl_rl.view.words import FAULTS, signed
 
 _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETER: "dim"}
-FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
 
 
 def print_trajectory(console: Console, trajectory: Trajectory) -> None:
@@ -56,13 +56,6 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
     rates = [number(row, "solve_rate") for row in (before, after)]
     table.add_row("all", *_rate_cells(total, *rates), style="bold")
     return table
-
-
-def signed(value: float | None) -> str:
-    """A reward or an advantage in two decimals; a dash where nobody has assigned one. Zero carries no sign."""
-    if value is None:
-        return "–"
-    return "0" if value == 0 else f"{value:+.2f}"
 
 
 def _transcript(row: ScreenRow) -> Text:
