@@ -44,10 +44,11 @@ async def type_session(
     dialect = dialect or PythonDialect()
     vocabulary = load_vocabulary(resolve_model(model), dialect.stops)
     async with AsyncExitStack() as stack:
-        source = kernels or await stack.enter_async_context(KernelPool(1))
+        if kernels is None:
+            kernels = await stack.enter_async_context(KernelPool(1))
         rollout = Rollout(
             Typist(vocabulary, text),
-            source,
+            kernels,
             dialect,
             vocabulary,
             budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
