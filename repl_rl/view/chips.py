@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from markupsafe import escape
-
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.excerpt import Excerpt, excerpt, short
+from repl_rl.view.jinja import shown_bytes
 from repl_rl.view.screen import GUTTER, Origin
 from repl_rl.view.tokens import TokenRow, TokenTexts, token_rows
 from repl_rl.view.words import log_probability
@@ -36,7 +35,7 @@ class Chip:
 
     @property
     def size_bytes(self) -> int:
-        return _CHIP_BYTES + len(escape(self.text).encode())
+        return _CHIP_BYTES + shown_bytes(self.text)
 
 
 @dataclass(frozen=True, slots=True)

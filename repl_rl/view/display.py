@@ -18,33 +18,32 @@ from typing import Any
 from markupsafe import Markup
 
 from repl_rl.trajectory import Line, Trajectory
-from repl_rl.view.chips import Stretch, stretches
-from repl_rl.view.excerpt import Excerpt, excerpt, short
+from repl_rl.view.chips import stretches
+from repl_rl.view.excerpt import excerpt, short
 from repl_rl.view.jinja import environment
 from repl_rl.view.parts import NAME_CHARS, Part, session_parts, trajectory_parts
 from repl_rl.view.plain import TEXT_CHARS, group_text, solved_of, trajectory_text
-from repl_rl.view.tokens import TokenTexts
+from repl_rl.view.tokens import TokenTexts, texts_fit
 from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, signed, status, total_reward
 
 TRANSCRIPT_BYTES = 700_000
 TOKENS_BYTES = 450_000
 GROUP_BYTES = 1_000_000
 GROUP_MEMBERS = 64
-_LEAST_BYTES = 8_000
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
+_UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
+_UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
 
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A trajectory as the template draws it."""
+    """A trajectory as the template draws it; `task` is empty where it stands elsewhere."""
 
     verdict: str
     mark: str
     task: str
     facts: tuple[tuple[str, str], ...]
     parts: tuple[Part, ...]
-    tokens: Excerpt[Stretch] | None = None
-    texts_known: bool = False
 
 
 def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = None) -> str:
@@ -52,22 +51,27 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
 
     `token_texts` (see `repl_rl.view.tokens.load_token_texts`) gives the tokens' texts; without it they are ids.
     """
-    shown = stretches(trajectory, token_texts, TOKENS_BYTES)
-    card = _card(trajectory, TRANSCRIPT_BYTES, shown, token_texts is not None)
-    return _render("trajectory", card=card, sampled=trajectory.sampled_tokens, size=len(trajectory.completion_ids))
+    fitting = token_texts is not None and texts_fit(trajectory, token_texts)
+    return _render(
+        "trajectory",
+        card=_card(trajectory, trajectory_parts(trajectory, TRANSCRIPT_BYTES), short(trajectory.task_id, NAME_CHARS)),
+        tokens=stretches(trajectory, token_texts, TOKENS_BYTES),
+        texts_missing="" if fitting else _UNKNOWN if token_texts is None else _UNFIT,
+        sampled=trajectory.sampled_tokens,
+        size=len(trajectory.completion_ids),
+    )
 
 
 def group_html(group: Sequence[Trajectory]) -> str:
     """How many were solved, a row for each rollout, and their transcripts side by side."""
-    kept = excerpt(group, GROUP_MEMBERS)
-    budget_bytes = max(_LEAST_BYTES, GROUP_BYTES // max(1, len(kept.head) + len(kept.tail)))
-    sides = [[_card(member, budget_bytes) for member in side] for side in (kept.head, kept.tail)]
-    numbers = [*range(1, len(kept.head) + 1), *range(len(group) - len(kept.tail) + 1, len(group) + 1)]
+    kept = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
+    shown = [*kept.head, *kept.tail]
+    budget_bytes = GROUP_BYTES // max(1, len(shown))
     return _render(
         "group",
         heading=solved_of(group),
         tasks=_tasks(group),
-        siblings=list(zip(numbers, [*sides[0], *sides[1]], strict=True)),
+        siblings=[(number, _sibling(member, group, budget_bytes)) for number, member in shown],
         left_out=kept.left_out,
         summary_names=_SUMMARY,
     )
@@ -98,13 +102,16 @@ def _module() -> object:
     return environment().get_template("display.html").module
 
 
-def _card(
-    trajectory: Trajectory, budget_bytes: int, tokens: Excerpt[Stretch] | None = None, texts_known: bool = False
-) -> _Card:
+def _sibling(member: Trajectory, group: Sequence[Trajectory], budget_bytes: int) -> _Card:
+    """One of a group: the prompt that it shares with the others is folded, and the task is not said again."""
+    shares = all(other.task_id == member.task_id for other in group)
+    parts = trajectory_parts(member, budget_bytes, prompt_rows=0)
+    return _card(member, parts, "" if shares else short(member.task_id, NAME_CHARS))
+
+
+def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
     verdict = status(trajectory)
-    parts = tuple(trajectory_parts(trajectory, budget_bytes))
-    task = short(trajectory.task_id, NAME_CHARS)
-    return _Card(verdict, VERDICT_MARKS[verdict], task, tuple(_facts(trajectory).items()), parts, tokens, texts_known)
+    return _Card(verdict, VERDICT_MARKS[verdict], task, tuple(_facts(trajectory).items()), tuple(parts))
 
 
 def _facts(trajectory: Trajectory) -> Mapping[str, str]:

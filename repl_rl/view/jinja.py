@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from repl_rl.view import words
 from repl_rl.view.screen import GUTTER, visible
@@ -43,6 +43,11 @@ def environment() -> Environment:
         "verdict_marks": words.VERDICT_MARKS,
     }
     return made
+
+
+def shown_bytes(text: str) -> int:
+    """How much of a page `text` takes up once it is put out."""
+    return len(escape(visible(text)).encode())
 
 
 def _shown(value: Any) -> Any:

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from markupsafe import escape
-
 from repl_rl.trajectory import Line, ToolCall, Trajectory
 from repl_rl.view.excerpt import Excerpt, cut, excerpt, short
+from repl_rl.view.jinja import shown_bytes
 from repl_rl.view.screen import Origin, ScreenRow, transcript_rows
 from repl_rl.view.words import FAULTS, counted, kind, line_logprob, milliseconds
 
 PROMPT_ROWS = 8
-"""A prompt of more rows is folded."""
+"""A prompt of more rows is folded, unless said otherwise."""
 OPEN_ROWS = 60
 """How many rows stand open at each end of a long transcript."""
 FOLD_ROWS = 200
@@ -63,7 +62,7 @@ class Note:
     @property
     def size_bytes(self) -> int:
         texts = [self.kind, *self.calls.head, *self.calls.tail]
-        return _LINE_BYTES + sum(10 + len(escape(text).encode()) for text in texts)
+        return _LINE_BYTES + sum(10 + shown_bytes(text) for text in texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class ShownRow:
     @property
     def size_bytes(self) -> int:
         pieces = [*self.pieces.head, *self.pieces.tail]
-        text = sum(len(escape(part).encode()) for piece in pieces for part in (*piece.text.head, *piece.text.tail))
+        text = sum(shown_bytes(part) for piece in pieces for part in (*piece.text.head, *piece.text.tail))
         notes = sum(note.size_bytes for note in (*self.notes.head, *self.notes.tail))
         return _ROW_BYTES + _PIECE_BYTES * len(pieces) + text + notes
 
@@ -94,10 +93,10 @@ class Part:
     left_out: str = ""
 
 
-def trajectory_parts(trajectory: Trajectory, budget_bytes: int) -> list[Part]:
-    """The parts of a whole trajectory, its lines with their logprobs."""
+def trajectory_parts(trajectory: Trajectory, budget_bytes: int, prompt_rows: int = PROMPT_ROWS) -> list[Part]:
+    """The parts of a whole trajectory, its lines with their logprobs. A prompt of more than `prompt_rows` is folded."""
     logprobs = [line_logprob(trajectory, line) for line in trajectory.lines]
-    return session_parts(trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs)
+    return session_parts(trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows)
 
 
 def session_parts(
@@ -106,13 +105,15 @@ def session_parts(
     pending: str | None,
     budget_bytes: int,
     logprobs: Sequence[float | None] | None = None,
+    prompt_rows: int = PROMPT_ROWS,
 ) -> list[Part]:
     """The parts of a session that may not have ended; `pending` is typed text that has not run yet."""
     known = [None] * len(lines) if logprobs is None else logprobs
     notes = [Note(number, *both) for number, both in enumerate(zip(lines, known, strict=True), 1)]
     rows = list(_shown(transcript_rows(prompt, lines, pending), notes, pending))
     given = next((at for at, row in enumerate(rows) if row.origin is not Origin.PROMPT), len(rows))
-    return [*_prompt_parts(rows[:given], budget_bytes // 4), *_session_parts(rows[given:], budget_bytes)]
+    before = _prompt_parts(rows[:given], budget_bytes // 4, prompt_rows)
+    return _joined([*before, *_session_parts(rows[given:], budget_bytes)])
 
 
 def _shown(rows: Sequence[ScreenRow], notes: Sequence[Note], pending: str | None) -> Iterator[ShownRow]:
@@ -134,8 +135,8 @@ def _call(call: ToolCall) -> str:
     return f"{short(call.name, NAME_CHARS)}{failed}, {milliseconds(call.duration_s)}"
 
 
-def _prompt_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
-    if len(rows) <= PROMPT_ROWS:
+def _prompt_parts(rows: Sequence[ShownRow], budget_bytes: int, open_rows: int) -> list[Part]:
+    if len(rows) <= open_rows:
         return [Part(tuple(rows))] if rows else []
     kept = excerpt(rows, budget_bytes, lambda row: row.size_bytes)
     title = f"the prompt, {counted(len(rows), 'row')}"
@@ -152,6 +153,13 @@ def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
     parts = [Part(tuple(head[:OPEN_ROWS])), *_folds(head[OPEN_ROWS:], OPEN_ROWS), _gap(len(missing), missing)]
     parts += [*_folds(tail[:-OPEN_ROWS], len(rows) - len(tail)), Part(tuple(tail[-OPEN_ROWS:]))]
     return [part for part in parts if part.rows or part.left_out]
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """A prompt that stands open belongs to the rows that follow it."""
+    if len(parts) < 2 or any(part.title or part.left_out for part in parts[:2]):
+        return list(parts)
+    return [Part((*parts[0].rows, *parts[1].rows)), *parts[2:]]
 
 
 def _folds(rows: Sequence[ShownRow], before: int) -> Iterator[Part]:

@@ -28,8 +28,8 @@ TokenTexts = Callable[[Sequence[int]], list[str]]
 class TokenRow:
     """One token of the completion. `line` is the index of the line that it is part of, or whose output it is part of.
 
-    `text` is None where it isn't known, `logprob` (nats) is None where the token was not sampled, and `line` is None
-    before the first line.
+    `text` is None where it isn't known, or the texts at hand contradict the lines; `logprob` (nats) is None where the
+    token was not sampled; `line` is None before the first line.
     """
 
     index: int
@@ -43,12 +43,23 @@ class TokenRow:
 def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRow]:
     """The completion's tokens in order. Raises ValueError if `texts` gives another number of texts than of ids."""
     ids = trajectory.completion_ids
-    known: Sequence[str | None] = [None] * len(ids) if texts is None else texts(ids)
+    known: Sequence[str | None] = [None] * len(ids)
+    if texts is not None and texts_fit(trajectory, texts):
+        known = texts(ids)
     columns = zip(ids, known, trajectory.logprobs, trajectory.sampled_mask, _lines(trajectory), strict=True)
     return [
         TokenRow(index, token, text or None, logprob if sampled else None, sampled, line)
         for index, (token, text, logprob, sampled, line) in enumerate(columns)
     ]
+
+
+def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
+    """False where the texts contradict those of the lines: they are of another vocabulary than the one that sampled.
+
+    A line tells nothing where bytes of its tokens are no whole characters; what ended the text may stand behind it.
+    """
+    spelled = (("".join(texts(trajectory.completion_ids[line.start : line.end])), line) for line in trajectory.lines)
+    return all(text.startswith(line.text) for text, line in spelled if text.isascii() and "\\x" not in text)
 
 
 def load_token_texts(model: str) -> TokenTexts | None:
