@@ -1,4 +1,4 @@
-"""`Rollout.stream` of one task: what it tells is the trajectory, each line is told before it runs, leaving frees all."""
+"""`Rollout.stream` of one task: what it tells is the trajectory, a line is told before it runs, leaving frees all."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
         Ended(trajectory),
     ]  # fmt: skip
     assert (second.output, second.kind) == ("42\n>>>", LineKind.EXPRESSION)
-    assert events[1] == Sampled(0, " x = 42\n", trajectory.completion_ids[:first.end], (LOGPROB,) * first.end)  # fmt: skip
+    assert events[1] == Sampled(0, " x = 42\n", trajectory.completion_ids[: first.end], (LOGPROB,) * first.end)
     assert (trajectory.answer, trajectory.stop_reason) == (("42",), StopReason.ANSWER)
 
 
