@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, bench, doctor, nano. Errors of ours are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. Our errors are one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.quiet import quiet
+from repl_rl.replay import command as replay
 from repl_rl.trajectory import Task, write_jsonl
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
     view.add_argument("run", type=Path)
     view.set_defaults(command=_view)
+
+    replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
