@@ -8,6 +8,7 @@ chart that is drawn in other ways: stacked areas, a second axis, names along an 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +38,8 @@ class _Scale:
         span = self.most - self.least
         steps = (factor * 10.0**power for power in range(-9, 10) for factor in (1, 2, 5))
         step = next(step for step in steps if span / step < at_most)
-        first = -int(-self.least // step)
-        return [round(index * step, 9) for index in range(first, int(self.most // step) + 1)]
+        first, last = math.ceil(self.least / step - 1e-9), math.floor(self.most / step + 1e-9)
+        return [round(index * step, 9) for index in range(first, last + 1)]
 
 
 def chart_svg(chart: Chart, width: int = 720) -> str:
