@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,11 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
-from repl_rl.engine.environment import quiet_libraries
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
+from repl_rl.quiet import quiet
 from repl_rl.replay import command as replay
 from repl_rl.trajectory import Task, write_jsonl
 from repl_rl.view import command as viewing
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _find_modules_here()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
-        _quiet()
+        quiet()
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -330,12 +329,6 @@ def _find_modules_here() -> None:
     """What a config names by import path may lie in the working directory, behind everything that is installed."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-
-
-def _quiet() -> None:
-    """Keep the screen to the run itself; `--verbose` shows everything."""
-    warnings.simplefilter("ignore")
-    quiet_libraries()
 
 
 if __name__ == "__main__":
