@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
+from repl_rl.engine.environment import quiet_libraries
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
 from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.view import command as viewing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -81,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
-    view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
-    view.add_argument("run", type=Path)
-    view.set_defaults(command=_view)
+    viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
@@ -238,13 +238,6 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
     return load_tasks(config.tasks, "heldout", 0, options.n)
 
 
-def _view(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.view import view
-
-    view(options.run, console)
-    return 0
-
-
 def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
     import asyncio
 
@@ -326,12 +319,7 @@ def _find_modules_here() -> None:
 def _quiet() -> None:
     """Keep the screen to the run itself; `--verbose` shows everything."""
     warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_libraries()
 
 
 if __name__ == "__main__":

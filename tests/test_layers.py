@@ -30,6 +30,7 @@ LEVELS: tuple[frozenset[str], ...] = tuple(
         "rollout",
         "models",
         "worker",
+        "opening",
         "service integrations",
         "trainer view doctor",
         "run replay",

@@ -28,23 +28,33 @@ TRACKERS = (
 
 
 class TrainConfig(Section):
+    """GRPO's steps; sampling and credit have sections of their own."""
+
     steps: int = Field(40, ge=1)
+    """Optimiser steps: each rolls out `prompts_per_step` times `group_size` trajectories and learns from them once."""
     max_minutes: float | None = Field(None, gt=0)
     """Wall time of training, evaluations aside; the step in progress is finished, and the run is then complete with
     fewer steps. A resumed run has as much again."""
     prompts_per_step: int = Field(8, ge=1)
+    """Problems of one step, over all processes."""
     group_size: int = Field(8, ge=1)
     """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
     learning_rate: float = Field(1e-3, gt=0)
+    """At its highest. The default suits nano; what ships for pretrained models takes 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    """Of the learning rate; `linear` and `cosine` end at 0 with the last of `steps`."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises from 0; `constant` has none."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     save_steps: int = Field(10, ge=1)
+    """Steps between checkpoints; the two newest are kept, and `--resume` starts from the newest complete one."""
     processes: int = Field(1, ge=1)
     """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)
-    """Trajectories per backward pass of a process; None takes its share of the step at once."""
+    """Trajectories per backward pass of a process; null takes its share of the step at once."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term."""
     redraws: int = Field(0, ge=0)
@@ -106,7 +116,9 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
+    """Held-out problems, before and after training and in `repl-rl eval`."""
+
     temperature: float | None = Field(None, ge=0, le=2)
-    """None: the sampling section's, as in training."""
+    """null: the sampling section's, as in training."""
     problems: int = Field(240, ge=1)
     """Held-out problems, one rollout each."""

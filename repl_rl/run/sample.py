@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from repl_rl.trajectory import Trajectory
-from repl_rl.view.report import status
 from repl_rl.view.screen import screen_rows, visible
+from repl_rl.view.words import status
 
 Item = TypeVar("Item")
 

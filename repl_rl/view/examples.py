@@ -12,6 +12,7 @@ from itertools import groupby
 
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.run import Rollouts, Run
+from repl_rl.view.words import solved
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,6 @@ class ExampleGroup:
 def examples(run: Run, pairs: int = 4) -> list[ExampleGroup]:
     """What the report shows of this run; nothing where it has no trajectories."""
     return [*_heldout(run.evaluations, pairs), *filter(None, (_training(rollouts) for rollouts in run.rollouts))]
-
-
-def solved(trajectory: Trajectory) -> bool:
-    return (trajectory.outcome_reward or 0.0) > 0
 
 
 def _heldout(evaluations: Sequence[Rollouts], count: int) -> list[ExampleGroup]:

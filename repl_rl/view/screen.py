@@ -7,7 +7,7 @@ answers, as at a terminal. Nothing a model or an interpreter wrote reaches a scr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -69,10 +69,15 @@ def visible(text: str) -> str:
 
 def screen_rows(trajectory: Trajectory) -> list[ScreenRow]:
     """The rows of a transcript from the prompt's first to the last that shows anything."""
+    return transcript_rows(trajectory.prompt, trajectory.lines)
+
+
+def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = None) -> list[ScreenRow]:
+    """The same of a session that may not have ended; `pending` is typed text that has not run yet."""
     rows: list[ScreenRow] = []
     pieces: list[Piece] = []
     begun: list[Line] = []
-    for origin, text, line in _segments(trajectory):
+    for origin, text, line in _segments(prompt, lines, pending):
         begun += [] if line is None else [line]
         *finished, rest = text.split("\n")
         for part in finished:
@@ -85,9 +90,11 @@ def screen_rows(trajectory: Trajectory) -> list[ScreenRow]:
     return [*rows, ScreenRow(tuple(pieces), tuple(begun))] if pieces else rows
 
 
-def _segments(trajectory: Trajectory) -> Iterator[tuple[Origin, str, Line | None]]:
-    yield Origin.PROMPT, trajectory.prompt, None
-    for line in trajectory.lines:
+def _segments(prompt: str, lines: Sequence[Line], pending: str | None) -> Iterator[tuple[Origin, str, Line | None]]:
+    yield Origin.PROMPT, prompt, None
+    for line in lines:
         yield Origin.TYPED, line.text, line
         if line.output:
             yield Origin.INTERPRETER, line.output, None
+    if pending is not None:
+        yield Origin.TYPED, pending, None

@@ -14,8 +14,10 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
 from repl_rl.view import report, write_report
 from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.examples import examples
-from repl_rl.view.report import duration, family_counts, render_report
+from repl_rl.view.facts import family_counts
+from repl_rl.view.report import render_report
 from repl_rl.view.run import read_run
+from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\udc80"

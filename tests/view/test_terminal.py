@@ -11,7 +11,7 @@ from rich.console import Console
 from repl_rl.errors import RunError
 from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import before_after_table, print_trajectory, view
-from repl_rl.view.terminal import signed
+from repl_rl.view.words import signed
 from tests.view.conftest import eval_row, failed_trajectory, make_trajectory, solved_trajectory
 
 

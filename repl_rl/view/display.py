@@ -1,0 +1,144 @@
+"""Trajectories and groups in a notebook's output cell: an HTML fragment, and plain text beside it.
+
+A fragment brings its styles with it, all of them under one class, and has no ids and no script: notebooks strip or
+mistrust these, and several outputs share one page. It follows the notebook's theme (JupyterLab, VS Code) and the
+browser's where there is none. Long text is folded in `<details>`; whatever the length, a fragment stays under about
+1.5 MB and says what it left out. All text goes through `visible` and the template's escaping.
+
+Not covered: where a front end strips styles (GitHub, an untrusted notebook), tables and marks are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from markupsafe import Markup
+
+from repl_rl.trajectory import Line, Trajectory
+from repl_rl.view.chips import stretches
+from repl_rl.view.excerpt import excerpt, short
+from repl_rl.view.jinja import environment
+from repl_rl.view.parts import NAME_CHARS, Part, session_parts, trajectory_parts
+from repl_rl.view.plain import TEXT_CHARS, group_text, solved_of, trajectory_text
+from repl_rl.view.tokens import TokenTexts, texts_fit
+from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, signed, status, total_reward
+
+TRANSCRIPT_BYTES = 700_000
+TOKENS_BYTES = 450_000
+GROUP_BYTES = 1_000_000
+GROUP_MEMBERS = 64
+_SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
+_UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
+_UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """A trajectory as the template draws it; `task` is empty where it stands elsewhere."""
+
+    verdict: str
+    mark: str
+    task: str
+    facts: tuple[tuple[str, str], ...]
+    parts: tuple[Part, ...]
+
+
+def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = None) -> str:
+    """The transcript with what each line was worth, how it ended, and its tokens.
+
+    `token_texts` (see `repl_rl.view.tokens.load_token_texts`) gives the tokens' texts; without it they are ids.
+    """
+    fitting = token_texts is not None and texts_fit(trajectory, token_texts)
+    return _render(
+        "trajectory",
+        card=_card(trajectory, trajectory_parts(trajectory, TRANSCRIPT_BYTES), short(trajectory.task_id, NAME_CHARS)),
+        tokens=stretches(trajectory, token_texts, TOKENS_BYTES),
+        texts_missing="" if fitting else _UNKNOWN if token_texts is None else _UNFIT,
+        sampled=trajectory.sampled_tokens,
+        size=len(trajectory.completion_ids),
+    )
+
+
+def group_html(group: Sequence[Trajectory]) -> str:
+    """How many were solved, a row for each rollout, and their transcripts side by side."""
+    kept = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
+    shown = [*kept.head, *kept.tail]
+    budget_bytes = GROUP_BYTES // max(1, len(shown))
+    return _render(
+        "group",
+        heading=solved_of(group),
+        tasks=_tasks(group),
+        siblings=[(number, _sibling(member, group, budget_bytes)) for number, member in shown],
+        left_out=kept.left_out,
+        summary_names=_SUMMARY,
+    )
+
+
+def transcript_html(prompt: str, lines: Sequence[Line], *, pending: str | None = None, note: str = "") -> str:
+    """A session in the making; `pending` is the typed line that runs now, `note` says what is going on."""
+    parts = session_parts(prompt, lines, pending, TRANSCRIPT_BYTES)
+    return _render("session", parts=parts, note=short(note, TEXT_CHARS))
+
+
+def bundle(thing: Trajectory | Sequence[Trajectory]) -> dict[str, str]:
+    """A trajectory or a group by MIME type, as notebooks ask for it."""
+    if isinstance(thing, Trajectory):
+        return {"text/plain": trajectory_text(thing), "text/html": trajectory_html(thing)}
+    return {"text/plain": group_text(thing), "text/html": group_html(thing)}
+
+
+def _render(macro: str, **values: Any) -> str:
+    module = _module()
+    content: Markup = getattr(module, macro)(**values)
+    html: Markup = module.root(content)  # type: ignore[attr-defined]
+    return str(html)
+
+
+@cache
+def _module() -> object:
+    return environment().get_template("display.html").module
+
+
+def _sibling(member: Trajectory, group: Sequence[Trajectory], budget_bytes: int) -> _Card:
+    """One of a group: the prompt that it shares with the others is folded, and the task is not said again."""
+    shares = all(other.task_id == member.task_id for other in group)
+    parts = trajectory_parts(member, budget_bytes, prompt_rows=0)
+    return _card(member, parts, "" if shares else short(member.task_id, NAME_CHARS))
+
+
+def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
+    verdict = status(trajectory)
+    return _Card(verdict, VERDICT_MARKS[verdict], task, tuple(_facts(trajectory).items()), tuple(parts))
+
+
+def _facts(trajectory: Trajectory) -> Mapping[str, str]:
+    """What the head says, by name; what isn't known is left out."""
+    faults = sum(line.kind in FAULTS for line in trajectory.lines)
+    masked = len(trajectory.completion_ids) - trajectory.sampled_tokens
+    reward, graded = total_reward(trajectory), trajectory.outcome_reward
+    facts = {
+        "stopped": trajectory.stop_reason.replace("_", " "),
+        "answer": None if trajectory.answer is None else short(", ".join(trajectory.answer), TEXT_CHARS),
+        "failure": None if trajectory.error is None else short(trajectory.error, TEXT_CHARS),
+        "graded": None if graded is None else f"{graded:g}",
+        "reward": None if reward is None else signed(reward),
+        "lines": f"{len(trajectory.lines):,}" + (f", ✗ {counted(faults, 'error')}" if faults else ""),
+        "tokens": f"{trajectory.sampled_tokens:,} typed, {masked:,} interpreter's",
+        "time": _time(trajectory),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def _time(trajectory: Trajectory) -> str:
+    parts = {"model": trajectory.engine_s, "interpreter": trajectory.kernel_s, "queue": trajectory.queue_s}
+    known = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05)
+    return duration(trajectory.duration_s) + (f" ({known})" if known else "")
+
+
+def _tasks(group: Sequence[Trajectory]) -> str:
+    """The group's task; several are only counted."""
+    tasks = {member.task_id for member in group}
+    return short(next(iter(tasks)), NAME_CHARS) if len(tasks) == 1 else counted(len(tasks), "task")

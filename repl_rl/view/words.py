@@ -1,0 +1,85 @@
+"""How numbers, times and verdicts are put into words, the same in the terminal, the report and a notebook.
+
+Pure: a value goes in, a short text comes out. What nobody has assigned is a dash. Nothing here is escaped: texts that a
+model or an interpreter wrote (an exception's name) still have to pass `visible` and the page's escaping.
+"""
+
+from __future__ import annotations
+
+from repl_rl.trajectory import Line, LineKind, Trajectory
+
+FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
+"""Kinds of a line that went wrong."""
+
+VERDICT_MARKS = {"solved": "✓", "not solved": "✗", "not graded": "·", "void": "·"}
+"""The mark before what `status` says, so that nobody has to tell verdicts apart by colour."""
+
+
+def solved(trajectory: Trajectory) -> bool:
+    return (trajectory.outcome_reward or 0.0) > 0
+
+
+def status(trajectory: Trajectory) -> str:
+    """How a trajectory did, in a word."""
+    if trajectory.error is not None or trajectory.is_void:
+        return "void"
+    if trajectory.outcome_reward is None:
+        return "not graded"
+    return "solved" if solved(trajectory) else "not solved"
+
+
+def kind(line: Line) -> str:
+    """What became of a line: `statement`, `exception: NameError`."""
+    name = line.kind.replace("_", " ")
+    return f"{name}: {line.error_name}" if line.error_name else name
+
+
+def signed(value: float | None) -> str:
+    """A reward or an advantage in two decimals; a dash where nobody has assigned one. Zero carries no sign."""
+    if value is None:
+        return "–"
+    return "0" if value == 0 else f"{value:+.2f}"
+
+
+def log_probability(value: float | None) -> str:
+    """A logprob in nats, in two decimals; a dash where there is none. What rounds to zero carries no sign."""
+    return "–" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
+
+
+def line_logprob(trajectory: Trajectory, line: Line) -> float:
+    """The log-probability of the whole line in nats: the sum over its tokens."""
+    return sum(trajectory.logprobs[line.start : line.end])
+
+
+def total_reward(trajectory: Trajectory) -> float | None:
+    """The sum of the lines' rewards before discounting; None where no line has been assigned one."""
+    rewards = [line.reward for line in trajectory.lines if line.reward is not None]
+    return sum(rewards) if rewards else None
+
+
+def percent(value: float | None) -> str:
+    """A share as `41.2%`; a dash for None."""
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def duration(seconds: float) -> str:
+    """`8.4 s`, `3 min 12 s` or `2 h 05 min`."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"{minutes} min {rest_s:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def milliseconds(seconds: float) -> str:
+    """The time of a line, as exact as it is worth reading."""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def counted(count: int, one: str, many: str = "") -> str:
+    """`1 line`, `1,204 lines`."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def one_line(text: str) -> str:
+    """`text` with its line breaks as a sign, for a place that has one row."""
+    return text.replace("\n", "⏎")

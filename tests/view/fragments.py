@@ -1,0 +1,59 @@
+"""HTML fragments as tests look at them: parsed by html.parser, which knows nothing of how they were made."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+HOSTILE = (
+    "</style></code></details><script>hit()</script><img src=x onerror=hit()><svg onload=hit()>"
+    "\" onfocus=hit() autofocus x='&lt;b&gt;{{ 7*7 }}${hit()}\x1b[31m\x9b2J\udc80\u202eevil\u2066\u200b\r\x00"
+)
+"""Breaks out of an element, an attribute, a style and a template, steers a terminal, hides, and encodes as nothing."""
+SHOWN = (
+    "</style></code></details><script>hit()</script><img src=x onerror=hit()><svg onload=hit()>"
+    "\" onfocus=hit() autofocus x='&lt;b&gt;{{ 7*7 }}${hit()}\\x1b[31m\\x9b2J\\udc80\\u202eevil\\u2066\\u200b\\r\\x00"
+)
+"""What a reader sees of it."""
+
+
+class Fragment(HTMLParser):
+    """Tags with their attributes, and the text outside styles: whole, and as rows of a table's cells."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self.style = "", ""
+        self.rows: list[list[str]] = []
+        self._inside: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("col", "br", "img"):
+            self._inside.append(tag)
+        self.text += " " if tag in ("td", "th", "dt", "dd", "div") else ""
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._inside.pop() == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._inside:
+            self.style += data
+            return
+        self.text += data
+        if "td" in self._inside or "th" in self._inside:
+            self.rows[-1][-1] += data
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.text.split())
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    def rows_of(self, css_class: str) -> list[dict[str, str | None]]:
+        return [row for row in self.named("tr") if css_class in (row.get("class") or "").split()]

@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from repl_rl.trajectory import Group, Line, LineKind, StopReason, ToolCall, Trajectory
+from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
+from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.fragments import HOSTILE, SHOWN, Fragment
+
+
+def hostile_trajectory() -> Trajectory:
+    typed = [
+        (f" # {HOSTILE}\n", LineKind.COMMENT, None, f"{HOSTILE}\n>>>"),
+        (" x\n", LineKind.EXCEPTION, HOSTILE, HOSTILE),
+    ]
+    made = make_trajectory(f"t-{HOSTILE}", HOSTILE, typed, answer=(HOSTILE,), grade=1.0)
+    calls = (ToolCall(HOSTILE, HOSTILE, 0.01),)
+    return replace(made, error=HOSTILE, lines=(replace(made.lines[0], calls=calls), made.lines[1]))
+
+
+def long_trajectory(lines: int = 10_000) -> Trajectory:
+    kinds = (LineKind.STATEMENT, LineKind.EXCEPTION)
+    names = (None, "ValueError")
+    typed = [(f" f({n})\n", kinds[n % 2], names[n % 2], f"<{n}>\n>>>") for n in range(lines)]
+    return make_trajectory("long", "q", typed, stop=StopReason.MAX_LINES)
+
+
+def test_rows_say_who_wrote_them_and_what_the_lines_were_worth() -> None:
+    page = Fragment(trajectory_html(failed_trajectory()))
+    names = ["who", "text", "line", "kind", "reward", "advantage", "logprob", "time"]
+    assert page.rows[:8] == [
+        names,
+        ["¶ prompt", "Python 3.11.7 on linux"],
+        ["¶ prompt", ">>> # What is the greatest common divisor of 12 and 18?"],
+        ["› typed", ">>> math.gcd(12, 18)", "1", "✗ exception: NameError", "-0.10", "-0.75", "-1.50", "4.2 ms"],
+        ["‹ interpreter", "Traceback (most recent call last):"],
+        ["‹ interpreter", '  File "<stdin>", line 1, in <module>'],
+        ["‹ interpreter", "NameError: name 'math' is not defined. Did you forget to import 'math'?"],
+        ["› typed", ">>> submit_final_answer(12)", "2", "answer", "0", "-0.75", "-1.50", "4.2 ms"],
+    ]
+
+
+def test_a_row_of_two_origins_tells_its_pieces_apart() -> None:
+    html = trajectory_html(failed_trajectory())
+    assert (
+        '<code><span class="interpreter">&gt;&gt;&gt;</span><span class="typed"> submit_final_answer(12)</span></code>'
+        in html
+    )
+
+
+def test_what_went_wrong_is_marked_down_to_its_traceback() -> None:
+    page = Fragment(trajectory_html(failed_trajectory()))
+    assert [row["class"] for row in page.rows_of("fault")] == [
+        "typed acted fault",
+        "interpreter fault",
+        "interpreter fault",
+        "interpreter fault",
+    ]
+    assert page.words.count("✗ exception: NameError") == 1
+
+
+def test_the_head_holds_verdict_task_and_totals() -> None:
+    made = replace(solved_trajectory(), engine_s=0.2, kernel_s=0.05)
+    words = Fragment(trajectory_html(made)).words
+    assert words.startswith(
+        "✓ solved task gcd-heldout-12-18 stopped answer answer 6 graded 1 reward +1.00 lines 7 "
+        "tokens 21 typed, 12 interpreter's time 0.3 s (model 0.2 s, interpreter 0.1 s)"
+    )
+    assert "lines 2, ✗ 1 error tokens" in Fragment(trajectory_html(failed_trajectory())).words
+
+
+def test_what_nobody_assigned_is_a_dash_and_an_aborted_one_says_why() -> None:
+    made = replace(failed_trajectory(credited=False), stop_reason=StopReason.ABORTED, error="the kernel went away")
+    page = Fragment(trajectory_html(made))
+    assert page.rows[3][4:6] == ["–", "–"]
+    assert page.words.startswith("· void task gcd-heldout-12-18 stopped aborted answer 12 failure the kernel went away")
+    assert " reward +" not in page.words
+
+
+def test_tools_that_a_line_called_stand_below_its_kind() -> None:
+    made = solved_trajectory()
+    calls = (ToolCall("search", None, 0.12), ToolCall("fetch", "KeyError", 0.003))
+    lines = (replace(made.lines[0], calls=calls), *made.lines[1:])
+    cells = Fragment(trajectory_html(replace(made, lines=lines))).rows[3]
+    assert cells[3] == "commentcalled search, 120 mscalled fetch ✗ KeyError, 3 ms"
+
+
+def test_two_lines_that_begin_in_one_row_have_a_row_of_numbers_each() -> None:
+    typed = [(" x = 1", LineKind.STATEMENT, None, ""), (" + 1\n", LineKind.SYNTAX_ERROR, "SyntaxError", "")]
+    page = Fragment(trajectory_html(make_trajectory("t", "q", typed)))
+    assert [row[1:4] for row in page.rows[3:5]] == [
+        [">>> x = 1 + 1", "1", "statement"],
+        ["on the same row", "2", "✗ syntax error: SyntaxError"],
+    ]
+
+
+def test_tokens_are_chips_with_number_shade_and_mask() -> None:
+    made = replace(make_trajectory("t", "q", [(" x\n", LineKind.EXPRESSION, None, "1\n>>>")]))
+    made = replace(made, logprobs=(-0.05, -0.5, -4.0, 0.0, 0.0))
+    page = Fragment(trajectory_html(made, token_texts=lambda ids: [[" ", "x", "\n", "1\n", ">>>"][i] for i in ids]))
+    assert page.rows[-2:] == [["› 1 typed", "␣ -0.05 x -0.50 ⏎ -4.00 "], ["‹  interpreter", "1⏎ >>> masked"]]
+    chips = [span for span in page.named("span") if (span.get("class") or "").startswith("c ")]
+    assert [chip["class"] for chip in chips] == ["c s0", "c s1", "c s4", "c s0", "c s0"]
+    assert [chip["title"] for chip in chips] == ["id 0", "id 1", "id 2", "id 3", "id 4"]
+    assert "tokens: 3 sampled, 2 masked" in page.words
+
+
+def test_without_texts_the_chips_show_ids_and_say_how_to_get_texts() -> None:
+    page = Fragment(trajectory_html(failed_trajectory()))
+    assert page.rows[-1] == ["› 2 typed", "5 -0.50 6 -0.50 7 -0.50 "]
+    assert "token_texts=load_token_texts(MODEL)" in page.words
+
+
+def test_texts_of_another_vocabulary_are_not_shown() -> None:
+    page = Fragment(trajectory_html(failed_trajectory(), token_texts=lambda ids: ["wrong"] * len(ids)))
+    assert "gives other texts than the lines have" in page.words
+    assert "wrong" not in page.words
+
+
+def test_hostile_text_stays_text_wherever_it_stands() -> None:
+    made = hostile_trajectory()
+    drawings = {
+        "trajectory": (trajectory_html(made, token_texts=lambda ids: [HOSTILE] * len(ids)), 6, 20),
+        "group": (group_html([made, replace(made, task_id=HOSTILE)]), 12, 22),
+        "session": (transcript_html(HOSTILE, made.lines, pending=HOSTILE, note=HOSTILE), 6, 9),
+    }
+    for name, (html, *counts) in drawings.items():
+        html.encode("utf-8")
+        page = Fragment(html)
+        allowed = {"article", "code", "col", "colgroup", "dd", "details", "div", "dl", "dt", "i", "p", "small", "span"}
+        allowed |= {"style", "summary", "table", "tbody", "td", "th", "thead", "tr"}
+        assert {tag for tag, _ in page.tags} <= allowed, name
+        known = {"aria-label", "aria-level", "class", "colspan", "dir", "lang", "role", "scope", "tabindex", "title"}
+        assert {attribute for _, attributes in page.tags for attribute in attributes} <= known, name
+        assert (page.text.count(SHOWN), page.text.count("<script>hit()")) == tuple(counts), name
+        assert "hit()" not in page.style
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202e\u2066\ud800-\udfff]", html), name
+
+
+def test_hostile_labels_stay_inside_their_attribute() -> None:
+    (article,) = Fragment(trajectory_html(hostile_trajectory())).named("article")
+    assert set(article) == {"aria-label"}
+    assert (article["aria-label"] or "").startswith("rollout of task t-</style></code>")
+
+
+def test_a_long_prompt_is_folded_and_a_short_one_is_not() -> None:
+    page = Fragment(trajectory_html(replace(solved_trajectory(), prompt="line\n" * 9 + ">>>")))
+    assert "the prompt, 9 rows" in page.words
+    assert len(page.named("details")) == 2
+    assert len(Fragment(trajectory_html(solved_trajectory())).named("details")) == 1
+
+
+def test_ten_thousand_lines_fit_and_what_is_missing_is_counted() -> None:
+    html = trajectory_html(long_trajectory())
+    assert 800_000 < len(html.encode()) < 1_500_000
+    page = Fragment(html)
+    typed = [row for row in page.rows if len(row) == 8 and row[0] == "› typed"]
+    numbers = [int(row[2]) for row in typed]
+    assert numbers[:3] == [1, 2, 3]
+    assert numbers[-1] == 10_000
+    assert numbers == sorted(set(numbers))
+    gap = re.search(r"… ([\d,]+) rows, lines ([\d,]+) to ([\d,]+), ✗ [\d,]+ errors left out here …", page.words)
+    assert gap is not None
+    first, last = (int(gap[index].replace(",", "")) for index in (2, 3))
+    assert numbers == [*range(1, first), *range(last + 1, 10_001)]
+    assert re.search(r"… [\d,]+ stretches of tokens left out here …", page.words)
+    assert len(numbers) > 800
+
+
+def test_one_enormous_row_is_cut_in_its_middle() -> None:
+    made = make_trajectory("t", "q", [(" x\n", LineKind.EXPRESSION, None, "<" * 3_000_000 + "\n>>>")])
+    html = trajectory_html(made)
+    assert len(html) < 100_000
+    assert "… 2,996,000 characters left out …" in Fragment(html).words
+
+
+def test_ten_thousand_lines_of_nothing_in_one_row_fit_too() -> None:
+    html = trajectory_html(make_trajectory("t", "q", [("", LineKind.BLANK, None, "")] * 10_000))
+    assert len(html) < 700_000
+    assert "… 9,980 lines left out …" in Fragment(html).words
+
+
+def test_a_group_has_a_heading_a_row_for_each_and_its_siblings() -> None:
+    page = Fragment(group_html([solved_trajectory(), failed_trajectory(), solved_trajectory()]))
+    assert page.words.startswith("2 of 3 solved gcd-heldout-12-18 rollout verdict stopped answer graded reward lines")
+    assert page.rows[1:3] == [
+        ["#1", "✓ solved", "answer", "6", "1", "+1.00", "7", "21 typed, 12 interpreter's", "0.3 s"],
+        ["#2", "✗ not solved", "answer", "12", "0", "-0.10", "2, ✗ 1 error", "6 typed, 2 interpreter's", "0.3 s"],
+    ]
+    labels = [article["aria-label"] for article in page.named("article")]
+    assert labels == [
+        "group of rollouts, 2 of 3 solved",
+        "rollout 1, solved",
+        "rollout 2, not solved",
+        "rollout 3, solved",
+    ]
+    assert page.words.count("the prompt, 2 rows") == 3
+    assert page.words.count("gcd-heldout-12-18") == 1
+
+
+def test_groups_of_several_tasks_of_none_and_of_too_many() -> None:
+    void = replace(solved_trajectory("b"), stop_reason=StopReason.UNFINISHED)
+    page = Fragment(group_html([solved_trajectory("a"), void]))
+    assert page.words.startswith("2 of 2 solved, 1 void 2 tasks")
+    assert "#2 · void task b" in page.words
+    assert Fragment(group_html([])).words.startswith("0 of 0 solved")
+    many = group_html([long_trajectory(300)] * 200)
+    assert len(many) < 1_500_000
+    assert "… 136 rollouts in the middle left out …" in Fragment(many).words
+    assert "#200" in Fragment(many).words
+
+
+def test_a_session_in_the_making_shows_the_line_that_runs() -> None:
+    made = failed_trajectory()
+    page = Fragment(transcript_html(made.prompt, made.lines[:1], pending=" x = 1\n", note="line 2 runs"))
+    assert page.words.startswith("line 2 runs who text")
+    assert page.rows[3][2:] == ["1", "✗ exception: NameError", "-0.10", "-0.75", "–", "4.2 ms"]
+    assert page.rows[-1] == ["› typed", ">>> x = 1", "", "running …"]
+    assert len(page.rows_of("pending")) == 1
+    assert Fragment(transcript_html(">>>", ())).rows[-1] == ["¶ prompt", ">>>"]
+    assert not Fragment(transcript_html(">>>", ())).rows_of("pending")
+
+
+def test_styles_stay_inside_and_nothing_has_an_id() -> None:
+    page = Fragment(trajectory_html(solved_trajectory()))
+    rules = re.sub(r"@media[^{]*\{(.*?\})\s*\}", r"\1", page.style, flags=re.DOTALL)
+    assert rules.count("{") == page.style.count("{") - 1
+    depth, selector, outermost = 0, "", []
+    for character in rules:
+        if character == "{" and depth == 0:
+            outermost.append(selector.strip())
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        selector = "" if character in "{}" else selector + character
+    assert len(outermost) == 5
+    assert all(selector.split()[-1].startswith(".repl-rl") for selector in outermost), outermost
+    assert not [attributes for _, attributes in page.tags if "id" in attributes or "style" in attributes]
+
+
+def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
+    assert bundle(failed_trajectory())["text/plain"] == (
+        "✗ not solved  task gcd-heldout-12-18\n"
+        "¶ Python 3.11.7 on linux\n"
+        "¶ >>> # What is the greatest common divisor of 12 and 18?\n"
+        "› >>> math.gcd(12, 18)    [✗ exception: NameError]\n"
+        "‹ Traceback (most recent call last):\n"
+        '‹   File "<stdin>", line 1, in <module>\n'
+        "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?\n"
+        "› >>> submit_final_answer(12)\n"
+        "stopped: answer  answer: 12  reward -0.10  2 lines, 6 tokens, 0.3 s"
+    )
+
+
+def test_plain_text_is_capped_and_safe() -> None:
+    text = bundle(long_trajectory())["text/plain"]
+    assert len(text) < 150_000
+    assert re.search(r"\n  … [\d,]+ rows, lines [\d,]+ to [\d,]+, ✗ [\d,]+ errors left out …\n", text)
+    assert text.endswith("10,000 lines, 30,000 tokens, 0.3 s")
+    hostile = bundle(replace(hostile_trajectory(), task_id="a\n¶ forged", error="b\n¶ forged"))["text/plain"]
+    hostile.encode("utf-8")
+    assert SHOWN in hostile
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", hostile)
+    assert "\n¶ forged" not in hostile
+    many = bundle(Group([long_trajectory(300)] * 40))["text/plain"]
+    assert many.startswith("0 of 40 solved, 40 not graded\n\n")
+    assert "… 24 rollouts left out …" in many
+    assert len(many) < 200_000
+
+
+@pytest.mark.parametrize("made", [solved_trajectory(), Group([solved_trajectory(), failed_trajectory()])])
+def test_jupyter_finds_its_methods(made: Trajectory | Group) -> None:
+    html = trajectory_html(made) if isinstance(made, Trajectory) else group_html(made)
+    assert made._repr_html_() == html
+    assert made._repr_mimebundle_() == {"text/html": html, "text/plain": bundle(made)["text/plain"]}
+
+
+def test_a_trajectory_of_nothing_is_drawn() -> None:
+    empty = Trajectory("a", "", (1,), (), (), (), StopReason.ABORTED, error="no kernel")
+    assert "· void task a stopped aborted failure no kernel lines 0" in Fragment(trajectory_html(empty)).words
+    assert bundle(empty)["text/plain"].startswith("· void  task a\nstopped: aborted  failure: no kernel")
+
+
+def test_a_number_that_is_none_is_drawn() -> None:
+    line = Line(0, 1, " x\n", LineKind.STATEMENT, reward=float("nan"), advantage=float("inf"))
+    broken = Trajectory("a", ">>>", (1,), (5,), (True,), (float("-inf"),), StopReason.EOS, (line,))
+    assert Fragment(trajectory_html(broken)).rows[1][4:7] == ["+nan", "+inf", "-inf"]
