@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, bench, doctor, nano. Errors of ours are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. Our errors are one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,12 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
-from repl_rl.engine.environment import quiet_libraries
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
+from repl_rl.quiet import quiet
+from repl_rl.replay import command as replay
 from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.view import command as viewing
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _find_modules_here()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
-        _quiet()
+        quiet()
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -82,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     compared = "solve rates on held-out problems, of one model or of several beside each other"
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
-    view = commands.add_parser("view", help="look at a run folder or a file of rollouts")
-    view.add_argument("run", type=Path)
-    view.set_defaults(command=_view)
+    viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
+
+    replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
@@ -121,6 +122,11 @@ def _parser() -> argparse.ArgumentParser:
     conventions.add_argument("--minutes", type=float, metavar="M", help="of training, for each (default: 1.4)")
     conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
     conventions.set_defaults(command=_bench_conventions)
+
+    viewer = measured.add_parser("view", help="the run viewer on a large run")
+    viewer.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    viewer.add_argument("--trajectories", type=int, metavar="N", help="in the run (default: 100000)")
+    viewer.set_defaults(command=_bench_view)
 
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
@@ -239,13 +245,6 @@ def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
     return load_tasks(config.tasks, "heldout", 0, options.n)
 
 
-def _view(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.view import view
-
-    view(options.run, console)
-    return 0
-
-
 def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
     import asyncio
 
@@ -280,6 +279,14 @@ def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
 
     report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
     console.print(conventions.table(report))
+    return _write_figures(options, report)
+
+
+def _bench_view(options: argparse.Namespace, console: Console) -> int:
+    from repl_rl.bench import view
+
+    report = view.measure(_plan(options, view.Plan()), _dim(console))
+    console.print(view.table(report))
     return _write_figures(options, report)
 
 
@@ -322,12 +329,6 @@ def _find_modules_here() -> None:
     """What a config names by import path may lie in the working directory, behind everything that is installed."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-
-
-def _quiet() -> None:
-    """Keep the screen to the run itself; `--verbose` shows everything."""
-    warnings.simplefilter("ignore")
-    quiet_libraries()
 
 
 if __name__ == "__main__":

@@ -242,6 +242,10 @@ class Group(list[Trajectory]):
         bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
         return bundle
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's own printer of lists would go before the bundle; this goes before that one."""
+        printer.text(self._repr_mimebundle_()["text/plain"])
+
 
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
     """The mask that lines in order amount to; None where they overlap, run backwards or go beyond the end."""

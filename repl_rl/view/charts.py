@@ -34,6 +34,7 @@ _KIND_COLOURS = {
     LineKind.TIMEOUT: "#a05fa8",
     LineKind.KILLED: "#6b4a52",
 }
+_RIGHT = {"overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
 _SMOOTHED_FROM = 20
 """A curve of fewer steps is drawn as it is."""
 
@@ -52,7 +53,18 @@ class Chart:
 
 def charts(run: Run) -> list[Chart]:
     """The charts that this run has numbers for, in the order of the report."""
-    makers: tuple[Callable[[Run], Chart | None], ...] = (_learning, _families, _kinds, _errors, _rewards, _lengths)
+    makers: tuple[Callable[[Run], Chart | None], ...] = (
+        _learning,
+        _families,
+        _kinds,
+        _errors,
+        _rewards,
+        _lengths,
+        _entropy,
+        _kl,
+        _latency,
+        _speed,
+    )
     return [chart for make in makers if (chart := make(run)) is not None]
 
 
@@ -91,7 +103,7 @@ def _with_average(curve: Trace | None) -> list[Trace | None]:
         return [curve]
     width = len(curve["y"]) // 10 + 1
     average = curve | {"y": moving_average(curve["y"], width), "name": f"mean of {width} steps"}
-    faint = curve | {"opacity": 0.55, "line": {"color": BLUE, "width": 1}}
+    faint = curve | {"opacity": 0.55, "line": {**curve["line"], "width": 1}}
     return [faint, average]
 
 
@@ -175,12 +187,56 @@ def _lengths(run: Run) -> Chart | None:
     if tokens is not None and lines is not None:
         tokens["yaxis"] = "y2"
         tokens["line"] = {"color": AMBER, "width": 2, "dash": "dash"}
-        right = {"overlaying": "y", "side": "right", "showgrid": False, "rangemode": "tozero", "tickmode": "auto"}
-        layout["yaxis2"] = {"title": {"text": "tokens"}, **right}
+        layout["yaxis2"] = {**_from_zero("tokens"), **_RIGHT}
     elif tokens is not None:
         layout["yaxis"]["title"] = {"text": "tokens"}
     caption = "What the model typed in one trajectory, on average: lines on the left scale, tokens on the right one."
     return _chart("lengths", "Length of a trajectory", caption, [lines, tokens], layout)
+
+
+def _entropy(run: Run) -> Chart | None:
+    curve = _series(run.train, "entropy", "entropy", VIOLET)
+    caption = "Mean entropy of the policy over the tokens that it typed: what falls to zero explores no more."
+    return _chart("entropy", "Entropy", caption, _with_average(curve), {"yaxis": _from_zero("nats per token")})
+
+
+def _kl(run: Run) -> Chart | None:
+    traces = [
+        _series(run.train, "kl", "from the reference model", RED),
+        _series(run.train, "sampling/sampling_logp_difference/mean", "sampler and trainer, mean |Δ logprob|", GREY),
+    ]
+    caption = (
+        "How far the policy is from the model that it began with (where `train.beta` is above zero), and how far apart "
+        "the sampler's and the trainer's probabilities of one token are."
+    )
+    layout = {"yaxis": {"title": {"text": "nats per token"}, "exponentformat": "e"}}
+    return _chart("kl", "KL divergence and drift", caption, traces, layout)
+
+
+def _latency(run: Run) -> Chart | None:
+    median = _series(run.train, "kernel_ms_p50", "a line in the interpreter, median", BLUE)
+    slowest = _series(run.train, "kernel_ms_p99", "99th percentile", AMBER)
+    whole = _series(run.train, "step_time", "a whole step", GREY)
+    for trace in (median, slowest):
+        if trace is not None:
+            trace["hovertemplate"] = "%{y:.3g} ms"
+    layout: dict[str, Any] = {"yaxis": {"title": {"text": "ms"}, "type": "log"}}
+    if whole is not None:
+        whole["hovertemplate"] = "%{y:.3g} s"
+        whole["line"] = {"color": GREY, "width": 2, "dash": "dash"}
+        if median is not None or slowest is not None:
+            whole["yaxis"] = "y2"
+            layout["yaxis2"] = {**_from_zero("s"), **_RIGHT}
+        else:
+            layout["yaxis"] = _from_zero("s")
+    caption = "How long the interpreter took over a line, on the left scale, and a whole step, on the right one."
+    return _chart("latency", "Latency", caption, [median, slowest, whole], layout)
+
+
+def _speed(run: Run) -> Chart | None:
+    curve = _series(run.train, "tokens_per_s", "sampled", GREEN)
+    layout = {"yaxis": {**_from_zero("tokens/s"), "tickformat": ",.0f"}}
+    return _chart("speed", "Throughput", "Tokens sampled per second of rollout.", _with_average(curve), layout)
 
 
 def _series(rows: Sequence[Row], key: str, name: str, colour: str) -> Trace | None:
@@ -196,6 +252,10 @@ def _series(rows: Sequence[Row], key: str, name: str, colour: str) -> Trace | No
         "line": {"color": colour, "width": 2.25},
         "marker": {"color": colour},
     }
+
+
+def _from_zero(title: str) -> dict[str, Any]:
+    return {"title": {"text": title}, "rangemode": "tozero"}
 
 
 def _percent(title: str) -> dict[str, Any]:

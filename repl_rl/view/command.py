@@ -1,17 +1,63 @@
-"""What `repl-rl view` does: a run folder becomes a report, a file of rollouts is printed."""
+"""What `repl-rl view` does: a run opens in the viewer, a file of rollouts is printed; both go into one HTML file.
+
+    view RUN                    the summary, a fresh report.html, then the viewer, until Ctrl-C
+    view RUN --summary          without the viewer
+    view RUN --export [FILE]    the viewer as one file, by default RUN/viewer.html
+    view FILE.jsonl             its trajectories in the terminal; with --serve or --export as above
+
+A browser is opened only from a terminal, and only where there is a screen to open it on.
+"""
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import os
+import sys
+import webbrowser
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.errors import RunError
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.view.facts import summary
 from repl_rl.view.report import write_report
-from repl_rl.view.run import Run, number, read_run, read_trajectories
+from repl_rl.view.run import Run, read_run, read_trajectories
 from repl_rl.view.screen import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory
+
+_BESIDE = Path()
+"""`--export` without a name."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `repl-rl view`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a .jsonl file of rollouts")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--summary", action="store_true", help="print the summary and write report.html, serve nothing")
+    what.add_argument("--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway")
+    what.add_argument(
+        "--export", type=Path, nargs="?", const=_BESIDE, metavar="FILE", help="write the viewer as one HTML file"
+    )
+    parser.add_argument("--most", type=int, metavar="N", help="trajectories in an export (default: what 25 MB hold)")
+    parser.add_argument("--port", type=int, default=0, help="of the viewer on 127.0.0.1 (default: a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address, open nothing")
+    parser.set_defaults(command=command)
+
+
+def command(options: argparse.Namespace, console: Console) -> int:
+    """Entry point; the exit code."""
+    target: Path = options.run
+    if options.most is not None and (options.export is None or options.most < 1):
+        raise ConfigError(f"--most {options.most}: it takes a number from 1 on, and goes with --export")
+    if options.export is not None:
+        _export(target, options.export, options.most, console)
+    elif options.serve or (target.is_dir() and not options.summary):
+        _serve(target, options.port, not options.no_browser, console)
+    else:
+        view(target, console)
+    return 0
 
 
 def view(target: Path, console: Console) -> None:
@@ -19,42 +65,77 @@ def view(target: Path, console: Console) -> None:
 
     Raises RunError if `target` is neither.
     """
+    _require(target)
     if target.is_dir():
-        _view_run(target, console)
-    elif target.is_file():
-        _view_file(target, console)
+        _print_summary(read_run(target), console)
+        _say(console, f"report: {write_report(target)}", style="bold")
     else:
+        _print_file(target, console)
+
+
+def _require(target: Path) -> None:
+    if not target.exists():
         raise RunError(f"nothing to view at {target}: give a run folder or a .jsonl file of rollouts")
 
 
-def _view_run(folder: Path, console: Console) -> None:
-    run = read_run(folder)
-    report = write_report(folder)
+def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
+    _require(target)
+    from repl_rl.view.viewer.follower import Follower
+    from repl_rl.view.viewer.source import Source
+
+    source = Source(target)
+    with Follower(source.target, source.index) as follower:  # at work while the server's modules load
+        from repl_rl.view.viewer.server import serve
+
+        if target.is_dir():
+            _print_summary(read_run(target, with_rollouts=False), console)
+
+        def ready(address: str) -> None:
+            _say(console, f"viewer: {address}", style="bold")
+            _say(console, "Ctrl-C ends it")
+            run_later = asyncio.get_running_loop().run_in_executor
+            if browser and console.is_terminal and _has_screen():
+                run_later(None, webbrowser.open, address)
+            if target.is_dir():
+                run_later(None, _refresh_report, target, console)
+
+        asyncio.run(serve(source, follower.poke, port, ready))
+
+
+def _has_screen() -> bool:
+    """Whether a browser would get a window: one for terminals would take this one."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+
+
+def _refresh_report(folder: Path, console: Console) -> None:
+    try:
+        _say(console, f"report: {write_report(folder)}")
+    except (OSError, RunError) as error:
+        _say(console, f"note: the report is not written: {error}", style="yellow")
+
+
+def _export(target: Path, file: Path, most: int | None, console: Console) -> None:
+    _require(target)
+    from repl_rl.view.viewer.export import export
+    from repl_rl.view.viewer.source import Source
+
+    if file == _BESIDE:
+        file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
+    written = export(Source(target), file, most)
+    size_mb = written.path.stat().st_size / 1e6
+    _say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
+
+
+def _print_summary(run: Run, console: Console) -> None:
     for sentence in summary(run):
         _say(console, sentence)
     if run.before is not None and run.after is not None:
         console.print(before_after_table(run.before, run.after))
     for note in run.notes:
         _say(console, f"note: {note}", style="yellow")
-    _say(console, f"report: {report}", style="bold")
 
 
-def summary(run: Run) -> list[str]:
-    """The run in one or two sentences of plain text."""
-    model = run.setting("model.path")
-    steps = f"{int(run.train[-1]['step'])} steps" if run.train else "no training step yet"
-    sentences = [f"{run.path.name}: " + (steps if model is None else f"{steps} on {model}")]
-    row = run.after or run.before
-    rate = None if row is None else number(row, "solve_rate")
-    if row is not None and rate is not None:
-        when = "after training" if run.after is not None else "before training"
-        problems = row.get("problems")
-        of = f" of {problems} held-out problems" if isinstance(problems, int) else " of the held-out problems"
-        sentences.append(f"{rate:.1%}{of} solved {when}")
-    return sentences
-
-
-def _view_file(path: Path, console: Console) -> None:
+def _print_file(path: Path, console: Console) -> None:
     trajectories, note = read_trajectories(path)
     if note is not None and not trajectories:
         raise RunError(f"{path} holds no trajectory that can be read: {note}")

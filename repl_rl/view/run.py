@@ -79,8 +79,10 @@ def number(row: Row, key: str) -> float | None:
     return float(value) if abs(value) < float("inf") else None
 
 
-def read_run(path: Path) -> Run:
-    """Read the run folder at `path`. Raises RunError if it is none, saying what a run holds."""
+def read_run(path: Path, with_rollouts: bool = True) -> Run:
+    """Read the run folder at `path`; its trajectories only if asked for. Raises RunError if it is no run, saying what a
+    run holds.
+    """
     _require_run(path)
     notes: list[str] = []
     rows = list(_read_rows(path / "metrics.jsonl", notes))
@@ -89,8 +91,8 @@ def read_run(path: Path) -> Run:
         config=_read_config(path / "config.yaml", notes),
         train=_one_per_step(row for row in rows if row["kind"] == "train"),
         evals=_one_per_step(row for row in rows if row["kind"] == "eval"),
-        rollouts=_first_and_last(path / "rollouts", notes),
-        evaluations=_first_and_last(path / "eval", notes),
+        rollouts=_first_and_last(path / "rollouts", notes) if with_rollouts else (),
+        evaluations=_first_and_last(path / "eval", notes) if with_rollouts else (),
         notes=tuple(notes),
     )
 
@@ -110,6 +112,8 @@ def _require_run(path: Path) -> None:
     if not path.is_dir():
         raise RunError(f"no run folder {path}: " + ("it is a file" if path.exists() else "nothing is there"))
     if any((path / name).is_file() for name in ("config.yaml", "metrics.jsonl")):
+        return
+    if any(any((path / name).glob("step_*.jsonl")) for name in ("rollouts", "eval")):
         return
     inside = sorted(child.parent.name for child in path.glob("*/metrics.jsonl"))
     hint = f"; it holds runs, name one of them: {', '.join(inside)}" if inside else ""

@@ -14,7 +14,8 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
 from repl_rl.view import report, write_report
 from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.examples import examples
-from repl_rl.view.report import family_counts, render_report
+from repl_rl.view.facts import family_counts
+from repl_rl.view.report import render_report
 from repl_rl.view.run import read_run
 from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
@@ -171,7 +172,7 @@ def test_aborted_and_ungraded_trajectories_are_told_apart(run_folder: Path) -> N
 
 def test_charts_are_those_that_there_are_numbers_for(run_folder: Path) -> None:
     drawn = {chart.id: chart for chart in charts(read_run(run_folder))}
-    assert list(drawn) == ["learning", "families", "kinds", "errors", "rewards", "lengths"]
+    assert list(drawn) == [*("learning", "families", "kinds", "errors", "rewards", "lengths", "latency", "speed")]
     assert [trace["name"] for trace in drawn["learning"].data] == ["training batch", "mean of 3 steps", "held-out"]
     assert drawn["learning"].data[-1]["x"] == [0, STEPS]
     assert [trace["name"] for trace in drawn["rewards"].data] == ["total", "outcome", "table"]
@@ -180,6 +181,30 @@ def test_charts_are_those_that_there_are_numbers_for(run_folder: Path) -> None:
     assert "timeout" not in kinds
     write_metrics(run_folder, [{"kind": "train", "step": 1, "solve_rate": 0.5, "reward": float("nan")}])
     assert [chart.id for chart in charts(read_run(run_folder))] == ["learning"]
+
+
+def test_charts_of_the_machine_s_side(run_folder: Path) -> None:
+    rows = [
+        {**train_row(step), "entropy": 0.5 / step, "kl": 0.01 * step, "step_time": 5.0 + step}
+        | {"sampling/sampling_logp_difference/mean": 1e-6}
+        for step in (1, 2)
+    ]
+    write_metrics(run_folder, rows)
+    drawn = {chart.id: chart for chart in charts(read_run(run_folder))}
+    assert list(drawn)[-4:] == ["entropy", "kl", "latency", "speed"]
+    assert [trace["y"] for trace in drawn["entropy"].data] == [[0.5, 0.25]]
+    assert [trace["y"] for trace in drawn["kl"].data] == [[0.01, 0.02], [1e-6, 1e-6]]
+    median, slowest, step = drawn["latency"].data
+    assert (median["y"], slowest["y"], step["y"]) == ([4.1, 4.1], [38.2, 38.2], [6.0, 7.0])
+    assert ("yaxis" in median, step["yaxis"], drawn["latency"].layout["yaxis2"]["side"]) == (False, "y2", "right")
+    assert [trace["y"] for trace in drawn["speed"].data] == [[1412.0, 1412.0]]
+
+
+def test_latency_of_steps_alone_needs_one_scale(run_folder: Path) -> None:
+    write_metrics(run_folder, [{"kind": "train", "step": 1, "step_time": 5.0}])
+    (chart,) = charts(read_run(run_folder))
+    assert (chart.id, chart.layout["yaxis"]["title"]["text"]) == ("latency", "s")
+    assert "yaxis" not in chart.data[0]
 
 
 def test_a_gap_in_a_series_stays_a_gap_and_leaves_its_mean_alone() -> None:

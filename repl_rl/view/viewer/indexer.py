@@ -1,0 +1,269 @@
+"""Brings the index of a run up to date with its files, newest and oldest steps first.
+
+    python -m repl_rl.view.viewer.indexer RUN INDEX
+
+is what a viewer runs beside itself: it looks at the files once, and again for every byte on its standard input, until
+that ends. A file that grew is read on from where it was left, one that is other than before is forgotten and read
+again, one that is gone is forgotten. A last line without its end waits until it is complete. Lines that are no
+trajectories are counted and keep their number.
+
+Of several indexers of one run, one works while the others pass (a lock file); it commits as it goes, so that a reader
+sees the first trajectories at once, and whoever comes after a kill goes on from the last commit.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from repl_rl.view.screen import visible
+from repl_rl.view.viewer.columns import columns, error_names
+from repl_rl.view.viewer.database import discard, key, keys, opened
+from repl_rl.view.viewer.files import StepFile, step_files
+from repl_rl.view.viewer.naming import question_of
+from repl_rl.view.viewer.record import Record, read_record
+
+_COMMIT_AFTER_S = 0.25
+_TAIL_BYTES = 4096
+_INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
+
+
+@contextmanager
+def lock(index: Path, wait: bool) -> Iterator[bool]:
+    """Whether this process may write; with `wait`, after everybody else. The system frees it however a process ends."""
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with (index.parent / "lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def update(target: Path, index: Path, wait: bool = True) -> bool:
+    """Bring the index up to date; False if somebody else is at it and `wait` is not given. A damaged one is redone."""
+    with lock(index, wait) as is_ours:
+        if is_ours:
+            try:
+                _update(target, index)
+            except sqlite3.DatabaseError as error:
+                if isinstance(error, sqlite3.OperationalError) and "disk i/o" not in str(error).lower():
+                    raise
+                discard(index)
+                _update(target, index)
+        return is_ours
+
+
+def _update(target: Path, index: Path) -> None:
+    files = step_files(target)
+    with opened(index) as connection:
+        known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
+        names = {_name(target, file): file for file in files}
+        with _committed(connection) as changed:
+            changed += [_forget(connection, row) for name, row in known.items() if name not in names]
+            changed += [_expect(connection, known.get(name), name, file) for name, file in names.items()]
+            changed.append(_first_scan(connection))
+        for name, file in names.items():
+            row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
+            if not row["done"]:
+                _index_file(connection, row, file)
+
+
+def _name(target: Path, file: StepFile) -> str:
+    relative = file.path.relative_to(target) if target.is_dir() else Path(file.path.name)
+    return visible(str(relative))
+
+
+@contextmanager
+def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
+    """One transaction; the revision goes up if any of what is put into the list is true."""
+    changed: list[bool] = []
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield changed
+        if any(changed):
+            connection.execute("UPDATE state SET value = value + 1 WHERE key = 'revision'")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _first_scan(connection: sqlite3.Connection) -> bool:
+    return connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0").rowcount > 0
+
+
+def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
+    """Drop what is known of a file's trajectories, and with `whole` the file too."""
+    span = keys(file["split"], file["step"])
+    connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
+    connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
+    if whole:
+        connection.execute("DELETE FROM file WHERE id = ?", (file["id"],))
+    return True
+
+
+def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile) -> bool:
+    """Note what a file is now, and that it is to be read if it is other than before; True if it is."""
+    if row is None:
+        connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
+        return True
+    if (row["size"], row["mtime_ns"], row["inode"]) == (file.size, file.mtime_ns, file.inode):
+        return False
+    if not _has_grown(row, file):
+        _forget(connection, row, whole=False)
+        connection.execute(
+            "UPDATE file SET indexed = 0, tail = 0, records = 0, unreadable = 0, reason = NULL WHERE id = ?",
+            (row["id"],),
+        )
+    connection.execute("UPDATE file SET done = 0 WHERE id = ?", (row["id"],))
+    return True
+
+
+def _has_grown(row: sqlite3.Row, file: StepFile) -> bool:
+    """Whether what was indexed still stands in front of what is new."""
+    if file.inode != row["inode"] or file.size < row["indexed"]:
+        return False
+    try:
+        with file.path.open("rb") as opened_file:
+            return _tail_of(opened_file, row["indexed"]) == int(row["tail"])
+    except OSError:
+        return False
+
+
+def _tail_of(file: Any, end: int) -> int:
+    file.seek(max(0, end - _TAIL_BYTES))
+    return zlib.crc32(file.read(min(end, _TAIL_BYTES)))
+
+
+def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile) -> None:
+    try:
+        with file.path.open("rb") as source:
+            _index_lines(connection, row, file, source)
+    except OSError as error:
+        with _committed(connection) as changed:
+            reason = f"it can't be read: {error.strerror}"
+            connection.execute("UPDATE file SET reason = ?, done = 1 WHERE id = ?", (reason, row["id"]))
+            changed.append(True)
+
+
+def _index_lines(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, source: Any) -> None:
+    source.seek(row["indexed"])
+    progress = Progress(row["id"], row["indexed"], row["records"], row["unreadable"], row["reason"])
+    lines = progress.complete_lines(source)
+    is_done = False
+    while not is_done:
+        with _committed(connection) as changed:
+            is_done = _index_some(connection, progress, file, lines)
+            size = file.size if is_done else -1
+            tail = _tail_of(source, progress.indexed)
+            source.seek(progress.read_to)
+            connection.execute(
+                "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
+                "unreadable = ?, reason = ?, done = ? WHERE id = ?",
+                (size, file.mtime_ns, file.inode, progress.indexed, tail, *progress.found(), is_done, row["id"]),
+            )
+            changed.append(True)
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a file has been read: `indexed` bytes are in the index, `read_to` is where the next line begins."""
+
+    file: int
+    indexed: int
+    records: int
+    unreadable: int
+    reason: str | None
+    read_to: int = 0
+
+    def found(self) -> tuple[int, int, str | None]:
+        return self.records, self.unreadable, self.reason
+
+    def complete_lines(self, source: Any) -> Iterator[tuple[int, bytes]]:
+        """Where each line begins, and its bytes; blank ones are passed over, a last one without its end is kept back
+        unless it is whole as it stands."""
+        self.read_to = self.indexed
+        while line := source.readline():
+            start = self.read_to
+            if not line.endswith(b"\n") and not _is_whole(line):
+                return
+            self.read_to += len(line)
+            if line.strip():
+                yield start, line
+            self.indexed = self.read_to
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _index_some(
+    connection: sqlite3.Connection, progress: Progress, file: StepFile, lines: Iterator[tuple[int, bytes]]
+) -> bool:
+    """Read for a quarter of a second, or to the end; True at the end."""
+    until_s = time.monotonic() + _COMMIT_AFTER_S
+    for start, line in lines:
+        try:
+            record = read_record(line)
+        except ValueError as error:
+            progress.unreadable += 1
+            progress.reason = progress.reason or visible(f"trajectory {progress.records}: {error}"[:300])
+        else:
+            _insert(connection, progress, file, start, len(line), record)
+        progress.records += 1
+        progress.indexed = start + len(line)
+        if time.monotonic() > until_s:
+            return False
+    return True
+
+
+def _insert(
+    connection: sqlite3.Connection, progress: Progress, file: StepFile, start: int, length: int, record: Record
+) -> None:
+    trajectory = record.trajectory
+    question = visible(question_of(trajectory.prompt))
+    digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
+    connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
+    row = key(file.split, file.step, progress.records)
+    place = (file.split, file.step, progress.records, start, length)
+    connection.execute(_INSERT, (row, *place, *columns(record), digest))
+    connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, row) for name in error_names(trajectory)))
+
+
+def pokes(descriptor: int) -> Iterator[bytes]:
+    """What comes through a pipe, until its other end is closed."""
+    while received := os.read(descriptor, 65536):
+        yield received
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Follow a run until standard input ends. What goes wrong is said, and tried again with the next byte."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    target, index = map(Path, arguments)
+    for _ in chain([b""], pokes(0)):
+        try:
+            update(target, index, wait=False)
+        except (sqlite3.Error, OSError) as error:
+            print(f"repl-rl view: the index {index} can't be brought up to date: {error}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

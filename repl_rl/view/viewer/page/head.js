@@ -1,0 +1,47 @@
+// The head of the page: what run this is, what is wrong with its files, and whether it still moves.
+(() => {
+  "use strict";
+  const view = window.ReplView;
+  const { h, fill, at } = view;
+  const FEW = 3;
+
+  const listed = (notes) => h("ul", { class: "notes" }, notes.map((note) => h("li", {}, note)));
+
+  const notes = (sentences) => {
+    if (sentences.length <= FEW) return sentences.length ? [listed(sentences)] : [];
+    const rest = sentences.slice(FEW);
+    return [listed(sentences.slice(0, FEW)),
+      h("details", { class: "more" }, h("summary", {}, `${view.count(rest.length, "more note", "more notes")} on the files`), listed(rest))];
+  };
+
+  const reading = ({ trajectories, files_done, files, complete }) =>
+    complete ? "" : ` · reading ${files_done} of ${view.count(files, "file", "files")}, ${view.count(trajectories, "trajectory", "trajectories")} so far`;
+
+  const ended = (sentence) => (/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
+
+  // Said again only when it changed, or a screen reader would hear it every two seconds.
+  const say = (text, kind) => {
+    const live = at("live");
+    if (live.textContent !== view.visible(text)) fill(live, text);
+    live.className = `live ${kind}`;
+  };
+
+  let shown = "";
+  view.head = {
+    draw: (run) => {
+      const text = JSON.stringify([run.name, run.summary, run.facts, run.notes]);
+      if (text === shown) return;
+      shown = text;
+      document.title = view.visible(`${run.name} · repl_rl`);
+      fill(at("name"), run.name);
+      fill(at("summary"), run.summary.map(ended).join(" "));
+      fill(at("facts"), run.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+      fill(at("notes"), notes(run.notes));
+    },
+    live: (run, embedded) => {
+      if (embedded) return say("exported file, does not change", "still");
+      return say((run.live ? "running, follows as it writes" : "not running") + reading(run.index), run.live ? "moving" : "still");
+    },
+    lost: (message, wait_s) => say(`${message}; trying again every ${wait_s} s`, "lost"),
+  };
+})();

@@ -1,0 +1,258 @@
+"""Questions to the index: the rows of a table, those of a group or of a task, and what there is to choose from.
+
+What comes from outside is checked against lists of names, or travels as a bound value; nothing of it becomes SQL.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from repl_rl.errors import ConfigError
+from repl_rl.view.viewer.database import SPLITS, key, keys
+
+MOST_ROWS = 1000
+_DEFAULT_ROWS = 100
+_MOST_OF_TASK = 200
+_STAYS_AFTER_S = 10.0
+"""A last line without its end is no longer in the writing once its file has been left alone for this long."""
+_SORTS = {
+    "step": "step",
+    "task_id": "task_id",
+    "status": "status",
+    "reward": "reward",
+    "outcome": "outcome",
+    "lines": "lines",
+    "tokens": "tokens",
+    "errors": "n_errors",
+    "duration_s": "duration_s",
+    "position": "position",
+}
+_EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
+_KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
+_SHOWN = (
+    *("split", "step", "position", "task_id", "family", "status", "stop_reason", "reward", "outcome"),
+    *("lines", "tokens", "duration_s", "version", "note"),
+)
+_STEPS = re.compile(r"([0-9]{1,15})(?:-([0-9]{1,15}))?")
+_ID = re.compile(rf"({'|'.join(SPLITS)})-([0-9]{{1,9}})-([0-9]{{1,9}})")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A condition in SQL with its values, an order, and a window."""
+
+    where: str = "1"
+    values: tuple[Any, ...] = ()
+    order: str = "id"
+    offset: int = 0
+    limit: int = _DEFAULT_ROWS
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A row of the table, and where its trajectory's bytes are: `path` is relative to the run folder."""
+
+    row: dict[str, Any]
+    path: str
+    start: int
+    length: int
+    question: str
+
+
+@dataclass(slots=True)
+class _Conditions:
+    parts: list[str] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+
+    def add(self, part: str, *values: Any) -> None:
+        self.parts.append(part)
+        self.values += values
+
+
+def parse(parameters: Mapping[str, str]) -> Query:
+    """What a table asks for. Raises ConfigError, naming the parameter, for values that mean nothing."""
+    if unknown := sorted(parameters.keys() - _KNOWN):
+        raise ConfigError(f"unknown parameter {unknown[0]!r}; known ones: {', '.join(sorted(_KNOWN))}")
+    given = {name: value for name, value in parameters.items() if value != ""}
+    found = _Conditions()
+    for name, column in _EQUALS.items():
+        if name in given:
+            found.add(f"{column} = ?", given[name])
+    _add_steps(found, given)
+    _add_rewards(found, given)
+    if "error" in given:
+        found.add("trajectory.id IN (SELECT trajectory FROM error WHERE name = ?)", given["error"])
+    if "q" in given:
+        pattern = f"%{_literal(given['q'])}%"
+        matching = "SELECT id FROM question WHERE text LIKE ? ESCAPE '\\'"
+        found.add(f"(task_id LIKE ? ESCAPE '\\' OR question IN ({matching}))", pattern, pattern)
+    return Query(
+        where=" AND ".join(found.parts) or "1",
+        values=tuple(found.values),
+        order=_order(given),
+        offset=_count(given, "offset", 0, 2**53),
+        limit=_count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
+    )
+
+
+def _add_steps(found: _Conditions, given: Mapping[str, str]) -> None:
+    if "step" not in given:
+        return
+    steps = _STEPS.fullmatch(given["step"])
+    if steps is None:
+        raise ConfigError(f"step is {given['step']!r}; give one step, as in 12, or a range, as in 3-20")
+    first = int(steps[1])
+    found.add("step BETWEEN ? AND ?", first, int(steps[2]) if steps[2] else first)
+
+
+def _add_rewards(found: _Conditions, given: Mapping[str, str]) -> None:
+    for name, sign in (("min_reward", ">="), ("max_reward", "<=")):
+        if name not in given:
+            continue
+        try:
+            bound = float(given[name])
+        except ValueError as error:
+            raise ConfigError(f"{name} is {given[name]!r} and no number") from error
+        if bound != bound:
+            raise ConfigError(f"{name} is {given[name]!r} and no number")
+        found.add(f"reward {sign} ?", bound)
+
+
+def _literal(text: str) -> str:
+    return re.sub(r"([\\%_])", r"\\\1", text)
+
+
+def _order(given: Mapping[str, str]) -> str:
+    name, direction = given.get("sort", "step"), given.get("order", "asc")
+    if name not in _SORTS:
+        raise ConfigError(f"sort is {name!r}; give one of {', '.join(_SORTS)}")
+    if direction not in ("asc", "desc"):
+        raise ConfigError(f"order is {direction!r}; give asc or desc")
+    column = _SORTS[name]
+    if column == "step":
+        return "id" if direction == "asc" else "step DESC, split DESC, id"
+    # None is no value to sort by: it stands last either way.
+    return f"{column} {direction} NULLS LAST, id {direction}"
+
+
+def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:
+    text = given.get(name, str(otherwise))
+    if not re.fullmatch(r"[0-9]{1,16}", text) or int(text) > most:
+        raise ConfigError(f"{name} is {text!r}; give a number from 0 to {most}")
+    return int(text)
+
+
+def rows(connection: sqlite3.Connection, query: Query) -> dict[str, Any]:
+    """How many rows fit, and those of the window."""
+    total = connection.execute(f"SELECT count(*) FROM trajectory WHERE {query.where}", query.values).fetchone()[0]
+    return {"total": total, "rows": _select(connection, query.where, query.values, query.order, query)}
+
+
+def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rollouts of one task in one step, `row` among them."""
+    values = (row["split"], row["step"], row["task_id"])
+    return _select(connection, "split = ? AND step = ? AND task_id = ?", values, "id")
+
+
+def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
+    """The rollouts of one task over all steps; of many, the first, the last, and some spread evenly between them."""
+    chosen = "SELECT id FROM trajectory WHERE task_id = ? ORDER BY id"
+    ids = [row["id"] for row in connection.execute(chosen, (task_id,))]
+    if len(ids) > _MOST_OF_TASK:
+        last = len(ids) - 1
+        ids = [ids[round(number * last / (_MOST_OF_TASK - 1))] for number in range(_MOST_OF_TASK)]
+    return _select(connection, f"id IN ({', '.join('?' * len(ids))})", tuple(ids), "id")
+
+
+def place(connection: sqlite3.Connection, id: str) -> Place | None:
+    """Where the trajectory of an id is; None if the index has none of that id."""
+    parts = _ID.fullmatch(id)
+    if parts is None:
+        return None
+    found = connection.execute(
+        "SELECT trajectory.*, file.path AS path, question.text AS text FROM trajectory "
+        "JOIN file USING (split, step) JOIN question ON question.id = trajectory.question "
+        "WHERE trajectory.id = ?",
+        (key(parts[1], int(parts[2]), int(parts[3])),),
+    ).fetchone()
+    return None if found is None else Place(_row(found), found["path"], found["start"], found["length"], found["text"])
+
+
+def places_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
+    """The ids of a step's trajectories, in order."""
+    span = keys(split, step)
+    found = connection.execute("SELECT position FROM trajectory WHERE id BETWEEN ? AND ? ORDER BY id", span)
+    return [f"{split}-{step}-{row['position']}" for row in found]
+
+
+def steps(connection: sqlite3.Connection, split: str) -> list[int]:
+    """The steps of a split that hold trajectories, in order."""
+    found = connection.execute("SELECT DISTINCT step FROM trajectory WHERE split = ? ORDER BY step", (split,))
+    return [row["step"] for row in found]
+
+
+def choices(connection: sqlite3.Connection) -> dict[str, Any]:
+    """The values that there are to filter by."""
+    first, last = connection.execute("SELECT min(step), max(step) FROM trajectory").fetchone()
+    errors = connection.execute("SELECT name FROM error GROUP BY name ORDER BY count(*) DESC, name LIMIT 200")
+    return {
+        "splits": [row["split"] for row in connection.execute("SELECT DISTINCT split FROM file ORDER BY split DESC")],
+        "steps": None if first is None else [first, last],
+        "statuses": _distinct(connection, "status"),
+        "errors": [row["name"] for row in errors],
+        "families": _distinct(connection, "family"),
+        "stops": _distinct(connection, "stop_reason"),
+    }
+
+
+def progress(connection: sqlite3.Connection) -> dict[str, Any]:
+    """How far the index is."""
+    files, done = connection.execute("SELECT count(*), coalesce(sum(done), 0) FROM file").fetchone()
+    scanned = connection.execute("SELECT value FROM state WHERE key = 'scans'").fetchone()[0]
+    count = connection.execute("SELECT count(*) FROM trajectory").fetchone()[0]
+    return {"trajectories": count, "files_done": done, "files": files, "complete": bool(scanned) and done == files}
+
+
+def notes(connection: sqlite3.Connection) -> list[str]:
+    """What could not be read of which file, one sentence each."""
+    sentences: list[str] = []
+    bad = "SELECT * FROM file WHERE done AND (reason IS NOT NULL OR indexed < size) ORDER BY step, split"
+    for row in connection.execute(bad):
+        if row["unreadable"]:
+            what = "a line is" if row["unreadable"] == 1 else f"{row['unreadable']} lines are"
+            sentences.append(f"{row['path']}: {what} no trajectory and left out; the first: {row['reason']}")
+        elif row["reason"]:
+            sentences.append(f"{row['path']}: {row['reason']}")
+        if row["indexed"] < row["size"] and time.time() - row["mtime_ns"] / 1e9 > _STAYS_AFTER_S:
+            sentences.append(f"{row['path']}: the last line is cut off, as a crash leaves it, and left out")
+    return sentences
+
+
+def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:
+    """Through the column's index, from one value to the next: not over all rows."""
+    found: list[str] = []
+    following = connection.execute(f"SELECT min({column}) FROM trajectory").fetchone()[0]
+    while following is not None and len(found) < 1000:
+        found.append(following)
+        after = connection.execute(f"SELECT min({column}) FROM trajectory WHERE {column} > ?", (following,))
+        following = after.fetchone()[0]
+    return [value for value in found if value != ""]
+
+
+def _select(
+    connection: sqlite3.Connection, where: str, values: tuple[Any, ...], order: str, window: Query | None = None
+) -> list[dict[str, Any]]:
+    limit, offset = (-1, 0) if window is None else (window.limit, window.offset)
+    text = f"SELECT * FROM trajectory WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+    return [_row(found) for found in connection.execute(text, (*values, limit, offset))]
+
+
+def _row(found: sqlite3.Row) -> dict[str, Any]:
+    id = f"{found['split']}-{found['step']}-{found['position']}"
+    return {"id": id, **{name: found[name] for name in _SHOWN}, "errors": json.loads(found["errors"])}

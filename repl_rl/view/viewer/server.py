@@ -1,0 +1,181 @@
+"""The run viewer's server: the page, and the answers that it asks for, on this machine alone.
+
+It listens on 127.0.0.1, answers GET only, and refuses requests whose Host is not this machine's, so that no web site
+can have a browser read a run under a name of its own. The page may load and run nothing but its own files.
+
+Answers are worked out in threads. Every request has the indexer look at the run's files again, at most about once a
+second: with nobody looking, nothing is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.view.viewer.assets import INDEX, asset
+from repl_rl.view.viewer.source import Answer, NotFound, Source
+
+HOST = "127.0.0.1"
+_NAMES = {HOST, "localhost"}
+_MOST_SCREEN_ROWS = 5000
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+_UNTIL_CHANGED = {"Cache-Control": "no-cache"}
+"""Kept by the browser, which asks each time whether the file is still the same."""
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(source: Source, poke: Callable[[], None]) -> web.Application:
+    """The viewer of one run. `poke` is called before each answer and has to return at once."""
+    app = web.Application(middlewares=[_guarded(poke)])
+    app.router.add_get("/", _page)
+    app.router.add_get("/assets/{name}", _asset)
+    app.router.add_get("/api/run", _answering(lambda request: source.run()))
+    app.router.add_get("/api/trajectories", _answering(lambda request: source.rows(_parameters(request))))
+    app.router.add_get("/api/trajectory/{id}", _answering(lambda request: _trajectory(source, request)))
+    app.router.add_get("/api/tokens/{id}", _answering(lambda request: _tokens(source, request)))
+    app.router.add_get("/api/group/{id}", _answering(lambda request: source.group(request.match_info["id"])))
+    app.router.add_get("/api/task/{id}", _answering(lambda request: source.task(request.match_info["id"])))
+    return app
+
+
+async def serve(source: Source, poke: Callable[[], None], port: int, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` gets the address once it answers. Port 0: any that is free.
+
+    Raises ConfigError if the port can't be had.
+    """
+    runner = web.AppRunner(application(source, poke), access_log=None)
+    try:
+        await runner.setup()
+        ready(f"http://{HOST}:{await _listen(runner, port)}/")
+        await _until_signal()
+    finally:
+        await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, port: int) -> int:
+    try:
+        await web.TCPSite(runner, HOST, port, shutdown_timeout=1.0).start()
+    except (OSError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+        raise ConfigError(f"port {port} can't be had: {reason}; give another, or leave out --port") from error
+    found: int = runner.addresses[0][1]
+    return found
+
+
+async def _until_signal() -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+def _guarded(poke: Callable[[], None]) -> Any:
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _host_name(request.host) not in _NAMES:
+            response: web.StreamResponse = _error(403, f"this viewer is for this machine alone, as {HOST} or localhost")
+        else:
+            poke()
+            response = await _answered(request, handler)
+        response.headers.update(_HEADERS)
+        return response
+
+    return guard
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _error(error.status, error.reason.lower(), error.headers.get("Allow"))
+    except NotFound as error:
+        return _error(404, str(error))
+    except ConfigError as error:
+        return _error(400, str(error))
+    except (ReplRLError, sqlite3.Error, OSError) as error:
+        return _error(503, f"the run can't be read just now: {error}")
+
+
+def _host_name(host: str) -> str:
+    return host.rpartition(":")[0].lower() if host.rpartition(":")[2].isdecimal() else host.lower()
+
+
+def _error(status: int, sentence: str, allow: str | None = None) -> web.Response:
+    response = _json({"error": sentence}, status)
+    if allow is not None:
+        response.headers["Allow"] = allow
+    return response
+
+
+def _json(answer: Answer, status: int = 200) -> web.Response:
+    """In ASCII: whatever a file held, the bytes are UTF-8."""
+    text = json.dumps(answer, allow_nan=False)
+    headers = {"Cache-Control": "no-store"}
+    return web.Response(text=text, status=status, content_type="application/json", headers=headers)
+
+
+def _answering(ask: Callable[[web.Request], Answer]) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return await asyncio.to_thread(lambda: _json(ask(request)))
+
+    return handler
+
+
+def _parameters(request: web.Request) -> dict[str, str]:
+    return dict(request.query)
+
+
+def _trajectory(source: Source, request: web.Request) -> Answer:
+    first, count = _number(request, "first", 0), _number(request, "count", 400)
+    return source.trajectory(request.match_info["id"], first, min(count, _MOST_SCREEN_ROWS))
+
+
+def _tokens(source: Source, request: web.Request) -> Answer:
+    line = _number(request, "line", -1)
+    return source.tokens(request.match_info["id"], None if line < 0 else line)
+
+
+def _number(request: web.Request, name: str, otherwise: int) -> int:
+    text = request.query.get(name, "")
+    if text == "":
+        return otherwise
+    if not (text.isascii() and text.isdecimal() and len(text) <= 15):
+        raise ConfigError(f"{name} is {text!r}; give a number from 0 on")
+    return int(text)
+
+
+async def _page(request: web.Request) -> web.StreamResponse:
+    return await _asset(request, INDEX)
+
+
+async def _asset(request: web.Request, name: str | None = None) -> web.StreamResponse:
+    path = asset(request.match_info["name"] if name is None else name)
+    if path is None:
+        raise web.HTTPNotFound
+    return web.FileResponse(path, headers=_UNTIL_CHANGED | _type_of(path))
+
+
+def _type_of(path: Path) -> dict[str, str]:
+    """Told here for what a page is made of: what a system thinks of a suffix differs, and `nosniff` takes it at its
+    word."""
+    return {"Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8"} if path.suffix in _TYPES else {}

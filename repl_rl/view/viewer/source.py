@@ -1,0 +1,205 @@
+"""What the page asks for, answered from a run's files and its index, in plain JSON types.
+
+Every string of an answer has been through `visible` and every number is finite. Of the files nothing is kept but the
+curves: a trajectory is read, by its place, when somebody asks for it. Safe to call from several threads.
+
+Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for parameters that mean nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import RunError
+from repl_rl.view.charts import charts
+from repl_rl.view.facts import facts, family_rows, summary
+from repl_rl.view.run import Run, number, read_run
+from repl_rl.view.screen import visible
+from repl_rl.view.viewer import queries
+from repl_rl.view.viewer.database import index_path, opened, revision
+from repl_rl.view.viewer.record import Record, read_record
+from repl_rl.view.viewer.tokens import TokenReader
+from repl_rl.view.viewer.transcript import transcript
+
+_LIVE_FOR_S = 300.0
+"""A run whose metrics have been left alone for longer is taken for stopped."""
+_OWN = {"planned", "done", "gamma", "model"}
+"""What is known about a run and not told."""
+Answer = dict[str, Any]
+Stamp = tuple[tuple[int, int], ...]
+
+
+class NotFound(RunError):
+    """The run holds no trajectory of this id, or no longer where the index has it."""
+
+
+class Source:
+    """The answers for one run folder, or one file of rollouts."""
+
+    def __init__(self, target: Path) -> None:
+        """Raises RunError if `target` is neither, or if no place can be written to for its index."""
+        self.target = target
+        if not target.is_file():
+            read_run(target, with_rollouts=False)
+        self.index = index_path(target)
+        self._about: tuple[Stamp, Answer] | None = None
+        self._choices: tuple[int, Answer] | None = None
+        self._tokens = TokenReader()
+
+    def run(self) -> Answer:
+        """Everything about the run but its trajectories. Its `revision` changes whenever any of it does."""
+        with opened(self.index) as connection:
+            changes = revision(connection)
+            progress, index_notes = queries.progress(connection), queries.notes(connection)
+            choices = self._choices_of(changes, connection)
+            counted = _counted(connection) if self.target.is_file() else None
+        stamp = self._stamp()
+        about = self._about_run(stamp)
+        live = self._is_live(about)
+        mark = zlib.crc32(repr((stamp, changes, live, index_notes)).encode())
+        answer = {**about, "notes": [*about["notes"], *map(visible, index_notes)], "choices": choices}
+        answer |= {"index": progress, "revision": mark, "live": live}
+        if counted is not None:
+            answer["summary"] = [visible(f"{self.target.name}: {counted}")]
+        return {name: value for name, value in answer.items() if name not in _OWN}
+
+    def rows(self, parameters: Mapping[str, str]) -> Answer:
+        query = queries.parse(parameters)
+        with opened(self.index) as connection:
+            return queries.rows(connection, query)
+
+    def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
+        """A trajectory with the window of its screen; None: all of it."""
+        place, record = self._read(id)
+        shown = transcript(record, self._gamma(), first, count)
+        return plain_members({"row": place.row, "question": place.question, **shown})
+
+    def tokens(self, id: str, line: int | None = None) -> Answer:
+        """The tokens of one line, or the first ones of the completion."""
+        _, record = self._read(id)
+        return plain_members({"tokens": self._tokens.rows(self._models(), record, line)})
+
+    def group(self, id: str) -> Answer:
+        with opened(self.index) as connection:
+            return {"rows": queries.group(connection, _found(id, queries.place(connection, id)).row)}
+
+    def task(self, id: str) -> Answer:
+        with opened(self.index) as connection:
+            return {"rows": queries.of_task(connection, _found(id, queries.place(connection, id)).row["task_id"])}
+
+    def _read(self, id: str) -> tuple[queries.Place, Record]:
+        with opened(self.index) as connection:
+            place = _found(id, queries.place(connection, id))
+        path = self.target / place.path if self.target.is_dir() else self.target
+        try:
+            with path.open("rb") as file:
+                file.seek(place.start)
+                record = read_record(file.read(place.length))
+        except (OSError, ValueError) as error:
+            raise NotFound(f"{place.path} is not what it was when {id} was indexed; it is being read again") from error
+        if visible(record.trajectory.task_id) != place.row["task_id"]:
+            raise NotFound(f"{place.path} is not what it was when {id} was indexed; it is being read again")
+        return place, record
+
+    def _about_run(self, stamp: Stamp) -> Answer:
+        if self._about is None or self._about[0] != stamp:
+            run = _file_run(self.target) if self.target.is_file() else read_run(self.target, with_rollouts=False)
+            self._about = (stamp, plain_members(_about(run, self.target)))
+        return dict(self._about[1])
+
+    def _choices_of(self, changes: int, connection: sqlite3.Connection) -> Answer:
+        if self._choices is None or self._choices[0] != changes:
+            self._choices = (changes, queries.choices(connection))
+        return self._choices[1]
+
+    def _stamp(self) -> Stamp:
+        return tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
+
+    def _is_live(self, about: Answer) -> bool:
+        """Whether a training seems to be writing: steps are missing, and a file of its is fresh."""
+        if about["planned"] is not None and about["done"] >= about["planned"]:
+            return False
+        newest_ns = max(mtime_ns for _, mtime_ns in self._stamp())
+        return time.time() - newest_ns / 1e9 < _LIVE_FOR_S
+
+    def _gamma(self) -> float:
+        gamma = self._about_run(self._stamp())["gamma"]
+        return 1.0 if gamma is None else float(gamma)
+
+    def _models(self) -> list[str]:
+        """Where this run's vocabulary may be: the model that it began with, its newest checkpoint."""
+        model = self._about_run(self._stamp())["model"]
+        newest = max(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=_stat_time, default=None)
+        return [*([model] if isinstance(model, str) else []), *([] if newest is None else [str(newest.parent)])]
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON that every reader takes: text that hides or steers nothing, and no number that is not finite."""
+    if isinstance(value, str):
+        return visible(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return plain_members(value)
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def plain_members(value: Mapping[str, Any]) -> Answer:
+    return {visible(str(name)): plain(item) for name, item in value.items()}
+
+
+def _about(run: Run, target: Path) -> Answer:
+    planned, steps = run.setting("train.steps"), run.train
+    return {
+        "name": str(run.setting("name") or target.name),
+        "path": str(target.resolve()),
+        "facts": facts(run) if target.is_dir() else [],
+        "summary": summary(run),
+        "notes": run.notes,
+        "charts": [
+            {name: getattr(chart, name) for name in ("id", "title", "caption", "data", "layout", "height")}
+            for chart in charts(run)
+        ],
+        "families": family_rows(run),
+        "planned": planned if type(planned) is int else None,
+        "done": int(steps[-1]["step"]) if steps else 0,
+        "gamma": number({"gamma": run.setting("credit.gamma")}, "gamma"),
+        "model": run.setting("model.path"),
+    }
+
+
+def _file_run(path: Path) -> Run:
+    return Run(path, {}, (), (), (), (), ())
+
+
+def _counted(connection: sqlite3.Connection) -> str:
+    counts = dict(connection.execute("SELECT status, count(*) FROM trajectory GROUP BY status").fetchall())
+    graded = counts.get("solved", 0) + counts.get("not solved", 0)
+    grades = f", {counts.get('solved', 0)} of {graded} graded ones solved" if graded else ""
+    return f"{sum(counts.values())} trajectories{grades}"
+
+
+def _found(id: str, place: queries.Place | None) -> queries.Place:
+    if place is None:
+        raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
+    return place
+
+
+def _stat_time(path: Path) -> int:
+    return _stat(path)[1]
+
+
+def _stat(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_size, stat.st_mtime_ns

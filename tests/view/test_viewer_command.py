@@ -1,0 +1,107 @@
+"""What `repl-rl view` does with its options, short of serving, and that it can begin to without loading much."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from tests.view.conftest import STEPS
+
+
+def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = main(["view", *arguments])
+    captured = capsys.readouterr()
+    return code, " ".join((captured.out + captured.err).split())
+
+
+def test_a_summary_serves_nothing(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = run([str(run_folder), "--summary"], capsys)
+    assert code == 0
+    assert shown.startswith("quickstart: 24 steps on nano 92.5% of 240 held-out problems solved after training")
+    assert "report.html" in shown
+    assert (run_folder / "report.html").is_file()
+    assert not (run_folder / ".view").exists()
+
+
+def test_a_file_is_printed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = run([str(run_folder / "rollouts" / "step_00001.jsonl")], capsys)
+    assert code == 0
+    assert shown.endswith("3 trajectories, 1 of 3 graded ones solved")
+
+
+def test_an_export_lies_in_the_run_or_where_it_is_wanted(
+    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = run([str(run_folder), "--export"], capsys)
+    assert code == 0
+    assert "30 of 30 trajectories" in shown
+    assert (run_folder / "viewer.html").stat().st_size > 4_000_000
+    code, shown = run([str(run_folder), "--export", str(tmp_path / "x.html"), "--most", "3"], capsys)
+    assert "3 of 30 trajectories" in shown
+    assert (tmp_path / "x.html").is_file()
+
+
+def test_an_export_of_a_file_lies_beside_it(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = run_folder / "eval" / f"step_{STEPS:05d}.jsonl"
+    code, shown = run([str(file), "--export"], capsys)
+    assert code == 0
+    assert "12 of 12 trajectories" in shown
+    assert file.with_suffix(".html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--most", "3"], "--most 3: it takes a number from 1 on, and goes with --export"),
+        (["--export", "--most", "0"], "--most 0: it takes a number from 1 on"),
+        (["--port", "99999"], "port 99999 can't be had: there is no such port; give another, or leave out --port"),
+    ],
+)
+def test_options_that_mean_nothing(
+    run_folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = run([str(run_folder), *options], capsys)
+    assert code == 2
+    assert message in shown
+
+
+@pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve"]])
+def test_what_is_not_there_or_holds_runs(
+    run_folder: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = run([str(run_folder / "absent"), *options], capsys)
+    assert code == 2
+    assert "nothing to view at" in shown
+    code, shown = run([str(run_folder.parent), *options], capsys)
+    assert code == 2
+    assert "it holds runs, name one of them: quickstart" in shown
+
+
+def test_a_port_that_is_taken_is_said(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, shown = run([str(run_folder), "--port", str(port)], capsys)
+    assert code == 2
+    assert f"port {port} can't be had:" in shown
+    assert "give another, or leave out --port" in shown
+
+
+def test_the_viewer_loads_nothing_heavy() -> None:
+    program = (
+        "import sys, repl_rl.cli, repl_rl.view.viewer.server, repl_rl.view.viewer.export\n"
+        "heavy = {'torch', 'vllm', 'plotly', 'jupyter_client', 'transformers', 'numpy', 'jinja2', 'tokenizers'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,174 @@
+"""One file holds page, scripts and data; nothing in the data is taken for markup, and what is left out is said."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl_rl.errors import RunError
+from repl_rl.trajectory import LineKind, write_jsonl
+from repl_rl.view.viewer import assets, export
+from repl_rl.view.viewer.source import Source
+from tests.view.conftest import STEPS, make_trajectory, solved_trajectory
+
+EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
+PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<link rel="stylesheet" href="assets/page.css">
+</head>
+<body>
+<script src="assets/one.js"></script>
+<script src="assets/plotly.js" async></script>
+</body>
+</html>
+"""
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and the texts of scripts as the browser would read them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.styles, self.policy, self._inside = "", "", ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self._inside = tag
+        attributes = dict(attrs)
+        if tag == "script":
+            self.scripts.append((attributes, ""))
+        if attributes.get("http-equiv") == "Content-Security-Policy":
+            self.policy = attributes["content"] or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            attributes, text = self.scripts[-1]
+            self.scripts[-1] = (attributes, text + data)
+        if self._inside == "style":
+            self.styles += data
+
+    @property
+    def data(self) -> Any:
+        return json.loads(next(text for attributes, text in self.scripts if attributes.get("id") == "run-data"))
+
+
+@pytest.fixture(autouse=True)
+def small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A page of a few lines in place of the real one and of plotly's 5 MB."""
+    folder = tmp_path / "page"
+    folder.mkdir()
+    (folder / "index.html").write_text(PAGE)
+    (folder / "page.css").write_text("main { color: red }\n")
+    (folder / "one.js").write_text('const text = "</script><!--";\r\n')
+    (folder / "plotly.min.js").write_text("window.Plotly = {};\n")
+    monkeypatch.setattr(assets, "page_folder", lambda: folder)
+    monkeypatch.setattr(assets, "plotly_path", lambda: folder / "plotly.min.js")
+    return folder
+
+
+def exported(folder: Path, **options: Any) -> Page:
+    path = folder.parent / "out.html"
+    export.export(Source(folder), path, **options)
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_all_of_a_small_run_is_in_it(run_folder: Path) -> None:
+    source = Source(run_folder)
+    written = export.export(source, run_folder / "viewer.html")
+    assert (written.shown, written.total) == (30, 30)
+    data = Page(written.path.read_text(encoding="utf-8")).data
+    assert list(data) == ["run", "rows", "trajectories", "tokens"]
+    assert data["run"] == {**source.run(), "live": False}
+    assert data["rows"] == source.rows({"limit": "1000"})["rows"]
+    ids = {row["id"] for row in data["rows"]}
+    assert data["trajectories"].keys() == data["tokens"].keys() == ids
+    assert data["trajectories"]["train-1-0"] == source.trajectory("train-1-0", 0, None)
+    assert data["tokens"]["train-1-0"] == source.tokens("train-1-0")
+    assert not list(run_folder.glob("*.part"))
+
+
+def test_scripts_run_by_their_hash_alone(run_folder: Path) -> None:
+    page = exported(run_folder)
+    assert page.styles.strip() == "main { color: red }"
+    running = [text for attributes, text in page.scripts if attributes.get("type") != "application/json"]
+    assert running == ['const text = "\\x3c/script>\\x3c!--";\n', "window.Plotly = {};\n"]
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in running]
+    policy = dict(part.split(" ", 1) for part in page.policy.split("; "))
+    assert policy["script-src"] == " ".join(hashes)
+    assert policy["default-src"] == "'none'"
+    assert not [attributes for attributes, _ in page.scripts if "src" in attributes]
+
+
+def test_what_a_run_holds_is_never_markup(run_folder: Path) -> None:
+    typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
+    hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [hostile])
+    (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL}))
+    page = exported(run_folder)
+    assert len(page.scripts) == 3
+    assert "img" not in page.tags
+    assert page.data["run"]["name"].startswith("</script><script>alert(1)</script><!--<img")
+    assert page.data["trajectories"]["train-1-0"]["answer"] == [page.data["run"]["name"]]
+    text = (run_folder.parent / "out.html").read_text(encoding="utf-8")
+    assert re.findall("alert.1.{10}", text)
+    assert text.count("<script>alert") == 0
+
+
+def test_at_most_so_many_evaluations_first(run_folder: Path) -> None:
+    data = exported(run_folder, most=14).data
+    expected = [f"eval-0-{position}" for position in (0, 1)] + [f"eval-{STEPS}-{position}" for position in range(12)]
+    assert [row["id"] for row in data["rows"]] == expected
+    assert data["trajectories"].keys() == set(expected)
+    assert data["run"]["notes"] == [
+        "This file holds 14 of the run's 30 trajectories: evaluations, the first and the last step, then steps from "
+        "evenly over the run. `repl-rl view` shows all of them."
+    ]
+
+
+def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(2, 12):
+        write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory()] * 20)
+    monkeypatch.setattr(export, "MOST_BYTES", 150_000)
+    path = run_folder.parent / "out.html"
+    written = export.export(Source(run_folder), path)
+    assert 26 < written.shown < written.total == 230
+    assert 130_000 < path.stat().st_size <= 150_000
+    steps = {row["step"] for row in Page(path.read_text(encoding="utf-8")).data["rows"]}
+    assert {0, 1, STEPS} <= steps
+
+
+def test_steps_are_chosen_from_both_ends_and_then_evenly() -> None:
+    assert export.evenly([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [9, 1, 5, 3, 7, 2, 4, 6, 8]
+    assert export.evenly([4]) == [4]
+    assert export.evenly([]) == []
+    assert sorted(export.evenly(list(range(37)))) == list(range(37))
+
+
+def test_a_page_that_an_export_can_t_hold_is_refused(run_folder: Path, small_page: Path) -> None:
+    (small_page / "index.html").write_text(PAGE + "<script>import('assets/one.js')</script>")
+    with pytest.raises(RunError, match="asks for a file in a way that an export does not know"):
+        exported(run_folder)
+    (small_page / "index.html").write_text(PAGE.replace("one.js", "two.js"))
+    with pytest.raises(RunError, match=r"the page asks for two.js"):
+        exported(run_folder)
+
+
+def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:
+    with pytest.raises(RunError, match=r"nowhere/x.html can't be written: No such file"):
+        export.export(Source(run_folder), run_folder / "nowhere" / "x.html")

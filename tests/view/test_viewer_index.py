@@ -1,0 +1,269 @@
+"""The index holds what the files hold: after they grew, were cut, were rewritten, went away, and with two at work."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import RunError
+from repl_rl.trajectory import Trajectory, write_jsonl
+from repl_rl.view.viewer import indexer, queries
+from repl_rl.view.viewer.database import index_path, opened, revision
+from repl_rl.view.viewer.files import ends_first
+from repl_rl.view.viewer.indexer import lock, update
+from tests.view.conftest import STEPS, failed_trajectory, solved_trajectory
+
+
+def ids(folder: Path) -> list[str]:
+    with opened(index_path(folder)) as connection:
+        return [row["id"] for row in queries.rows(connection, queries.parse({"limit": "1000"}))["rows"]]
+
+
+def refreshed(folder: Path) -> list[str]:
+    assert update(folder, index_path(folder))
+    return ids(folder)
+
+
+def notes(folder: Path) -> list[str]:
+    with opened(index_path(folder)) as connection:
+        return queries.notes(connection)
+
+
+def state(folder: Path) -> tuple[int, dict[str, object]]:
+    with opened(index_path(folder)) as connection:
+        return revision(connection), queries.progress(connection)
+
+
+def step_file(folder: Path, step: int) -> Path:
+    return folder / "rollouts" / f"step_{step:05d}.jsonl"
+
+
+def text_of(trajectories: Sequence[Trajectory]) -> str:
+    return "".join(json.dumps(trajectory.to_dict()) + "\n" for trajectory in trajectories)
+
+
+def write(path: Path, text: str, seconds_ago: int = 100) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    when = os.stat(path).st_mtime - seconds_ago
+    os.utime(path, (when, when))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A run of one step with two trajectories."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: small\n")
+    write(step_file(folder, 3), text_of([solved_trajectory("a-1"), failed_trajectory("a-1")]))
+    return folder
+
+
+def test_every_trajectory_is_a_row_in_the_order_of_steps(run_folder: Path) -> None:
+    found = refreshed(run_folder)
+    heldout = [f"eval-0-{position}" for position in range(12)]
+    after = [f"eval-{STEPS}-{position}" for position in range(12)]
+    train = [[f"train-{step}-{position}" for position in range(3)] for step in (1, STEPS)]
+    assert found == [*heldout, *train[0], *after, *train[1]]
+
+
+def test_the_place_of_a_row_is_the_bytes_of_its_trajectory(small: Path) -> None:
+    refreshed(small)
+    with opened(index_path(small)) as connection:
+        place = queries.place(connection, "train-3-1")
+    assert place is not None
+    data = (small / place.path).read_bytes()[place.start : place.start + place.length]
+    assert Trajectory.from_dict(json.loads(data)) == failed_trajectory("a-1")
+
+
+def test_without_a_change_nothing_changes(small: Path) -> None:
+    refreshed(small)
+    before = state(small)
+    refreshed(small)
+    assert state(small) == before
+    assert before[1] == {"trajectories": 2, "files_done": 1, "files": 1, "complete": True}
+
+
+def test_only_what_is_new_in_a_file_is_read(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refreshed(small)
+    read: list[bytes] = []
+    real = indexer.read_record
+    monkeypatch.setattr(indexer, "read_record", lambda line: (read.append(line), real(line))[1])
+    before = state(small)[0]
+    with step_file(small, 3).open("a") as file:
+        file.write(text_of([failed_trajectory("a-2")]))
+    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    assert len(read) == 1
+    assert state(small)[0] > before
+
+
+def test_a_file_that_was_written_anew_is_read_anew(small: Path) -> None:
+    refreshed(small)
+    longer = [replace(solved_trajectory(f"b-{number}"), version=9) for number in range(3)]
+    write(step_file(small, 3), text_of(longer), 0)
+    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    with opened(index_path(small)) as connection:
+        rows = queries.rows(connection, queries.parse({}))["rows"]
+        assert queries.choices(connection)["errors"] == []
+    assert [(row["task_id"], row["version"]) for row in rows] == [("b-0", 9), ("b-1", 9), ("b-2", 9)]
+
+
+def test_a_file_that_is_gone_is_forgotten(small: Path) -> None:
+    write(step_file(small, 4), text_of([solved_trajectory()]))
+    assert refreshed(small) == ["train-3-0", "train-3-1", "train-4-0"]
+    step_file(small, 4).unlink()
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    step_file(small, 3).unlink()
+    assert refreshed(small) == []
+
+
+def test_a_line_in_the_writing_waits_until_it_is_complete(small: Path) -> None:
+    whole = text_of([failed_trajectory("a-3")])
+    path = step_file(small, 3)
+    before = path.read_text()
+    write(path, before + whole[:100], 0)
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    assert notes(small) == []
+    write(path, before + whole[:100])
+    refreshed(small)
+    assert notes(small) == ["rollouts/step_00003.jsonl: the last line is cut off, as a crash leaves it, and left out"]
+    write(path, before + whole)
+    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+    assert notes(small) == []
+
+
+def test_a_whole_last_line_needs_no_newline(small: Path) -> None:
+    path = step_file(small, 3)
+    write(path, path.read_text().rstrip("\n"))
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    assert notes(small) == []
+    with path.open("a") as file:
+        file.write("\n\n" + text_of([solved_trajectory()]))
+    assert refreshed(small) == ["train-3-0", "train-3-1", "train-3-2"]
+
+
+def test_garbage_keeps_its_place_and_becomes_a_note(small: Path) -> None:
+    first, second = step_file(small, 3).read_text().splitlines()
+    write(step_file(small, 3), f"{first}\nnonsense \x1b[2J\n[1]\n{second}\n")
+    assert refreshed(small) == ["train-3-0", "train-3-3"]
+    (note,) = notes(small)
+    assert note.startswith(
+        "rollouts/step_00003.jsonl: 2 lines are no trajectory and left out; the first: trajectory 1:"
+    )
+    assert "\x1b" not in note
+
+
+def test_names_that_are_no_step_are_passed_over_and_of_two_for_one_step_one_counts(small: Path) -> None:
+    for name in ("step_x.jsonl", "step_3.jsonl.part", "other.jsonl", "step_99999999999.jsonl"):
+        write(small / "rollouts" / name, text_of([solved_trajectory()]))
+    write(small / "rollouts" / "step_3.jsonl", text_of([solved_trajectory()]))
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+
+
+def test_a_single_file_has_an_index_in_the_cache(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lone = tmp_path / "x.jsonl"
+    write_jsonl(lone, [solved_trajectory(), failed_trajectory()])
+    assert refreshed(lone) == ["train-0-0", "train-0-1"]
+    assert index_path(lone).is_relative_to(tmp_path / "cache")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "small", "x.jsonl"]
+    assert refreshed(step_file(small, 3)) == ["train-3-0", "train-3-1"]
+
+
+def test_where_the_run_can_t_be_written_to_the_cache_is_used(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (small / ".view").write_text("a file where the folder would be")
+    assert index_path(small).is_relative_to(tmp_path / "cache" / "repl-rl")
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+    (tmp_path / "blocked").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    with pytest.raises(RunError, match="there is no place for the index of"):
+        index_path(small)
+
+
+@pytest.mark.parametrize("damage", [b"no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+def test_a_damaged_index_is_made_again(small: Path, damage: bytes) -> None:
+    refreshed(small)
+    index = index_path(small)
+    for suffix in ("-wal", "-shm"):
+        index.with_name(index.name + suffix).unlink(missing_ok=True)
+    index.write_bytes(damage)
+    with pytest.raises(sqlite3.DatabaseError):
+        ids(small)
+    assert refreshed(small) == ["train-3-0", "train-3-1"]
+
+
+def test_an_index_whose_folder_was_deleted_is_made_again(small: Path) -> None:
+    refreshed(small)
+    index = index_path(small)
+    for path in index.parent.iterdir():
+        path.unlink()
+    index.parent.rmdir()
+    assert update(small, index)
+    assert ids(small) == ["train-3-0", "train-3-1"]
+
+
+def test_while_one_works_the_other_passes(small: Path) -> None:
+    index = index_path(small)
+    with lock(index, wait=True) as is_ours:
+        assert is_ours
+        assert not update(small, index, wait=False)
+    assert update(small, index, wait=False)
+
+
+def test_what_a_killed_indexer_left_is_gone_on_with(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line is committed by itself here, and the third kills."""
+    write(step_file(small, 3), text_of([solved_trajectory(f"a-{number}") for number in range(5)]))
+    monkeypatch.setattr(indexer, "_COMMIT_AFTER_S", -1.0)
+    read: list[bytes] = []
+    real = indexer.read_record
+
+    def dying(line: bytes) -> object:
+        read.append(line)
+        if len(read) == 3:
+            raise KeyboardInterrupt
+        return real(line)
+
+    monkeypatch.setattr(indexer, "read_record", dying)
+    with pytest.raises(KeyboardInterrupt):
+        update(small, index_path(small))
+    assert ids(small) == ["train-3-0", "train-3-1"]
+    assert state(small)[1]["complete"] is False
+    assert refreshed(small) == [f"train-3-{position}" for position in range(5)]
+    assert len(read) == 3 + 3
+
+
+def test_two_processes_at_once_index_each_trajectory_once(run_folder: Path) -> None:
+    index = index_path(run_folder)
+    command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(run_folder), str(index)]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    ended = [process.communicate("....", timeout=60) for process in both]
+    assert [error for _, error in ended] == ["", ""]
+    assert [process.returncode for process in both] == [0, 0]
+    assert len(ids(run_folder)) == len(set(ids(run_folder))) == 30
+    assert state(run_folder)[1] == {"trajectories": 30, "files_done": 4, "files": 4, "complete": True}
+
+
+def test_the_indexer_loads_neither_the_configuration_nor_the_server() -> None:
+    program = (
+        "import sys, repl_rl.view.viewer.indexer\n"
+        "print(sorted({'torch', 'pydantic', 'aiohttp', 'plotly', 'jinja2', 'rich', 'yaml'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
+
+
+def test_ends_come_first() -> None:
+    assert ends_first([1, 2, 3, 4, 5]) == [5, 1, 4, 2, 3]
+    assert ends_first([1, 2]) == [2, 1]
+    assert ends_first([]) == []

@@ -1,0 +1,63 @@
+"""The question is found in the prompt of every dialect that ships, and the family in every id that tells one."""
+
+from __future__ import annotations
+
+import pytest
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.trajectory import Message
+from repl_rl.view.viewer.naming import family_of, question_of
+
+QUESTION = "What is 2 + 2?\n\nSay it # twice."
+
+
+@pytest.mark.parametrize("name", ["python", "ipython", "fenced", "inline", "text"])
+@pytest.mark.parametrize("examples", [0, 1])
+def test_a_dialect_s_prompt_gives_the_question_back(name: str, examples: int) -> None:
+    if name == "ipython":
+        examples = 0
+    prompt = make_dialect(DialectConfig(name=name, examples=examples)).completion_prompt(QUESTION)
+    assert question_of(prompt) == QUESTION
+
+
+def test_in_a_conversation_the_last_problem_counts() -> None:
+    said = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
+    prompt = make_dialect(DialectConfig(name="fenced")).completion_prompt("And 2 + 2?", said)
+    assert question_of(prompt) == "And 2 + 2?"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "question"),
+    [
+        ("<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHow?<|im_end|>\n<|im_start|>assistant\n>>>", "How?"),
+        ("<bos><start_of_turn>user\nHow?\nWhy?<end_of_turn>\n<start_of_turn>model\n", "How?\nWhy?"),
+        ("<s>[INST] How? [/INST]>>>", "How?"),
+        (">>>", ">>>"),
+        ("", ""),
+        ("x" * 500, "…" + "x" * 400),
+        ("no comment\n>>>", "no comment\n>>>"),
+    ],
+)
+def test_other_prompts(prompt: str, question: str) -> None:
+    assert question_of(prompt) == question
+
+
+def test_a_question_without_end_is_cut() -> None:
+    assert len(question_of(">>> # " + "y" * 9000 + "\n>>>")) == 4000
+
+
+@pytest.mark.parametrize(
+    ("task_id", "family"),
+    [
+        ("gcd-train-12-18", "gcd"),
+        ("sum-range-heldout-1", "sum-range"),
+        ("task-3", "task"),
+        ("a-b-3-4", "a-b"),
+        ("plain", ""),
+        ("", ""),
+        ("-train-3", "-train"),
+    ],
+)
+def test_families(task_id: str, family: str) -> None:
+    assert family_of(task_id) == family

@@ -1,0 +1,118 @@
+"""What is stored comes back as it is; what is damaged, older or newer comes back as far as it can be shown."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from repl_rl.trajectory import LineKind, StopReason, ToolCall
+from repl_rl.view.viewer.record import read_record
+from tests.view.conftest import failed_trajectory, solved_trajectory
+
+
+def record() -> dict[str, Any]:
+    """As a file holds it."""
+    read: dict[str, Any] = json.loads(json.dumps(solved_trajectory().to_dict()))
+    return read
+
+
+def stored(**changes: Any) -> bytes:
+    return json.dumps({**solved_trajectory().to_dict(), **changes}).encode()
+
+
+def without(*names: str) -> bytes:
+    record = solved_trajectory().to_dict()
+    return json.dumps({name: value for name, value in record.items() if name not in names}).encode()
+
+
+@pytest.mark.parametrize("trajectory", [solved_trajectory(), failed_trajectory(credited=False)])
+def test_what_is_whole_comes_back_as_it_is(trajectory: Any) -> None:
+    found = read_record(json.dumps(trajectory.to_dict()).encode() + b"\n")
+    assert (found.trajectory, found.note, found.has_tokens) == (trajectory, None, True)
+
+
+def test_calls_fingerprints_and_times_come_back() -> None:
+    raw = record()
+    raw["lines"][1] |= {"fingerprint": "ab", "calls": [{"name": "f", "error_name": "E", "duration_s": 0.5}]}
+    raw |= {"engine_s": 0.1, "kernel_s": 0.05, "queue_s": 0.01}
+    trajectory = read_record(json.dumps(raw).encode()).trajectory
+    assert trajectory.lines[1].fingerprint == "ab"
+    assert trajectory.lines[1].calls == (ToolCall("f", "E", 0.5),)
+    assert (trajectory.engine_s, trajectory.kernel_s, trajectory.queue_s) == (0.1, 0.05, 0.01)
+
+
+def test_what_an_older_version_lacks_is_filled_and_what_a_later_one_adds_is_passed_over() -> None:
+    names = ("environment_reward", "error", "engine_s", "kernel_s", "queue_s", "version", "duration_s", "answer")
+    found = read_record(without(*names)[:-1] + b', "of_tomorrow": {"x": 1}}')
+    assert found.note is None
+    assert (found.trajectory.version, found.trajectory.answer, found.trajectory.duration_s) == (0, None, 0.0)
+
+
+@pytest.mark.parametrize("name", ["completion_ids", "sampled_mask", "logprobs"])
+def test_without_token_lists_the_text_is_shown(name: str) -> None:
+    found = read_record(without(name))
+    assert [line.text for line in found.trajectory.lines] == [line.text for line in solved_trajectory().lines]
+    assert [line.reward for line in found.trajectory.lines] == [line.reward for line in solved_trajectory().lines]
+    assert not found.has_tokens
+    assert found.note == (
+        "its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not"
+    )
+
+
+def test_lists_that_fit_no_line_are_the_same_as_none() -> None:
+    assert not read_record(stored(sampled_mask=[True])).has_tokens
+    lines = [{"text": " x\n", "kind": "statement"}, "garbage", {"text": " y\n", "start": 0, "end": 0}]
+    found = read_record(stored(lines=lines))
+    assert [line.text for line in found.trajectory.lines] == [" x\n", " y\n"]
+
+
+def test_what_this_version_has_no_word_for_is_noted() -> None:
+    raw = record()
+    raw["lines"][0]["kind"] = "telepathy"
+    found = read_record(json.dumps({**raw, "stop_reason": "bored"}).encode())
+    assert found.trajectory.lines[0].kind is LineKind.STATEMENT
+    assert found.trajectory.stop_reason is StopReason.UNFINISHED
+    assert found.note == (
+        "its stop_reason 'bored' is not known to this version and shown as 'unfinished'; "
+        "its kind 'telepathy' is not known to this version and shown as 'statement'"
+    )
+
+
+def test_fields_of_a_wrong_type_become_text_or_nothing() -> None:
+    raw = record()
+    raw["lines"][0] |= {"text": None, "output": 7, "reward": "much", "advantage": True, "error_name": ["x"]}
+    raw["lines"][1]["calls"] = ["x", {"name": 3}]
+    changes = {"task_id": 5, "prompt_ids": "x", "answer": "6", "version": 1e300, "duration_s": None, "error": {"a": 1}}
+    trajectory = read_record(json.dumps(raw | changes).encode()).trajectory
+    assert (trajectory.task_id, trajectory.prompt_ids, trajectory.answer) == ("5", (), ("6",))
+    assert (trajectory.version, trajectory.duration_s, trajectory.error) == (0, 0.0, "{'a': 1}")
+    first = trajectory.lines[0]
+    assert (first.text, first.output, first.reward, first.advantage) == ("", "7", None, None)
+    assert first.error_name == "['x']"
+    assert trajectory.lines[1].calls == (ToolCall("?"), ToolCall("3"))
+
+
+def test_numbers_that_are_not_finite_are_none() -> None:
+    raw = record()
+    raw["lines"][0] |= {"reward": math.nan, "advantage": math.inf}
+    raw["logprobs"][0] = -math.inf
+    trajectory = read_record(json.dumps({**raw, "outcome_reward": math.nan}).encode()).trajectory
+    assert (trajectory.lines[0].reward, trajectory.lines[0].advantage, trajectory.outcome_reward) == (None, None, None)
+    assert trajectory.logprobs[0] == 0.0
+
+
+def test_bytes_that_are_no_utf_8_are_shown_as_such() -> None:
+    found = read_record(stored(task_id="caf")[:-1] + b', "error": "\xff\xfe"}')
+    assert found.trajectory.error == "\ufffd\ufffd"
+    assert found.note == "it holds bytes that are no UTF-8, shown as \ufffd"
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"{", b"null", b"[1]", b"{}", b'{"kind": "train", "step": 3}', b'{"lines": 5}', b"[" * 100_000, b"\0"]
+)
+def test_what_is_no_trajectory_raises(line: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_record(line)

@@ -1,0 +1,337 @@
+"""What the page is told: of a run, a trajectory and its lines, of tokens; also of runs that are hostile or halves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+
+from repl_rl.errors import RunError
+from repl_rl.nano import NANO_PATH
+from repl_rl.trajectory import Line, LineKind, ToolCall, Trajectory, write_jsonl
+from repl_rl.view.viewer import tokens
+from repl_rl.view.viewer.indexer import update
+from repl_rl.view.viewer.record import Record
+from repl_rl.view.viewer.source import NotFound, Source
+from repl_rl.view.viewer.transcript import returns_to_go, state_changes, transcript
+from tests.made_trajectories import line, made
+from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
+
+EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
+
+
+def opened(folder: Path) -> Source:
+    source = Source(folder)
+    update(folder, source.index)
+    return source
+
+
+def bare(folder: Path, *trajectories: Trajectory) -> Path:
+    write_jsonl(folder / "rollouts" / "step_00001.jsonl", trajectories)
+    return folder
+
+
+def test_a_run_in_its_head(run_folder: Path) -> None:
+    run = opened(run_folder).run()
+    assert list(run) == [
+        *("name", "path", "facts", "summary", "notes", "charts", "families", "choices", "index", "revision", "live")
+    ]
+    assert (run["name"], run["path"], run["notes"], run["live"]) == ("quickstart", str(run_folder), [], False)
+    assert ["steps", "24"] in run["facts"]
+    assert run["summary"] == ["quickstart: 24 steps on nano", "92.5% of 240 held-out problems solved after training"]
+    assert run["index"] == {"trajectories": 30, "files_done": 4, "files": 4, "complete": True}
+    assert [family["name"] for family in run["families"]] == ["all", "binomial", "gcd", "modular_power", "product"]
+    assert set(run["charts"][0]) == {"id", "title", "caption", "data", "layout", "height"}
+
+
+def test_the_revision_changes_with_what_is_told_and_only_then(run_folder: Path) -> None:
+    source = opened(run_folder)
+    seen = [source.run()["revision"]]
+    assert source.run()["revision"] == seen[0]
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(train_row(STEPS + 1)) + "\n")
+    seen.append(source.run()["revision"])
+    with (run_folder / "rollouts" / "step_00001.jsonl").open("a") as file:
+        file.write(json.dumps(solved_trajectory().to_dict()) + "\n")
+    assert source.run()["revision"] == seen[-1]
+    update(run_folder, source.index)
+    seen.append(source.run()["revision"])
+    (run_folder / "config.yaml").unlink()
+    seen.append(source.run()["revision"])
+    assert len(set(seen)) == 4
+    assert source.run()["index"]["trajectories"] == 31
+
+
+def test_a_run_is_live_while_steps_are_missing_and_its_metrics_are_fresh(run_folder: Path) -> None:
+    source = opened(run_folder)
+    write_metrics(run_folder, [train_row(step) for step in range(1, STEPS)])
+    assert source.run()["live"] is True
+    before = time.time() - 3600
+    for name in ("metrics.jsonl", "config.yaml"):
+        os.utime(run_folder / name, (before, before))
+    assert source.run()["live"] is False
+    write_metrics(run_folder, [train_row(step) for step in range(1, STEPS + 1)])
+    assert source.run()["live"] is False
+
+
+def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
+    shown = opened(run_folder).trajectory("train-1-0")
+    assert shown["question"] == "What is the greatest common divisor of 12 and 18?"
+    assert (shown["answer"], shown["error"], shown["screen_total"]) == (["12"], None, 7)
+    assert shown["times"] == {"engine_s": 0.0, "kernel_s": 0.0, "queue_s": 0.0, "own_s": 0.31, "duration_s": 0.31}
+    assert shown["row"] == {
+        "id": "train-1-0",
+        "split": "train",
+        "step": 1,
+        "position": 0,
+        "task_id": "gcd-train-4-6",
+        "family": "gcd",
+        "status": "not solved",
+        "stop_reason": "answer",
+        "reward": -0.1,
+        "outcome": 0.0,
+        "lines": 2,
+        "tokens": 6,
+        "duration_s": 0.31,
+        "version": 0,
+        "note": None,
+        "errors": ["NameError"],
+    }
+    assert shown["screen"][2] == {
+        "origin": "typed",
+        "mark": "›",
+        "pieces": [{"origin": "prompt", "text": ">>>"}, {"origin": "typed", "text": " math.gcd(12, 18)"}],
+        "lines": [0],
+    }
+    assert [row["mark"] for row in shown["screen"]] == ["¶", "¶", "›", "‹", "‹", "‹", "›"]
+    assert shown["lines"]["0"] == {
+        "index": 0,
+        "kind": "exception",
+        "error_name": "NameError",
+        "fault": True,
+        "reward": -0.1,
+        "return_to_go": -0.1,
+        "advantage": -0.75,
+        "logprob_sum": -1.5,
+        "logprob_mean": -0.5,
+        "tokens": 3,
+        "duration_s": 0.0042,
+        "calls": [],
+        "state_changed": None,
+    }
+
+
+def test_a_window_holds_its_rows_and_the_lines_that_begin_in_them(run_folder: Path) -> None:
+    source = opened(run_folder)
+    whole = source.trajectory("train-1-0", 0, None)
+    window = source.trajectory("train-1-0", 6, 3)
+    assert window["screen"] == whole["screen"][6:]
+    assert list(window["lines"]) == ["1"]
+    assert source.trajectory("train-1-0", 3, 2)["lines"] == {}
+    assert source.trajectory("train-1-0", 99, 2)["screen"] == []
+
+
+def test_ten_thousand_lines_come_in_windows(tmp_path: Path) -> None:
+    typed = [(f" x = {number}\n", LineKind.STATEMENT, None, ">>>") for number in range(10_000)]
+    (tmp_path / "config.yaml").write_text("name: long\n")
+    source = opened(bare(tmp_path, make_trajectory("long-1", "q", typed)))
+    shown = source.trajectory("train-1-0", 5000, 400)
+    assert (shown["screen_total"], len(shown["screen"]), len(shown["lines"])) == (10_003, 400, 400)
+    assert shown["screen"][0]["pieces"][1]["text"] == " x = 4998"
+    assert len(json.dumps(shown)) < 250_000
+
+
+def test_returns_are_discounted_by_the_run_s_own_gamma(run_folder: Path) -> None:
+    (run_folder / "config.yaml").write_text("credit: {gamma: 0.5}\n")
+    trajectory = make_trajectory("t", "q", [(f" {n}\n", LineKind.EXPRESSION, None, ">>>") for n in range(3)])
+    rewarded = [replace(one, reward=reward) for one, reward in zip(trajectory.lines, (1.0, 2.0, 4.0), strict=True)]
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [replace(trajectory, lines=tuple(rewarded))])
+    lines = opened(run_folder).trajectory("train-1-0")["lines"]
+    assert [lines[index]["return_to_go"] for index in "012"] == [3.0, 4.0, 4.0]
+
+
+def test_returns_of_lines_without_rewards() -> None:
+    trajectory = made([line("a"), line("b")])
+    assert returns_to_go(trajectory, 1.0) == [None, None]
+    half = replace(trajectory, lines=(replace(trajectory.lines[0], reward=1.0), trajectory.lines[1]))
+    assert returns_to_go(half, 0.9) == [1.0, 0.0]
+
+
+def test_a_line_changed_the_state_if_it_is_other_than_before() -> None:
+    marks = [None, "a", None, "a", "b", "b", None, "a"]
+    assert state_changes([line(fingerprint=mark) for mark in marks]) == [
+        *(None, None, None, False, True, False, None, True)
+    ]
+
+
+def test_calls_of_tools_and_their_failures() -> None:
+    one = replace(line("f()"), calls=(ToolCall("f", None, 0.25), ToolCall("g", "ValueError", 0.5)))
+    shown = transcript(Record(made([one])), 1.0)["lines"]["0"]
+    assert shown["calls"] == []
+    placed = replace(made([one]), lines=(replace(made([one]).lines[0], calls=one.calls),))
+    assert transcript(Record(placed), 1.0)["lines"]["0"]["calls"] == [
+        {"name": "f", "error_name": None, "duration_s": 0.25},
+        {"name": "g", "error_name": "ValueError", "duration_s": 0.5},
+    ]
+
+
+def test_tokens_of_a_line_and_of_all(run_folder: Path) -> None:
+    source = opened(run_folder)
+    everything = source.tokens("train-1-0")["tokens"]
+    assert [token["id"] for token in everything] == list(range(8))
+    assert [token["sampled"] for token in everything] == [True] * 3 + [False] * 2 + [True] * 3
+    assert [token["logprob"] for token in everything] == [-0.5] * 3 + [None] * 2 + [-0.5] * 3
+    assert [token["text"] for token in everything] == [None] * 8, "these tokens spell something else"
+    assert source.tokens("train-1-0", 1)["tokens"] == everything[5:]
+    assert source.tokens("train-1-0", 0)["tokens"] == everything[:5]
+    assert source.tokens("train-1-0", 7)["tokens"] == []
+
+
+def in_nano_s_tokens(texts: list[str]) -> Trajectory:
+    """Lines as nano's vocabulary writes them, with no output between them."""
+    tokenizer = Tokenizer.from_file(str(NANO_PATH / "tokenizer.json"))
+    ids: list[int] = []
+    lines: list[Line] = []
+    for text in texts:
+        start, ids = len(ids), [*ids, *tokenizer.encode(text, add_special_tokens=False).ids]
+        lines.append(Line(start, len(ids), text, LineKind.STATEMENT))
+    return replace(
+        solved_trajectory(),
+        completion_ids=tuple(ids),
+        sampled_mask=(True,) * len(ids),
+        logprobs=(-0.5,) * len(ids),
+        lines=tuple(lines),
+    )
+
+
+def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" x = 12\n", " submit_final_answer(x)\n"]
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens(texts)])
+    source = opened(run_folder)
+    for number, text in enumerate(texts):
+        shown = source.tokens("train-1-0", number)["tokens"]
+        assert "".join(token["text"] for token in shown) == text
+        assert {token["line"] for token in shown} == {number}
+    monkeypatch.setattr(tokens, "MOST", 3)
+    cut = source.tokens("train-1-0")["tokens"]
+    assert (len(cut), " x = 12\n".startswith("".join(token["text"] for token in cut))) == (3, True)
+
+
+def test_tokens_are_spelled_by_a_checkpoint_where_the_model_is_gone(run_folder: Path) -> None:
+    (run_folder / "config.yaml").write_text("model: {path: /no/such/model}\n")
+    checkpoint = run_folder / "checkpoints" / "checkpoint-10"
+    checkpoint.mkdir(parents=True)
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copy(NANO_PATH / name, checkpoint)
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [in_nano_s_tokens([" x\n"])])
+    assert "".join(token["text"] for token in opened(run_folder).tokens("train-1-0")["tokens"]) == " x\n"
+
+
+def test_tokens_without_a_vocabulary_have_no_text(run_folder: Path) -> None:
+    (run_folder / "config.yaml").write_text("model: {path: /no/such/model}\n")
+    assert [token["text"] for token in opened(run_folder).tokens("train-1-0", 1)["tokens"]] == [None] * 3
+
+
+def test_hostile_text_steers_nothing_and_is_utf_8(run_folder: Path) -> None:
+    typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
+    hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
+    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [hostile])
+    (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
+    write_metrics(run_folder, [{**train_row(3), f"errors/{EVIL}": 0.5, "reward": 1e400}])
+    source = opened(run_folder)
+    answers: list[Any] = [source.run(), source.rows({}), source.trajectory("train-1-0"), source.tokens("train-1-0")]
+    answers += [source.group("train-1-0"), source.task("train-1-0"), source.rows({"q": "onerror"})]
+    for answer in answers:
+        text = json.dumps(answer, allow_nan=False, ensure_ascii=False)
+        text.encode("utf-8")
+        assert not [sign for sign in ("\x1b", "\u2028", "\\u0000", "\\u001b") if sign in text]
+    assert answers[1]["rows"][0]["id"] == "eval-0-0"
+    assert answers[-1]["total"] == 1
+    assert answers[2]["answer"] == ["</script><img src=x onerror=alert(1)>\\x1b[31m\\udc80\\u2028\\x00"]
+    assert source.rows({"error": answers[1]["rows"][12]["errors"][0]})["total"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda folder: (folder / "metrics.jsonl").unlink(), "there is no metrics.jsonl yet"),
+        (lambda folder: (folder / "config.yaml").write_bytes(b"\xff\xfe\x00"), "config.yaml can't be read"),
+        (lambda folder: (folder / "config.yaml").unlink(), "config.yaml can't be read"),
+        (lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff{\n"), "metrics.jsonl, line 1, is not a row"),
+        (
+            lambda folder: (folder / "rollouts" / "step_00001.jsonl").write_bytes(b"\xff\n{}\n"),
+            "rollouts/step_00001.jsonl: 2 lines are no trajectory and left out; the first: trajectory 0: ",
+        ),
+        (lambda folder: (folder / "rollouts" / "step_00009.jsonl").mkdir(), "rollouts/step_00009.jsonl: it can't be"),
+    ],
+)
+def test_what_is_broken_is_a_note_and_the_rest_is_shown(run_folder: Path, change: Any, note: str) -> None:
+    change(run_folder)
+    source = opened(run_folder)
+    run = source.run()
+    assert [sentence for sentence in run["notes"] if sentence.startswith(note)], run["notes"]
+    assert run["index"]["complete"] is True
+    assert source.rows({"split": "eval"})["total"] == 24
+
+
+def test_rollouts_alone_are_a_run(tmp_path: Path) -> None:
+    source = opened(bare(tmp_path, solved_trajectory(), failed_trajectory()))
+    assert source.run()["index"]["trajectories"] == 2
+    assert source.run()["notes"] == [
+        "there is no metrics.jsonl yet",
+        f"config.yaml can't be read: [Errno 2] No such file or directory: '{tmp_path / 'config.yaml'}'",
+    ]
+
+
+def test_a_file_is_a_run_without_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_jsonl(tmp_path / "x.jsonl", [solved_trajectory(), failed_trajectory()])
+    source = opened(tmp_path / "x.jsonl")
+    run = source.run()
+    assert (run["name"], run["charts"], run["facts"], run["notes"], run["live"]) == ("x.jsonl", [], [], [], False)
+    assert run["summary"] == ["x.jsonl: 2 trajectories, 1 of 2 graded ones solved"]
+    assert source.trajectory("train-0-1")["row"]["status"] == "not solved"
+
+
+def test_a_trajectory_whose_file_is_other_than_indexed_is_said_to_be_so(run_folder: Path) -> None:
+    source = opened(run_folder)
+    path = run_folder / "rollouts" / "step_00001.jsonl"
+    write_jsonl(path, [make_trajectory("other-1", "q", [(" x\n", LineKind.STATEMENT, None, ">>>")])] * 3)
+    with pytest.raises(NotFound, match="is not what it was when train-1-2 was indexed"):
+        source.trajectory("train-1-2")
+    path.unlink()
+    with pytest.raises(NotFound, match="is not what it was"):
+        source.trajectory("train-1-0")
+
+
+def test_a_trajectory_without_token_lists_says_so(tmp_path: Path) -> None:
+    record = solved_trajectory().to_dict()
+    del record["logprobs"]
+    path = tmp_path / "rollouts" / "step_00001.jsonl"
+    path.parent.mkdir()
+    path.write_text(json.dumps(record) + "\n")
+    source = opened(tmp_path)
+    shown = source.trajectory("train-1-0")
+    assert shown["row"]["note"].startswith("its token lists are missing")
+    assert (shown["row"]["tokens"], shown["lines"]["0"]["tokens"], shown["lines"]["0"]["logprob_sum"]) == (0, 0, None)
+    assert source.tokens("train-1-0") == {"tokens": []}
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, run_folder: Path) -> None:
+    with pytest.raises(RunError, match="it holds runs, name one of them: quickstart"):
+        Source(run_folder.parent)
+    with pytest.raises(RunError, match="nothing is there"):
+        Source(tmp_path / "absent")
+
+
+def test_lines_may_be_equal_and_are_told_apart() -> None:
+    same = Line(0, 1, " x\n", LineKind.EXPRESSION, output=">>>")
+    shown = transcript(Record(made([same, same, same])), 1.0)
+    assert [row["lines"] for row in shown["screen"] if row["lines"]] == [[0], [1], [2]]
