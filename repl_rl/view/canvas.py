@@ -91,9 +91,9 @@ def _running_html(seen: Sequence[Seen], note: str) -> str:
         for each in seen[:_COLUMNS]
     ]
     if len(shown) == 1:
-        return shown[0]
+        return str(shown[0])
     left_out = Markup("<p>{}</p>").format(_left_out(len(seen) - len(shown))) if len(seen) > len(shown) else ""
-    return _SIDE_BY_SIDE.format(Markup("").join(_COLUMN.format(each) for each in shown)) + left_out
+    return str(_SIDE_BY_SIDE.format(Markup("").join(_COLUMN.format(each) for each in shown)) + left_out)
 
 
 class TerminalCanvas:
