@@ -91,7 +91,8 @@ def trajectory_in(events: Sequence[Event]) -> Trajectory:
         assert event.logprobs == trajectory.logprobs[line.start : line.end]
         assert between.index(event) < next(n for n, other in enumerate(between) if other == Ran(event.index, line))
     assert [event.text for event in sampled[:-1]] == [line.text for line in trajectory.lines[:-1]]
-    assert not sampled or trajectory.lines[-1].text.removesuffix("\ufffd") == sampled[-1].text.removesuffix("\ufffd")
+    if sampled:  # half a character that is left over belongs to the last line, and is known at the end
+        assert trajectory.lines[-1].text in (sampled[-1].text, sampled[-1].text + "\ufffd")
     return trajectory
 
 
@@ -143,7 +144,7 @@ def test_every_dialect_tells_its_lines(dialect: str) -> None:
     assert typed == "".join(SESSIONS[dialect].typed)
 
 
-@settings(max_examples=100)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(data: st.DataObject) -> None:
     gpt2 = vocabularies.gpt2_like()
