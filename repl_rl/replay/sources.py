@@ -83,7 +83,7 @@ def run_config(path: Path) -> Mapping[str, Any]:
     for folder in path.resolve().parents[:2]:
         try:
             values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             continue
         if isinstance(values, Mapping):
             return values
@@ -111,8 +111,9 @@ def _notebook(path: Path) -> NotebookNode:
     try:
         notebook = nbformat.read(path, as_version=4)
         nbformat.validate(notebook)
-    except (OSError, ValueError, nbformat.ValidationError) as error:
-        raise RunError(f"{path} can't be read as a notebook: {str(error).splitlines()[0]}") from error
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, nbformat.ValidationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"{path} can't be read as a notebook: {reason}") from error
     about = notebook["metadata"].get("repl_rl")
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
         raise RunError(f"{path} is no exported rollout: make one with Trajectory.to_notebook or `replay --notebooks`")
