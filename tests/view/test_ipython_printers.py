@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from IPython.core.formatters import DisplayFormatter
-from view.conftest import failed_trajectory, solved_trajectory
+from tests.view.conftest import failed_trajectory, solved_trajectory
 
 from repl_rl.trajectory import Group
 
