@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from IPython.core.formatters import DisplayFormatter
-from tests.view.conftest import failed_trajectory, solved_trajectory
 
 from repl_rl.trajectory import Group
+from tests.view.conftest import failed_trajectory, solved_trajectory
 
 
 def test_a_group_prints_itself_though_ipython_has_a_printer_for_lists() -> None:

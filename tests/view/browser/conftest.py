@@ -23,10 +23,15 @@ from tests.view.conftest import (
 )
 from tests.view.test_viewer_server import Viewer, viewing
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 TRAINED = 12
 LONG_ID, LONG_LINES = "train-13-1", 10_000
 IDS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]

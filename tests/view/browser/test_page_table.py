@@ -140,7 +140,12 @@ def test_curves_are_drawn_a_row_or_all(page: Page, address: str) -> None:
     page.locator("#curves-buttons").get_by_role("link", name="Show all").click()
     expect(page.locator("#charts .main-svg:first-child")).to_have_count(page.locator("#charts figure").count())
     assert page.locator("#charts figure").count() > 5
-    assert page.locator("#families tbody tr").first.locator("td").all_inner_texts() == ["240", "41.2%", "92.5%", "+51.2"]
+    assert page.locator("#families tbody tr").first.locator("td").all_inner_texts() == [
+        "240",
+        "41.2%",
+        "92.5%",
+        "+51.2",
+    ]
 
 
 def test_the_keyboard_reaches_table_search_and_help(page: Page) -> None:
@@ -164,6 +169,12 @@ def test_a_phone_scrolls_one_way_only(visit: Visit, address: str) -> None:
     page = visit(address, width=390, height=844)
     for fragment in ("curves=all", "open=train-12-1&line=0", "open=train-12-1&mode=group", "open=eval-24-0&mode=steps"):
         page.evaluate(f"location.hash = {fragment!r}")
-        expect(page.locator({"curves": "#charts .main-svg", "open": "#pane .screen .row, #pane .diff"}[fragment[: fragment.index("=")]]).first).to_be_visible()
+        expect(
+            page.locator(
+                {"curves": "#charts .main-svg", "open": "#pane .screen .row, #pane .diff"}[
+                    fragment[: fragment.index("=")]
+                ]
+            ).first
+        ).to_be_visible()
         page.wait_for_load_state("networkidle")
         assert page.evaluate("document.documentElement.scrollWidth") == 390, fragment

@@ -7,7 +7,7 @@ from playwright.sync_api import Page, expect
 
 from repl_rl.view.screen import screen_rows
 from tests.view.browser.conftest import LONG_ID, LONG_LINES, Visit, row_texts, screen_texts
-from tests.view.conftest import failed_trajectory, solved_trajectory
+from tests.view.conftest import failed_trajectory
 
 SHOWN = "#pane .chunk .row"
 
@@ -42,7 +42,14 @@ def test_rows_marks_and_what_lines_are_worth(visit: Visit, address: str) -> None
     assert screen_texts(page) == [mark + text for mark, text in zip("¶¶›‹‹‹›", texts, strict=True)]
     assert page.locator("#pane .verdict").inner_text().split("\n")[0].startswith("✗ not solved")
     first = page.locator("#pane .row.acted").first.locator(".worth > *")
-    assert [text.split()[-1] for text in first.all_text_contents()] == ["NameError", "−0.1", "−0.1", "−0.75", "−1.50", "ms"]
+    assert [text.split()[-1] for text in first.all_text_contents()] == [
+        "NameError",
+        "−0.1",
+        "−0.1",
+        "−0.75",
+        "−1.50",
+        "ms",
+    ]
     assert first.nth(4).get_attribute("title") == "−0.50 a token over 3 tokens"
     assert first.nth(0).get_attribute("class") == "kind fault"
     page.goto(f"{address}#open=train-3-1")
@@ -86,7 +93,12 @@ def test_siblings_stand_side_by_side(visit: Visit, address: str) -> None:
     page.get_by_role("link", name="Group").click()
     columns = page.locator("#pane .column")
     expect(columns).to_have_count(4)
-    assert [text.split("\n")[0] for text in columns.all_inner_texts()] == ["#4 ✗ not solved", "#5 ✓ solved", "#6 ✗ not solved", "#7 ✓ solved"]
+    assert [text.split("\n")[0] for text in columns.all_inner_texts()] == [
+        "#4 ✗ not solved",
+        "#5 ✓ solved",
+        "#6 ✗ not solved",
+        "#7 ✓ solved",
+    ]
     expect(columns.nth(3).locator(".row")).to_have_count(8)
     assert columns.nth(0).locator(".value").all_text_contents() == ["advantage −0.75"] * 2
     expect(columns.nth(1)).to_have_class("column chosen")
@@ -105,7 +117,9 @@ def diff_rows(page: Page) -> list[str]:
 
 def test_a_task_is_compared_over_the_steps(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=eval-24-5&mode=steps")
-    expect(page.locator(".diff caption")).to_have_text("13 rows differ: − only in step 0 #5, + only in step 24 #5, = in both.")
+    expect(page.locator(".diff caption")).to_have_text(
+        "13 rows differ: − only in step 0 #5, + only in step 24 #5, = in both."
+    )
     assert "with=eval-0-5" in page.url
     rows = diff_rows(page)
     assert rows[0] == "=|¶ Python 3.11.7 on linux|=|¶ Python 3.11.7 on linux"
@@ -124,7 +138,12 @@ def test_another_rollout_is_chosen_and_the_link_keeps_it(visit: Visit, address: 
     expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
     again = visit(page.url)
     expect(again.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
-    assert again.locator(".choices tbody tr td:last-child").all_inner_texts() == ["open", "compare", "compared", "compare"]
+    assert again.locator(".choices tbody tr td:last-child").all_inner_texts() == [
+        "open",
+        "compare",
+        "compared",
+        "compare",
+    ]
 
 
 def test_the_difference_is_the_shortest_one(visit: Visit, address: str) -> None:
