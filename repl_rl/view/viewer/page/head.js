@@ -34,6 +34,7 @@
       shown = text;
       document.title = view.visible(`${run.name} · repl_rl`);
       fill(at("name"), run.name);
+      fill(at("alone"), run.name);
       fill(at("summary"), run.summary.map(ended).join(" "));
       fill(at("facts"), run.facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       fill(at("notes"), notes(run.notes));

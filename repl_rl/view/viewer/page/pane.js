@@ -20,7 +20,7 @@
       previous: button("‹ Previous", "previous in the table (k)", () => move(-1)), next: button("Next ›", "next in the table (j)", () => move(1)),
       note: h("p", { class: "problem bad", role: "alert", hidden: true }),
     };
-    fill(at("pane"), h("header", { class: "pane-head" },
+    fill(at("pane"), h("header", { class: "pane-head" }, h("h1", { id: "alone" }),
       h("div", { class: "line" }, parts.title, h("span", { class: "steps" }, parts.previous, parts.next, button("Close ×", "close (Escape)", close))),
       parts.verdict, parts.question, parts.facts), parts.modes, parts.note, parts.body);
     view.steps.onWidth(() => loaded && view.state.now.mode === "steps" && drawBody());

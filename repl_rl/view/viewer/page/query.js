@@ -4,7 +4,6 @@
   const view = window.ReplView;
 
   const EQUAL = { split: "split", family: "family", status: "status", stop: "stop_reason", task: "task_id" };
-  const TEXT = new Set(["task_id", "status"]);
 
   const span = (text) => {
     const found = /^(\d+)(?:-(\d+))?$/.exec(text.trim());
@@ -34,14 +33,20 @@
   };
 
   const worth = (row, key) => (key === "errors" ? row.errors.length : row[key]);
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+  const inRun = (a, b) => a.step - b.step || compare(a.split, b.split) || a.position - b.position;
 
-  // Rows without the number come last in both orders.
-  const comparer = (key, order) => (one, other) => {
-    const [a, b] = [worth(one, key), worth(other, key)];
-    const missing = (a === null) - (b === null);
-    if (missing || a === null) return missing;
-    const up = TEXT.has(key) ? (a < b ? -1 : a > b ? 1 : 0) : a - b;
-    return order === "desc" ? -up : up;
+  // The newest step first, its rollouts in the order of their file.
+  const newest = (a, b) => b.step - a.step || compare(b.split, a.split) || a.position - b.position;
+
+  // Rows without the number come last in both orders; equal ones stand as in the run.
+  const comparer = (key, order) => {
+    const sign = order === "desc" ? -1 : 1;
+    if (key === "step") return sign < 0 ? newest : inRun;
+    return (one, other) => {
+      const [a, b] = [worth(one, key), worth(other, key)];
+      return (a === null) - (b === null) || sign * (compare(a, b) || inRun(one, other));
+    };
   };
 
   view.query = {

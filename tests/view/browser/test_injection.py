@@ -1,0 +1,161 @@
+"""Whatever stands in a run's files is shown as text: nothing of it runs, loads, or becomes an element or an address."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from playwright.sync_api import Page, expect
+
+from repl_rl.trajectory import LineKind, ToolCall, Trajectory, write_jsonl
+from repl_rl.view.viewer.export import export
+from repl_rl.view.viewer.source import Source
+from tests.view.browser.conftest import Visit
+from tests.view.conftest import make_trajectory, train_row, write_metrics
+from tests.view.test_viewer_server import viewing
+
+RUN = "window.ran=(window.ran||0)+1"
+PAYLOADS = [
+    f"<script>{RUN}</script>",
+    f"<img src=x onerror='{RUN}'>",
+    f"</script><script>{RUN}</script><!--",
+    f"</code></div><svg onload='{RUN}'>",
+    f"javascript:{RUN}",
+    f"<a href=\"javascript:{RUN}\" autofocus onfocus='{RUN}'>x</a>",
+    f"{{{{constructor.constructor('{RUN}')()}}}}${{{RUN}}}<%= {RUN} %>",
+    f"\"'`--></title></style></textarea><iframe srcdoc='<script>parent.{RUN}</script>'>",
+    "\u202egnp.exe\u2066\u200b\u2028\u2029\x1b]8;;http://a.invalid/\x07link\x1b[31m\udc80",
+    "__proto__",
+    "&lt;b&gt;&#60;script&#62;",
+]
+EVIL = " ".join(PAYLOADS)
+CANARY = "<script>window.ran"
+HIDDEN = "\u202e\u2066\u200b\u2028\u2029\x1b\x07"
+
+
+def evil_trajectory(number: int) -> Trajectory:
+    payload = PAYLOADS[number % len(PAYLOADS)]
+    typed = [
+        (f" {payload}\n", LineKind.EXCEPTION, payload, f"{EVIL}\n>>>"),
+        (f" submit_final_answer({payload})\n", LineKind.ANSWER, None, ""),
+    ]
+    made = make_trajectory(f"{payload}-train-{number}", EVIL, typed, answer=(EVIL, payload), grade=1.0)
+    call = ToolCall(EVIL, payload, 0.1)
+    return replace(made, lines=(replace(made.lines[0], calls=(call,)), made.lines[1]), error=EVIL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evil") / "run"
+    folder.mkdir()
+    config = {"name": EVIL, "seed": EVIL, "model": {"path": EVIL}, "credit": {"estimator": EVIL}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=False), encoding="utf-8")
+    rates = dict.fromkeys(PAYLOADS, 0.5)
+    evals = [{"kind": "eval", "step": step, "solve_rate": 0.5, "problems": 9, "families": rates} for step in (0, 2)]
+    named = {f"errors/{payload}": 0.2 for payload in PAYLOADS} | {
+        f"rewards/{payload}/mean": 0.1 for payload in PAYLOADS
+    }
+    write_metrics(folder, [evals[0], *({**train_row(step), **named} for step in (1, 2)), evals[1]])
+    many = [evil_trajectory(number) for number in range(len(PAYLOADS))]
+    write_jsonl(folder / "rollouts" / "step_00001.jsonl", [*many, *many])
+    write_jsonl(folder / "rollouts" / "step_00002.jsonl", many)
+    broken = [{**many[0].to_dict(), "stop_reason": EVIL}, {"task_id": EVIL}, EVIL]
+    (folder / "rollouts" / "step_00003.jsonl").write_text("".join(json.dumps(row) + "\n" for row in broken))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(folder: Path) -> Iterator[str]:
+    with viewing(folder) as viewer:
+        yield f"http://127.0.0.1:{viewer.port}/"
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> str:
+    return export(Source(folder), folder.parent / "evil.html").path.as_uri()
+
+
+def harmless(page: Page) -> None:
+    """Nothing ran, no element came out of the data, and every address stays within the page."""
+    assert page.evaluate("window.ran") is None
+    assert page.locator("main :is(script, img, iframe, object, embed, form[action], style, base, meta)").count() == 0
+    found = page.evaluate(
+        "[...document.querySelectorAll('main *')].flatMap(one => [...one.attributes])"
+        ".filter(one => /^on/i.test(one.name)"
+        " || (/href$|src|action/i.test(one.name) && !/^(#|data:)/.test(one.value)))"
+        ".map(one => one.name + '=' + one.value)"
+    )
+    assert found == []
+    # Plotly draws labels of its own kind of markup: links in them would be such elements.
+    assert page.locator("svg a").count() == 0
+    text = page.locator("body").inner_text()
+    assert [hex(ord(character)) for character in HIDDEN if character in text] == []
+
+
+def look_around(page: Page) -> None:
+    expect(page.locator("#charts .main-svg").first).to_be_visible()
+    assert CANARY in page.locator("#name").inner_text()
+    expect(page.locator("#table tbody tr").first).to_be_visible()
+    assert CANARY in page.locator("#table .task a").all_inner_texts()[0]
+    assert CANARY in page.locator("#table .note").first.inner_text()
+    harmless(page)
+    page.locator("#curves-buttons").get_by_role("link", name="Show all").click()
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(page.locator("#charts figure").count())
+    assert CANARY in page.locator("#families").inner_text()
+    harmless(page)
+    for name in ("error", "family", "stop", "status"):
+        assert page.locator(f"#filter-{name} option").count() > 1
+
+
+def look_into(page: Page) -> None:
+    """Every trajectory of a step, its tokens and both other views."""
+    page.locator("#filter-step").fill("2")
+    expect(page.locator("#count")).to_have_text(f"{len(PAYLOADS)}, shown: 1 to {len(PAYLOADS)}")
+    page.locator("#table a.open").first.click()
+    for number in range(len(PAYLOADS)):
+        expect(page.locator("#pane .facts-line")).to_contain_text(f"#{number} in its file")
+        page.locator("#pane .row.acted .mark").first.click()
+        expect(page.locator(".strip .token").first).to_be_visible()
+        assert CANARY in page.locator(".strip > p").first.inner_text()
+        assert CANARY in page.locator("#pane .verdict").inner_text()
+        harmless(page)
+        page.keyboard.press("g")
+        expect(page.locator("#pane .column .row").first).to_be_visible()
+        page.keyboard.press("s")
+        expect(page.locator("#pane .diff")).to_be_visible()
+        harmless(page)
+        page.keyboard.press("t")
+        page.keyboard.press("j")
+
+
+@pytest.mark.parametrize("where", ["served", "exported"])
+def test_nothing_in_a_run_runs(visit: Visit, request: pytest.FixtureRequest, where: str) -> None:
+    page = visit(request.getfixturevalue(where))
+    look_around(page)
+    look_into(page)
+
+
+def test_nothing_in_an_address_runs(visit: Visit, served: str) -> None:
+    page = visit(served, excused="Failed to load resource")
+    for name in ("open", "q", "step", "task", "family", "with", "sort", "mode", "line", "curves"):
+        page.evaluate("([name, value]) => location.hash = new URLSearchParams([[name, value]])", [name, EVIL])
+        page.wait_for_load_state("networkidle")
+        expect(page.locator("#table-problem, #pane [role=alert], #table tbody tr").first).to_be_attached()
+        harmless(page)
+
+
+def test_all_that_is_hostile_can_be_filtered_by(visit: Visit, served: str) -> None:
+    page = visit(served)
+    expect(page.locator("#table tbody tr").first).to_be_visible()
+    options = page.locator("#filter-error option")
+    values = options.evaluate_all("all => all.map(one => one.value).filter(Boolean)")
+    assert len(values) == len(PAYLOADS)
+    for value in values:
+        page.locator("#filter-error").select_option(value)
+        count = 4 if value == PAYLOADS[0] else 3
+        expect(page.locator("#count")).to_have_text(f"{count}, shown: 1 to {count}")
+        harmless(page)

@@ -1,0 +1,84 @@
+"""An exported file, opened from the disk without a network: the same page with the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from repl_rl.view.viewer.export import export
+from repl_rl.view.viewer.source import Source
+from tests.view.browser.conftest import Visit, row_texts, screen_texts
+
+QUERIES: list[Mapping[str, str]] = [
+    {},
+    {"order": "asc"},
+    {"status": "solved", "sort": "reward"},
+    {"status": "not solved", "sort": "reward", "order": "asc"},
+    {"q": "GCD-h", "sort": "task_id", "order": "asc"},
+    {"q": "look it", "sort": "duration_s"},
+    {"split": "eval", "sort": "tokens"},
+    {"step": "3-5", "sort": "lines", "order": "asc"},
+    {"error": "NameError", "max_reward": "-0.1", "sort": "position"},
+    {"family": "gcd", "stop": "answer", "min_reward": "0.5", "sort": "outcome"},
+    {"task": "gcd-heldout-0", "sort": "status"},
+    {"sort": "errors"},
+]
+
+
+@pytest.fixture(scope="module")
+def exported(shown_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    written = export(Source(shown_folder), tmp_path_factory.mktemp("exported") / "run.html")
+    assert (written.shown, written.total) == (122, 122)
+    return written.path.as_uri()
+
+
+def test_filters_and_orders_give_what_the_server_gives(visit: Visit, exported: str, shown_folder: Path) -> None:
+    page = visit(exported)
+    source = Source(shown_folder)
+    for query in QUERIES:
+        asked = {"sort": "step", "order": "desc", "offset": "5", "limit": "40", **query}
+        answer = source.rows(asked)
+        found = page.evaluate("async (query) => await ReplView.source().rows(query)", asked)
+        assert found["total"] == answer["total"], query
+        assert [row["id"] for row in found["rows"]] == [row["id"] for row in answer["rows"]], query
+
+
+def test_the_file_is_used_like_the_viewer(visit: Visit, exported: str) -> None:
+    page = visit(exported)
+    expect(page.locator("#live")).to_have_text("exported file, does not change")
+    expect(page.locator("#count")).to_have_text("122, shown: 1 to 50")
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(3)
+    expect(page.locator("#follow")).to_be_hidden()
+    page.locator("#filter-error").select_option("NameError")
+    expect(page.locator("#count")).to_have_text("61, shown: 1 to 50")
+    page.locator("th[data-sort=step] button").click()
+    assert row_texts(page, 1)[0] == "0 eval"
+    page.locator("#table a.open").nth(12).click()
+    expect(page.locator("#pane-title")).to_have_text("gcd-train-1-1")
+    page.locator("#pane .row.acted .text").first.click()
+    expect(page.locator(".strip .token")).to_have_count(5)
+    assert len(screen_texts(page)) == 7
+    page.go_back()
+    expect(page.locator("#pane")).to_be_hidden()
+
+
+def test_a_link_into_the_file_is_restored(visit: Visit, exported: str) -> None:
+    page = visit(f"{exported}#status=not+solved&open=eval-24-1&mode=steps&with=eval-0-1")
+    expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
+    expect(page.locator("#count")).to_have_text("61, shown: 1 to 50")
+    page.get_by_role("link", name="Group").click()
+    expect(page.locator("#pane .column")).to_have_count(1)
+
+
+def test_bad_filters_and_missing_trajectories_are_said(visit: Visit, shown_folder: Path, tmp_path: Path) -> None:
+    address = export(Source(shown_folder), tmp_path / "part.html", 3).path.as_uri()
+    page = visit(f"{address}#open=train-1-0")
+    expect(page.locator("#pane [role=alert]")).to_have_text(
+        "trajectory train-1-0 is not in this file: only a part of the run was exported."
+    )
+    expect(page.locator("#notes")).to_contain_text("This file holds 3 of the run's 122 trajectories")
+    page.locator("#filter-step").fill("soon")
+    expect(page.locator("#table-problem")).to_contain_text("step soon is neither a step like 12 nor a range like 3-20")
