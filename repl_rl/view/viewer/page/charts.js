@@ -1,5 +1,5 @@
-// The run's curves, drawn by plotly in the page's colours. plotly is large and comes last: until it is there the captions
-// stand alone. A figure is drawn again only when its numbers or the colours changed.
+// The run's curves, drawn by plotly in the page's colours. plotly is large and comes when the first curve is to be seen:
+// until it is there the titles stand alone. A figure is drawn again only when its numbers or the colours changed.
 (() => {
   "use strict";
   const view = window.ReplView;
@@ -48,6 +48,17 @@
     if (first) kept.plot.on("plotly_click", (event) => choose(chart, event.points[0].x));
   };
 
+  // An exported file has it in itself.
+  const bring = () => {
+    const named = at("plotly");
+    if (window.Plotly || !named || named.dataset.asked) return;
+    named.dataset.asked = "yes";
+    const script = document.createElement("script");
+    script.src = named.getAttribute("src");
+    script.addEventListener("load", draw);
+    document.head.append(script);
+  };
+
   const choose = (chart, x) => {
     const title = chart.layout.xaxis && chart.layout.xaxis.title ? chart.layout.xaxis.title.text : "";
     if (title === "step" && Number.isInteger(x)) view.state.go({ step: String(x), page: "1", follow: "" });
@@ -60,7 +71,7 @@
 
   const buttons = () => {
     const mode = view.state.now.curves;
-    const button = (to, text) => h("a", { class: "quiet", href: view.state.href({ curves: to }) }, text);
+    const button = (to, text) => view.state.link({ curves: to }, { class: "quiet" }, text);
     const more = run.charts.length > columns();
     fill(at("curves-buttons"),
       mode !== "all" && more && button("all", `Show all ${run.charts.length}`), mode !== "some" && button("some", more ? "Show one row" : "Show"),
@@ -68,7 +79,13 @@
     fill(at("curves-hint"), mode === "none" ? "" : "A click on a step lists its rollouts.");
   };
 
-  const rate = (value) => (typeof value === "number" ? `${(100 * value).toFixed(1)}%` : "–");
+  // Halves go to the even digit, as Python rounds: the summary above must not say 41.2% where the table says 41.3%.
+  const rate = (value) => {
+    if (typeof value !== "number") return "–";
+    const tenths = 1000 * value;
+    const isHalf = tenths % 1 === 0.5;
+    return `${(isHalf ? (2 * Math.round(tenths / 2)) / 10 : tenths / 10).toFixed(1)}%`;
+  };
 
   const families = () => {
     const rows = view.state.now.curves === "all" ? run.families : [];
@@ -90,6 +107,7 @@
     const elements = wanted.map((chart) => figures.get(chart.id).element);
     const holder = at("charts");
     if (elements.length !== holder.children.length || elements.some((element, index) => holder.children[index] !== element)) holder.replaceChildren(...elements);
+    if (holder.clientWidth && wanted.length) bring();
     for (const chart of wanted) paint(figures.get(chart.id), chart);
   };
 
@@ -109,8 +127,5 @@
     resized = setTimeout(draw, 200);
   });
   dark.addEventListener("change", draw);
-  // The load event of an async script: capture, for it does not bubble.
-  document.addEventListener("load", (event) => event.target.tagName === "SCRIPT" && draw(), true);
-
   view.charts = { draw: (next) => { run = next; draw(); }, refit };
 })();

@@ -71,7 +71,7 @@
     const set = view.state.FILTERS.filter((name) => state[name] !== "").length;
     fill(at("filters-title"), set ? `Filters · ${set} set` : "Filters");
     at("reset").disabled = set === 0;
-    fill(at("only-task"), state.task !== "" && h("a", { class: "chip", href: view.state.href({ task: "", page: "1" }), title: "remove this filter" },
+    fill(at("only-task"), state.task !== "" && view.state.link({ task: "", page: "1" }, { class: "chip", title: "remove this filter" },
       "only ", h("code", {}, state.task), " ×"));
   };
 

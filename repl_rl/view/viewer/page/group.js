@@ -21,7 +21,7 @@
 
   const column = (row, chosen) => {
     const body = h("div", { class: "soft" }, "Loading.");
-    const link = h("a", { href: view.state.href({ open: row.id, mode: "transcript", line: "", with: "" }), ...(chosen ? { "aria-current": "true" } : {}) }, `#${row.position}`);
+    const link = view.state.link({ open: row.id, mode: "transcript", line: "", with: "" }, chosen ? { "aria-current": "true" } : {}, `#${row.position}`);
     const element = h("article", { class: `column${chosen ? " chosen" : ""}` },
       h("h3", {}, link, " ", view.verdict(row.status)), h("p", { class: "soft" }, `reward ${view.number(row.reward)} · ${view.count(row.lines, "line", "lines")} · ${view.words(row.stop_reason)}`), body);
     return { element, body };

@@ -45,14 +45,15 @@
   };
 
   const took = (next) => {
-    const isNew = !run || run.revision !== next.revision;
+    const isFirst = !run;
+    const isNew = isFirst || run.revision !== next.revision;
     run = next;
     view.head.live(run, source.embedded);
     if (!isNew) return;
     view.head.draw(run);
     view.charts.draw(run);
     view.filters.draw(run.choices);
-    if (!follow()) fillTable().then(view.pane.refresh);
+    if (!follow()) fillTable().then(() => isFirst || view.pane.refresh());
   };
 
   const poll = async () => {

@@ -74,7 +74,7 @@
     fill(parts.facts, [`${row.split} step ${row.step}`, `#${row.position} in its file`, row.family && `family ${row.family}`, `weights ${row.version}`, view.count(row.lines, "line", "lines"), view.count(row.tokens, "token", "tokens"), times(data)].filter(Boolean).join(" · "), row.note && h("span", { class: "note" }, ` ${row.note}`));
   };
 
-  const drawModes = () => fill(parts.modes, MODES.map(([mode, name, key]) => h("a", { href: view.state.href({ mode, line: "", with: "" }), title: `key ${key}`, ...(view.state.now.mode === mode ? { "aria-current": "page" } : {}) }, name)));
+  const drawModes = () => fill(parts.modes, MODES.map(([mode, name, key]) => view.state.link({ mode, line: "", with: "" }, { title: `key ${key}`, ...(view.state.now.mode === mode ? { "aria-current": "page" } : {}) }, name)));
 
   const LEGEND = [["typed", "›", "typed by the model"], ["interpreter", "‹", "written by the interpreter"], ["prompt", "¶", "the prompt"]];
   const legend = () => h("p", { class: "legend" }, LEGEND.map(([origin, mark, text]) => h("span", { class: origin }, h("b", { class: "mark" }, mark), ` ${text}`)), h("span", {}, "A click on a line shows its tokens."));

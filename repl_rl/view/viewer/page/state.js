@@ -29,9 +29,23 @@
     return `#${new URLSearchParams(named)}`;
   };
 
+  // A link names what it changes. Its address follows the state, so that it can be copied and keeps the rest.
+  const link = (changes, attributes, ...children) => {
+    const element = view.h("a", attributes, ...children);
+    element.changes = changes;
+    element.setAttribute("data-go", "");
+    return point(element);
+  };
+
+  const point = (element) => {
+    element.setAttribute("href", format({ ...current, ...element.changes }));
+    return element;
+  };
+
   const show = (next) => {
     const before = current;
     current = next;
+    for (const element of document.querySelectorAll("a[data-go]")) point(element);
     for (const listener of listeners) listener(next, before);
   };
 
@@ -56,18 +70,18 @@
 
   window.addEventListener("hashchange", () => show(read(location.hash)));
   document.addEventListener("click", (event) => {
-    const link = event.target.closest ? event.target.closest('a[href^="#"]') : null;
-    const ours = link && event.button === 0 && !(event.metaKey || event.ctrlKey || event.shiftKey || event.altKey);
+    const clicked = event.target.closest ? event.target.closest('a[href^="#"]') : null;
+    const ours = clicked && event.button === 0 && !(event.metaKey || event.ctrlKey || event.shiftKey || event.altKey);
     if (!ours || event.defaultPrevented) return;
     event.preventDefault();
-    if (link.dataset.focus) view.at(link.dataset.focus).focus();
-    else go(read(link.getAttribute("href")));
+    if (clicked.dataset.focus) view.at(clicked.dataset.focus).focus();
+    else go(read(clicked.getAttribute("href")));
   });
 
   view.state = {
     FILTERS, PER_PAGE, cleared, query, go,
     get now() { return current; },
-    href: (changes) => format({ ...current, ...changes }),
+    link,
     start: () => { current = read(location.hash); },
     subscribe: (listener) => listeners.push(listener),
     changed: (next, before, names) => names.some((name) => next[name] !== before[name]),

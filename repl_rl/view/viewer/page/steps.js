@@ -16,9 +16,9 @@
 
   const choice = (row, own, other) => {
     const now = row.id === own.id ? "open" : row.id === other.id ? "compared" : "";
-    const compare = now ? h("b", {}, now) : h("a", { href: view.state.href({ with: row.id }) }, "compare");
+    const compare = now ? h("b", {}, now) : view.state.link({ with: row.id }, {}, "compare");
     return h("tr", { class: now ? "chosen" : "" },
-      h("th", { scope: "row", class: "number" }, h("a", { href: view.state.href({ open: row.id, with: own.id, line: "" }), title: "open this one" }, `${row.step} #${row.position}`)),
+      h("th", { scope: "row", class: "number" }, view.state.link({ open: row.id, with: own.id, line: "" }, { title: "open this one" }, `${row.step} #${row.position}`)),
       h("td", { class: "wide" }, row.split), h("td", {}, view.verdict(row.status)), h("td", { class: "number" }, view.number(row.reward)), h("td", { class: "number wide" }, view.number(row.lines)), h("td", {}, compare));
   };
 

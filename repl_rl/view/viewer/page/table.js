@@ -11,7 +11,7 @@
     return [...counts].map(([name, count]) => (count > 1 ? `${name} ×${count}` : name)).join(", ");
   };
 
-  const task = (row) => [h("a", { class: "open" }, row.task_id), row.note && h("span", { class: "note" }, row.note),
+  const task = (row) => [view.state.link({ open: row.id, line: "", with: "" }, { class: "open" }, row.task_id), row.note && h("span", { class: "note" }, row.note),
     row.errors.length > 0 && h("span", { class: "phone" }, tally(row.errors))];
 
   // Name, how it is sorted, first order, class, what a cell holds.
@@ -68,7 +68,6 @@
     const { open, sort, order } = view.state.now;
     for (const element of body.children) {
       const link = element.querySelector("a.open");
-      link.setAttribute("href", view.state.href({ open: element.view.id, line: "", with: "" }));
       element.classList.toggle("chosen", element.view.id === open);
       if (element.view.id === open) link.setAttribute("aria-current", "true");
       else link.removeAttribute("aria-current");
@@ -111,7 +110,7 @@
     const page = Number(view.state.now.page);
     const last = Math.max(1, Math.ceil(total / view.state.PER_PAGE));
     const to = (target, text) => target >= 1 && target <= last
-      ? h("a", { class: "quiet", href: view.state.href({ page: String(target) }) }, text) : h("span", { class: "quiet off" }, text);
+      ? view.state.link({ page: String(target) }, { class: "quiet" }, text) : h("span", { class: "quiet off" }, text);
     const elements = last > 1 || page > 1 ? [to(1, "First"), to(page - 1, "Previous"), h("span", {}, `page ${page} of ${last}`), to(page + 1, "Next"), to(last, "Last")] : [];
     fill(at("pager"), elements);
   };

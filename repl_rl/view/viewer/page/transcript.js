@@ -52,17 +52,23 @@
 
     const append = (part) => {
       Object.assign(lines, part.lines);
-      const chunk = h("div", { class: "chunk" });
-      for (const row of part.screen) {
-        const given = row.origin === "prompt" && loaded === prompts;
-        prompts += given ? 1 : 0;
-        loaded += 1;
-        (given ? prompt : chunk).append(draw(row));
-      }
-      rows.append(chunk);
+      for (let first = 0; first < part.screen.length; first += WINDOW) chunk(part.screen.slice(first, first + WINDOW));
       total = part.screen_total;
       folding();
       windows();
+    };
+
+    // What is out of sight is not laid out (see the style sheet), and its height is guessed from its number of rows.
+    const chunk = (screen) => {
+      const drawn = h("div", { class: "chunk" });
+      for (const row of screen) {
+        const given = row.origin === "prompt" && loaded === prompts;
+        prompts += given ? 1 : 0;
+        loaded += 1;
+        (given ? prompt : drawn).append(draw(row));
+      }
+      drawn.style.setProperty("--rows", drawn.children.length);
+      rows.append(drawn);
     };
 
     // A long prompt is the same in every rollout: it is folded away.
@@ -126,8 +132,15 @@
       const button = buttonOf(index);
       button.setAttribute("aria-expanded", "true");
       button.setAttribute("aria-controls", `tokens-${index}`);
-      if (scroll) place.scrollIntoView({ block: "center" });
+      if (scroll) bring(place);
       return undefined;
+    };
+
+    // Again when the rows around it have got their real heights.
+    const bring = (place) => {
+      const center = () => place.scrollIntoView({ block: "center" });
+      center();
+      requestAnimationFrame(() => requestAnimationFrame(center));
     };
 
     const walk = (event) => {

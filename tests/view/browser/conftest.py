@@ -1,0 +1,151 @@
+"""A real Chromium on the real viewer. What a page may not do (errors, requests elsewhere) is checked for every page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
+
+from repl_rl.config import Config, dump_config
+from repl_rl.trajectory import LineKind, StopReason, ToolCall, Trajectory, write_jsonl
+from tests.view.conftest import (
+    FAMILIES,
+    STEPS,
+    failed_trajectory,
+    make_trajectory,
+    metric_rows,
+    solved_trajectory,
+    write_metrics,
+)
+from tests.view.test_viewer_server import Viewer, viewing
+
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+TRAINED = 12
+LONG_ID, LONG_LINES = "train-13-1", 10_000
+IDS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
+Visit = Callable[..., Page]
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[BrowserContext]:
+    """One for each module and not for the session: an open Playwright keeps an event loop running in this thread, and
+    tests elsewhere start their own. Its pages share a cache, or each would compile plotly anew."""
+    chromium = shutil.which("chromium")
+    assert chromium is not None, "these tests need chromium: apt-get install chromium"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield started.new_context()
+        started.close()
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    """What pages of this test did wrong. A test that expects something of it takes it out."""
+    return []
+
+
+@pytest.fixture
+def visit(browser: BrowserContext, problems: list[str]) -> Iterator[Visit]:
+    """Opens an address in a page of its own."""
+    pages: list[Page] = []
+
+    def opened(address: str, width: int = 1280, height: int = 900, scheme: str = "light") -> Page:
+        page = browser.new_page()
+        pages.append(page)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+        home = address.partition("#")[0]
+        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
+        page.on("request", lambda request: _is_inside(request.url, home) or problems.append(f"request: {request.url}"))
+        page.goto(address)
+        return page
+
+    yield opened
+    for page in pages:
+        page.close()
+    assert problems == []
+
+
+def _is_inside(url: str, home: str) -> bool:
+    return url == home or url.startswith(("data:", "blob:")) or (home.startswith("http") and url.startswith(home))
+
+
+def write_run(folder: Path) -> None:
+    """122 trajectories: 12 steps of 2 groups of 4, evaluations at steps 0 and 24, a failure, and a very long one."""
+    folder.mkdir(parents=True)
+    config = Config.model_validate({"name": "quickstart", "seed": 7, "train": {"steps": STEPS}})
+    (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    write_metrics(folder, metric_rows())
+    for step in range(1, TRAINED + 1):
+        write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", step_of(step))
+    write_jsonl(folder / "rollouts" / "step_00013.jsonl", [aborted_trajectory(), long_trajectory()])
+    write_jsonl(folder / "eval" / "step_00000.jsonl", [failed_trajectory(task_id, credited=False) for task_id in IDS])
+    after = [(failed_trajectory if task_id == IDS[1] else solved_trajectory)(task_id, False) for task_id in IDS]
+    write_jsonl(folder / "eval" / f"step_{STEPS:05d}.jsonl", after)
+
+
+def step_of(step: int) -> list[Trajectory]:
+    """Two groups of four, half of each solved."""
+    names = [f"gcd-train-{step}-{number}" for number in (1, 2)]
+    return [make(name) for name in names for make in (failed_trajectory, solved_trajectory) * 2]
+
+
+def aborted_trajectory() -> Trajectory:
+    typed = [(" look('gcd')\n", LineKind.EXPRESSION, None, "'a divisor'\n>>>")]
+    made = make_trajectory("gcd-train-13-1", "Look it up.", typed, stop=StopReason.ABORTED)
+    calls = (ToolCall("look", None, 0.012), ToolCall("look", "TimeoutError", 1.5))
+    return replace(made, lines=(replace(made.lines[0], calls=calls),), error="the kernel went away")
+
+
+def long_trajectory() -> Trajectory:
+    typed = [(f" x = {number}\n", LineKind.STATEMENT, None, ">>>") for number in range(LONG_LINES)]
+    return make_trajectory("long-train-1", "Count.", typed, stop=StopReason.MAX_LINES)
+
+
+@pytest.fixture(scope="session")
+def shown_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shown") / "quickstart"
+    write_run(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def viewer(shown_folder: Path) -> Iterator[Viewer]:
+    """For tests that only look."""
+    with viewing(shown_folder) as started:
+        started.until("/api/run", lambda run: run["index"]["complete"])
+        yield started
+
+
+@pytest.fixture(scope="session")
+def address(viewer: Viewer) -> str:
+    return f"http://127.0.0.1:{viewer.port}/"
+
+
+def row_texts(page: Page, column: int) -> list[str]:
+    """One column of the table, from the top."""
+    return [text.strip() for text in page.locator(f"#table tbody tr > :nth-child({column})").all_inner_texts()]
+
+
+def screen_texts(page: Page, within: str = "#pane .transcript") -> list[str]:
+    """Mark and text of every row of a transcript."""
+    rows = f"[...document.querySelectorAll('{within} .row:not(.header)')]"
+    texts: list[str] = page.evaluate(
+        f"{rows}.map(row => row.querySelector('.mark').textContent + row.querySelector('.text').textContent)"
+    )
+    return texts

@@ -1,0 +1,180 @@
+"""The table: what it lists, filters, order, pages, and an address that keeps all of it."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.view.browser.conftest import Visit, row_texts
+
+STEP, TASK, STATUS, REWARD, ERRORS = 1, 2, 3, 4, 7
+
+
+@pytest.fixture
+def page(visit: Visit, address: str) -> Page:
+    opened = visit(address)
+    expect(opened.locator("#count")).to_have_text("122, shown: 1 to 50")
+    return opened
+
+
+def test_the_head_says_what_run_it_is(page: Page) -> None:
+    expect(page).to_have_title("quickstart · repl_rl")
+    expect(page.locator("h1")).to_have_text("quickstart")
+    expect(page.locator("#live")).to_have_text("not running")
+    assert page.locator("#live").get_attribute("aria-live") == "polite"
+    assert page.locator("#facts dt").all_inner_texts()[0] == "model"
+    assert "solved" in page.locator("#summary").inner_text()
+
+
+def test_the_newest_step_comes_first(page: Page) -> None:
+    steps = row_texts(page, STEP)
+    assert steps == ["24 eval"] * 12 + ["13"] * 2 + ["12"] * 8 + ["11"] * 8 + ["10"] * 8 + ["9"] * 8 + ["8"] * 4
+    assert page.locator("th[aria-sort]").inner_text().split() == ["step", "▼"]
+
+
+LISTS: list[tuple[str, str, str, int, str | None]] = [
+    ("status", "solved", "59, shown: 1 to 50", STATUS, "✓ solved"),
+    ("status", "void", "1, shown: 1 to 1", STATUS, "∅ void"),
+    ("error", "NameError", "61, shown: 1 to 50", ERRORS, "NameError"),
+    ("split", "eval", "24, shown: 1 to 24", STEP, None),
+    ("family", "product", "6, shown: 1 to 6", STATUS, None),
+    ("stop", "max_lines", "1, shown: 1 to 1", TASK, "long-train-1"),
+]
+TEXTS = [
+    ("q", "product-heldout-2", "2, shown: 1 to 2"),
+    ("q", "look IT up", "1, shown: 1 to 1"),
+    ("step", "3-4", "16, shown: 1 to 16"),
+    ("step", "24", "12, shown: 1 to 12"),
+    ("min_reward", "1", "48, shown: 1 to 48"),
+    ("max_reward", "-0.05", "48, shown: 1 to 48"),
+]
+
+
+def test_lists_filter(page: Page) -> None:
+    for field, value, count, column, text in LISTS:
+        page.locator(f"#filter-{field}").select_option(value)
+        expect(page.locator("#count")).to_have_text(count)
+        assert f"{field}={value.replace(' ', '+')}" in page.url
+        expect(page.locator("#filters-title")).to_have_text("Filters · 1 set")
+        assert text is None or set(row_texts(page, column)) == {text}
+        page.locator(f"#filter-{field}").select_option("")
+
+
+def test_texts_filter_while_they_are_typed(page: Page) -> None:
+    for field, value, count in TEXTS:
+        page.locator(f"#filter-{field}").press_sequentially(value)
+        expect(page.locator("#count")).to_have_text(count)
+        page.locator("#reset").click()
+        expect(page.locator("#count")).to_have_text("122, shown: 1 to 50")
+        expect(page.locator(f"#filter-{field}")).to_have_value("")
+
+
+def test_what_the_server_refuses_is_said_and_nothing_is_lost(page: Page, problems: list[str]) -> None:
+    page.locator("#filter-step").fill("soon")
+    expect(page.locator("#table-problem")).to_contain_text("step is 'soon'; give one step, as in 12, or a range")
+    assert problems.pop().startswith("error: Failed to load resource: the server responded with a status of 400")
+    page.locator("#filter-step").fill("3")
+    expect(page.locator("#table-problem")).to_be_hidden()
+    expect(page.locator("#count")).to_have_text("8, shown: 1 to 8")
+
+
+def test_no_match_is_said(page: Page) -> None:
+    page.locator("#filter-q").fill("no such task")
+    expect(page.locator("#table-problem")).to_have_text("No trajectory matches these filters.")
+    expect(page.locator("#table")).to_be_hidden()
+
+
+def test_a_column_sorts_both_ways(page: Page) -> None:
+    head = page.locator("th[data-sort=reward]")
+    head.locator("button").click()
+    expect(head).to_have_attribute("aria-sort", "descending")
+    expect(page.locator("#table tbody tr").first.locator("td").nth(REWARD - 1)).to_have_text("1")
+    head.locator("button").click()
+    expect(head).to_have_attribute("aria-sort", "ascending")
+    expect(page.locator("#table tbody tr").first.locator("td").nth(REWARD - 1)).to_have_text("−0.1")
+    assert row_texts(page, REWARD) == ["−0.1"] * 48 + ["0"] * 2
+    assert page.locator("th[aria-sort]").count() == 1
+
+
+def test_pages_and_the_way_back(page: Page) -> None:
+    pager = page.locator("#pager")
+    pager.get_by_role("link", name="Next").click()
+    expect(page.locator("#count")).to_have_text("122, shown: 51 to 100")
+    pager.get_by_role("link", name="Last").click()
+    expect(page.locator("#count")).to_have_text("122, shown: 101 to 122")
+    expect(pager).to_contain_text("page 3 of 3")
+    assert pager.get_by_role("link", name="Next").count() == 0
+    page.locator("#filter-status").select_option("solved")
+    expect(page.locator("#count")).to_have_text("59, shown: 1 to 50")
+    page.go_back()
+    expect(page.locator("#count")).to_have_text("122, shown: 101 to 122")
+    expect(page.locator("#filter-status")).to_have_value("")
+    page.go_back()
+    expect(page.locator("#count")).to_have_text("122, shown: 51 to 100")
+    page.go_forward()
+    expect(page.locator("#count")).to_have_text("122, shown: 101 to 122")
+
+
+def test_a_copied_address_brings_everything_back(page: Page, visit: Visit) -> None:
+    page.locator("#filter-q").fill("gcd")
+    page.locator("#filter-error").select_option("NameError")
+    page.locator("th[data-sort=lines] button").click()
+    page.locator("#curves-buttons").get_by_role("link", name="Hide").click()
+    expect(page.locator("#charts figure")).to_have_count(0)
+    expect(page.locator("#count")).to_have_text("52, shown: 1 to 50")
+    page.locator("#pager").get_by_role("link", name="Next").click()
+    page.locator("#table a.open").first.click()
+    expect(page.locator("#pane-title")).to_have_text("gcd-heldout-1")
+    again = visit(page.url)
+    expect(again.locator("#count")).to_have_text("52, shown: 51 to 52")
+    expect(again.locator("#filter-q")).to_have_value("gcd")
+    expect(again.locator("#filter-error")).to_have_value("NameError")
+    expect(again.locator("th[data-sort=lines]")).to_have_attribute("aria-sort", "descending")
+    expect(again.locator("#pane-title")).to_have_text("gcd-heldout-1")
+    expect(again.locator("#charts figure")).to_have_count(0)
+    assert row_texts(again, TASK) == row_texts(page, TASK)
+
+
+def test_curves_are_drawn_a_row_or_all(page: Page, address: str) -> None:
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(3)
+    page.locator("#curves-buttons").get_by_role("link", name="Show all").click()
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(page.locator("#charts figure").count())
+    assert page.locator("#charts figure").count() > 5
+    assert page.locator("#families tbody tr").first.locator("td").all_inner_texts() == [
+        "240",
+        "41.2%",
+        "92.5%",
+        "+51.2",
+    ]
+
+
+def test_the_keyboard_reaches_table_search_and_help(page: Page) -> None:
+    page.keyboard.press("Tab")
+    expect(page.locator(".skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#table-title")).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.locator("#filter-q")).to_be_focused()
+    page.keyboard.type("j?")
+    expect(page.locator("#filter-q")).to_have_value("j?")
+    expect(page.locator("#pane")).to_be_hidden()
+    page.locator("#table-title").focus()
+    page.keyboard.press("?")
+    expect(page.locator("dialog#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("dialog#keys")).to_be_hidden()
+
+
+def test_a_phone_scrolls_one_way_only(visit: Visit, address: str) -> None:
+    page = visit(address, width=390, height=844)
+    for fragment in ("curves=all", "open=train-12-1&line=0", "open=train-12-1&mode=group", "open=eval-24-0&mode=steps"):
+        page.evaluate(f"location.hash = {fragment!r}")
+        expect(
+            page.locator(
+                {"curves": "#charts .main-svg", "open": "#pane .screen .row, #pane .diff"}[
+                    fragment[: fragment.index("=")]
+                ]
+            ).first
+        ).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, fragment
