@@ -10,6 +10,7 @@ Not covered: a failing engine, which ends the run (its weights are everybody's).
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
@@ -101,6 +102,9 @@ class Rollout:
             if cut is not None:
                 raise ConfigError(f"a cut is for several tasks, and this is one: {tasks.id!r}; leave it out")
             return as_told(tasks, partial(self._watched, tasks, sampling))
+        given: object = tasks  # a text is a sequence too, so no type checker's business
+        if isinstance(given, str):
+            raise ConfigError(f"{reprlib.repr(tasks)} is no task: give Task(id, question, answer) of repl_rl")
         return self._trajectories(tasks, sampling, cut)
 
     async def _watched(self, task: Task, sampling: SamplingConfig | None, tell: Tell) -> Trajectory:

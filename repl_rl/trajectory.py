@@ -228,7 +228,9 @@ class Trajectory:
         values["stop_reason"] = StopReason(values["stop_reason"])
         values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
         trajectory = cls(**values)
-        for part in (trajectory, *trajectory.lines, *(call for line in trajectory.lines for call in line.calls)):
+        calls = [call for line in trajectory.lines for call in line.calls]
+        parts: list[Trajectory | Line | ToolCall] = [trajectory, *trajectory.lines, *calls]
+        for part in parts:
             _require_types(part)
         if not all(isinstance(value, str) for value in trajectory.answer or ()):
             raise ValueError(f"its answer is {reprlib.repr(trajectory.answer)}, which is no list of str")

@@ -327,6 +327,11 @@ def test_a_cut_is_for_batches(vocabulary: Vocabulary) -> None:
         rollout_of(scripted(vocabulary), vocabulary).stream(TASK, None, Cut(0.5, 2))  # type: ignore[call-overload]
 
 
+def test_a_question_is_no_task(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ConfigError, match=r"^'What is it\?' is no task: give Task\(id, question, answer\)"):
+        rollout_of(scripted(vocabulary), vocabulary).stream("What is it?")  # type: ignore[call-overload]
+
+
 def test_a_loop_of_ones_own_is_told_when_it_has_ended(vocabulary: Vocabulary) -> None:
     trajectory = trajectory_in(listen(rollout_of(scripted(vocabulary), vocabulary)))
 

@@ -158,7 +158,7 @@ def _is_same(expected: Seen, got: Seen, shows: str, cells: int) -> bool:
 def _recorded(cells: Sequence[NotebookNode], shows: str) -> Seen:
     text = "".join(_shown(cell["outputs"], cell, shows) for cell in cells)
     answer = _about(cells[-1]).get("answer")
-    return Seen(text, _error_name(cells[-1]["outputs"]), None if answer is None else tuple(answer))
+    return Seen(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
 
 
 def _again(cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str) -> Seen:

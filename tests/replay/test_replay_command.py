@@ -78,7 +78,7 @@ def test_void_rollouts_are_left_out(tmp_path: Path) -> None:
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     foreign, broken, empty = (tmp_path / name for name in ("foreign.ipynb", "broken.ipynb", "empty.jsonl"))
     foreign.write_text(nbformat.writes(nbformat.v4.new_notebook()))
-    broken.write_text("{")
+    broken.write_text("[]")
     empty.write_text("no\n")
     for path, message in (
         (foreign, "is no exported rollout: make one with"),

@@ -223,6 +223,15 @@ def test_a_run_that_was_deleted_does_not_come_back_for_its_index(small: Path) ->
     assert not small.exists()
 
 
+def test_what_goes_wrong_is_said_once(small: Path) -> None:
+    index = index_path(small)
+    shutil.rmtree(small)
+    command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(small), str(index)]
+    done = subprocess.run(command, input=".", capture_output=True, text=True, check=True, timeout=60)  # looks twice
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"repl-rl view: the index {index} can't be brought up to date: [Errno 2]")
+
+
 def test_while_one_works_the_other_passes(small: Path) -> None:
     index = index_path(small)
     with lock(index, wait=True) as is_ours:
