@@ -22,6 +22,7 @@ from repl_rl.trajectory import (
 )
 
 if TYPE_CHECKING:
+    from repl_rl.opening import open_rollout
     from repl_rl.rollout import Rollout
     from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
@@ -39,6 +40,7 @@ __all__ = [
     "Task",
     "ToolCall",
     "Trajectory",
+    "open_rollout",
     "read_jsonl",
     "tool",
     "write_jsonl",
@@ -48,6 +50,7 @@ _LAZY = {
     "Rollout": "repl_rl.rollout",
     "ReplGRPOConfig": "repl_rl.trainer",
     "ReplGRPOTrainer": "repl_rl.trainer",
+    "open_rollout": "repl_rl.opening",
     "tool": "repl_rl.tools",
 }
 

@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, bench, doctor, nano. Errors of ours are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. Our errors are one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,6 +20,8 @@ from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.evaluation import command as evaluation
 from repl_rl.nano import SHIPPED
 from repl_rl.processes import is_main_process, leave
+from repl_rl.quiet import quiet
+from repl_rl.replay import command as replay
 from repl_rl.trajectory import Task, write_jsonl
 from repl_rl.view import command as viewing
 
@@ -38,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _find_modules_here()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
-        _quiet()
+        quiet()
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -83,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluation.add_arguments(commands.add_parser("eval", help=compared), shipped)
 
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
+
+    replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
     kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
@@ -326,17 +329,6 @@ def _find_modules_here() -> None:
     """What a config names by import path may lie in the working directory, behind everything that is installed."""
     if (here := os.getcwd()) not in sys.path:
         sys.path.append(here)
-
-
-def _quiet() -> None:
-    """Keep the screen to the run itself; `--verbose` shows everything."""
-    warnings.simplefilter("ignore")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 if __name__ == "__main__":

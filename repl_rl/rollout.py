@@ -2,24 +2,27 @@
 
 `Rollout.one` is the whole idea, read top to bottom: sample a line, run it, put the output in, until something ends it.
 Trajectories run side by side and never wait for one another; `stream` hands each on as it ends. A failure of the
-machinery makes a trajectory `aborted`; whatever the typed code does is part of the data.
+machinery makes a trajectory `aborted`; whatever the typed code does is part of the data. Of a single task, `stream`
+tells each line before and after it runs.
 
 Not covered: a failing engine, which ends the run (its weights are everybody's).
 """
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, overload
 
 from repl_rl.clock import Clock, Wait
 from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Dialect, OfferedTool, Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
-from repl_rl.errors import KernelError
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.events import Event, Tell, as_told
 from repl_rl.interpreter import Interpreter
 from repl_rl.kernel import KernelSource
 from repl_rl.prompting import Prompts
@@ -78,14 +81,40 @@ class Rollout:
         """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
         return self._prompts.of(self.dialect, task)
 
-    async def stream(
+    @overload
+    def stream(self, tasks: Task, sampling: SamplingConfig | None = None) -> AsyncGenerator[Event, None]: ...
+
+    @overload
+    def stream(
         self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
-    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        """The index of a task and its trajectory, as they end; with `cut`, unfinished ones too.
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]: ...
+
+    def stream(
+        self, tasks: Task | Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+    ) -> AsyncGenerator[Event, None] | AsyncGenerator[tuple[int, Trajectory], None]:
+        """Of one task, what happens (`repl_rl.events`), as it happens. Of several, the index of a task and its
+        trajectory, as they end; with `cut`, unfinished ones too.
 
         Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. What
         still runs when the iterator is closed (`contextlib.aclosing`) is cancelled.
         """
+        if isinstance(tasks, Task):
+            if cut is not None:
+                raise ConfigError(f"a cut is for several tasks, and this is one: {tasks.id!r}; leave it out")
+            return as_told(tasks, partial(self._watched, tasks, sampling))
+        given: object = tasks  # a text is a sequence too, so no type checker's business
+        if isinstance(given, str):
+            raise ConfigError(f"{reprlib.repr(tasks)} is no task: give Task(id, question, answer) of repl_rl")
+        return self._trajectories(tasks, sampling, cut)
+
+    async def _watched(self, task: Task, sampling: SamplingConfig | None, tell: Tell) -> Trajectory:
+        async with aclosing(self._trajectories([task], sampling, None, tell)) as ended:
+            [(_, trajectory)] = [each async for each in ended]
+        return trajectory
+
+    async def _trajectories(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, tell: Tell | None = None
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
         sampling = sampling or self.sampling
         if self._extensions.sampler is not None:
             engine = SamplerEngine(self.engine, self.vocabulary, sampling, self.context_tokens)
@@ -97,7 +126,7 @@ class Rollout:
         asked = time.monotonic()
 
         def run(index: int, ticket: Ticket) -> Coroutine[Any, Any, Trajectory]:
-            return self._roll(index, tasks[index], _of_trajectory(sampling, index), ticket, asked)
+            return self._roll(index, tasks[index], _of_trajectory(sampling, index), ticket, asked, tell)
 
         async with aclosing(Scheduler(run, len(tasks), self.at_once, cut).stream()) as ended:
             async for index, trajectory in ended:
@@ -139,10 +168,10 @@ class Rollout:
                 sampled = await seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
             turn = session.reader.read(*self._typed(sampled))
-            session.typing = turn.text
+            session.typed(turn, sampled)
             if sampled.finish is Finish.LENGTH:
                 session.stop = allowance.reason
-                session.lines.append(Line(start, end, turn.text, LineKind.OVERLONG))
+                session.add(Line(start, end, turn.text, LineKind.OVERLONG))
                 break
             ran = await session.run(turn)
             if ran.stop is None:
@@ -152,7 +181,7 @@ class Rollout:
             ids, text = self._behind(sampled, shown)
             if session.stop is None:
                 session.stop = self._put_in(ids, session)
-            session.lines.append(ran.as_line(start, end, turn.text, text))
+            session.add(ran.as_line(start, end, turn.text, text))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
         """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""
@@ -182,7 +211,9 @@ class Rollout:
         is_short = len(part.text) <= _SHORT_OUTPUT_CHARS
         return self._encode_short(part.text) if is_short else self.vocabulary.encode_output(part.text)
 
-    async def _roll(self, index: int, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float) -> Trajectory:
+    async def _roll(
+        self, index: int, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float, tell: Tell | None
+    ) -> Trajectory:
         """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
         version, clock = self.engine.version, Clock(asked)
         scene, error = Scene(self.prompt(task), self.dialect, Toolbox()), None
@@ -192,9 +223,10 @@ class Rollout:
                 if not ticket.is_cut:
                     scene = await self._scenes.make(task, stack)
                     session = self._session(scene, sampling, clock, stack)
+                    session.tell = tell
                 if not ticket.is_cut:  # the cut may have come while the environment opened
                     with ticket.open_to_cut():
-                        await self._take_place_and_type(session, scene, stack)
+                        await self._take_place_and_type(session, task, scene, stack)
                 if session.stop is None:
                     session.stop = StopReason.UNFINISHED
                 clock.end()
@@ -212,14 +244,14 @@ class Rollout:
         interpreter = Interpreter(self.kernels, stack, clock, setup=scene.setup, host=host)
         return Session(Transcript(scene.prompt.ids), scene.dialect.reader(), interpreter, sampling, clock)
 
-    async def _take_place_and_type(self, session: Session, scene: Scene, stack: AsyncExitStack) -> None:
+    async def _take_place_and_type(self, session: Session, task: Task, scene: Scene, stack: AsyncExitStack) -> None:
         transcript = session.transcript
         most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
             seat = await stack.enter_async_context(self.engine.seat(most_tokens))
         if scene.dialect.needs_kernel:
             await session.interpreter.start()
-        session.clock.begin()
+        session.begin(task, scene.prompt)
         await self.one(session, scene, seat)
 
 

@@ -8,13 +8,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
-from repl_rl.dialect import require_dialect
-from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
-from repl_rl.engine.environment import prepare_environment
-from repl_rl.engine.factory import require_engine
+from repl_rl.engine import Engine, Vocabulary, load_vocabulary
 from repl_rl.kernel import KernelPool, KernelSource
-from repl_rl.kernel.backends import require_backend
 from repl_rl.models import resolve_model
+from repl_rl.opening import load_engine
 from repl_rl.prompting import dialect_for, make_prompt, speaks_chat
 from repl_rl.scene import Extensions, load_extensions
 from repl_rl.scheduler import Cut
@@ -112,18 +109,12 @@ def open_service(
 
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
     """
-    require_engine(config.engine)
-    require_backend(config.kernel.backend, config.kernel.sandbox)
     extensions = extensions or load_extensions(config)
-    prepare_environment(config.engine.kv_cache_gib)
-    path = resolve_model(config.model.path)
-    vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
-    dialect_for(vocabulary, config.dialect, extensions.toolbox.tools)
-    engine = make_engine(path, vocabulary, config.model, config.engine, seed=config.seed)
+    loaded = load_engine(config, extensions)
     try:
         with RolloutService(
-            engine,
-            vocabulary,
+            loaded.engine,
+            loaded.vocabulary,
             kernel=config.kernel,
             dialect=config.dialect,
             budget=config.budget,
@@ -137,4 +128,4 @@ def open_service(
         ) as service:
             yield service
     finally:
-        engine.close()
+        loaded.engine.close()

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from repl_rl import events
 from repl_rl.clock import Clock, Wait
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import Reader, Turn
-from repl_rl.engine import Finish
+from repl_rl.engine import Finish, SampledLine
 from repl_rl.interpreter import Interpreter, Ran, run_turn
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.transcript import Transcript
@@ -46,6 +47,8 @@ class Session:
     answer: tuple[str, ...] | None = None
     typing: str = ""
     """The line that was sampled last."""
+    tell: events.Tell | None = None
+    """Who wants to hear of each line as it comes; nobody, as a rule."""
 
     def allowance(self, budget: BudgetConfig, context_tokens: int) -> Allowance:
         """The tightest of the three token budgets."""
@@ -66,6 +69,24 @@ class Session:
         if len(self.lines) + 1 >= budget.lines:
             return StopReason.MAX_LINES
         return StopReason.SECONDS if self.clock.running_s >= budget.seconds else None
+
+    def begin(self, task: Task, prompt: Prompt) -> None:
+        """Seat and kernel are there."""
+        self.clock.begin()
+        if self.tell is not None:
+            self.tell(events.Began(task, prompt.text, prompt.ids))
+
+    def typed(self, turn: Turn, sampled: SampledLine) -> None:
+        """A line has been sampled, and nothing of it has run."""
+        self.typing = turn.text
+        if self.tell is not None:
+            self.tell(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
+
+    def add(self, line: Line) -> None:
+        """The line that was typed last is over."""
+        self.lines.append(line)
+        if self.tell is not None:
+            self.tell(events.Ran(len(self.lines) - 1, line))
 
     async def run(self, turn: Turn) -> Ran:
         """Run the cells that a turn completes, in order, until one of them ends the trajectory."""

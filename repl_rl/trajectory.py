@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import math
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,6 +66,16 @@ _BUDGETS = frozenset(
         StopReason.SECONDS,
     }
 )
+
+
+_PLAIN: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "int": (int,),
+}
+"""Types of fields that hold one text or one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +216,10 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_dict`; unknown keys (from a later version) are ignored."""
+        """The inverse of `to_dict`; unknown keys (from a later version) are ignored.
+
+        Raises ValueError, KeyError, TypeError or AttributeError for what is no record of a trajectory.
+        """
         known = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in record.items() if key in known}
         for key in ("prompt_ids", "completion_ids", "sampled_mask", "logprobs"):
@@ -213,7 +227,14 @@ class Trajectory:
         values["answer"] = None if values.get("answer") is None else tuple(values["answer"])
         values["stop_reason"] = StopReason(values["stop_reason"])
         values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
-        return cls(**values)
+        trajectory = cls(**values)
+        calls = [call for line in trajectory.lines for call in line.calls]
+        parts: list[Trajectory | Line | ToolCall] = [trajectory, *trajectory.lines, *calls]
+        for part in parts:
+            _require_types(part)
+        if not all(isinstance(value, str) for value in trajectory.answer or ()):
+            raise ValueError(f"its answer is {reprlib.repr(trajectory.answer)}, which is no list of str")
+        return trajectory
 
     def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code") -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
@@ -242,6 +263,10 @@ class Group(list[Trajectory]):
         bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
         return bundle
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's own printer of lists would go before the bundle; this goes before that one."""
+        printer.text(self._repr_mimebundle_()["text/plain"])
+
 
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
     """The mask that lines in order amount to; None where they overlap, run backwards or go beyond the end."""
@@ -269,6 +294,14 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
             file.write(json.dumps(trajectory.to_dict(), allow_nan=False) + "\n")
 
 
+def _require_types(part: Trajectory | Line | ToolCall) -> None:
+    """Texts and single numbers are what their fields announce; who shows or adds them up relies on it."""
+    for known in dataclasses.fields(part):
+        kinds = _PLAIN.get(str(known.type))
+        if kinds is not None and not isinstance(value := getattr(part, known.name), kinds):
+            raise ValueError(f"its {known.name} is {reprlib.repr(value)}, which is no {known.type}")
+
+
 def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
     """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read."""
     try:
@@ -282,5 +315,5 @@ def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
 def _parse_line(line: bytes, where: str) -> Trajectory:
     try:
         return Trajectory.from_dict(json.loads(line.decode("utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(f"{where}: not a trajectory ({error})") from error

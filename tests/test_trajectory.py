@@ -193,12 +193,13 @@ def test_numbers_that_are_not_finite_are_not_written(tmp_path: Path, name: str, 
         b"null",
         b"{}",
         b"\xff\xfe",
+        b"[" * 100_000,
         json.dumps({**trajectory().to_dict(), "stop_reason": "tired"}).encode(),
         json.dumps({**trajectory().to_dict(), "logprobs": [0.0]}).encode(),
         json.dumps({**trajectory().to_dict(), "lines": [{"start": 0}]}).encode(),
         json.dumps({**trajectory().to_dict(), "prompt_ids": 3}).encode(),
     ],
-    ids=["empty", "half", "list", "null", "no keys", "bytes", "stop reason", "lengths", "line", "ids"],
+    ids=["empty", "half", "list", "null", "no keys", "bytes", "depth", "stop reason", "lengths", "line", "ids"],
 )
 def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "x.jsonl"
@@ -208,6 +209,28 @@ def test_a_line_that_is_no_trajectory_is_named(tmp_path: Path, broken: bytes) ->
     assert next(reading) == trajectory()
     with pytest.raises(RunError, match=r"x\.jsonl, line 2: not a trajectory"):
         next(reading)
+
+
+LINE = {"start": 0, "end": 1, "text": " 1\n", "kind": "statement"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"task_id": 7}, "its task_id is 7, which is no str"),
+        ({"error": ["x"]}, r"its error is \['x'\], which is no str \| None"),
+        ({"outcome_reward": "1.0"}, r"its outcome_reward is '1.0', which is no float \| None"),
+        ({"duration_s": None}, "its duration_s is None, which is no float"),
+        ({"version": "2"}, "its version is '2', which is no int"),
+        ({"answer": [1]}, r"its answer is \(1,\), which is no list of str"),
+        ({"lines": [{**LINE, "output": None}]}, "its output is None, which is no str"),
+        ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, "its name is 1, which is no str"),
+    ],
+)
+def test_fields_of_another_type_are_refused(changes: dict[str, Any], message: str) -> None:
+    one = {"completion_ids": [5], "sampled_mask": [True], "logprobs": [-1.0], "lines": [LINE]}
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Trajectory.from_dict({**trajectory().to_dict(), **one, **changes})
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:

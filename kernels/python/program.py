@@ -77,6 +77,7 @@ def _be_a_kernel(boot):
         die_with_parent(os.getppid())
     _confine(boot["rlimits"], boot["uid"])
     sys.path.extend(boot["site_packages"])
+    os.environ.pop("PYTHONHASHSEED", None)
     with slim_imports.stand_ins():
         from repl_kernel import make_kernel
     from repl_cell import Cells

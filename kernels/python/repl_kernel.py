@@ -182,8 +182,12 @@ def _reply(outcome, execution_count):
 
 
 def _error_fields(outcome):
+    """The last line shown is the exception; its traceback has gone out as text, in its place among what was printed."""
     lines = outcome.output.encode("utf-8", "backslashreplace").decode().splitlines()
-    return {"ename": outcome.error_name, "evalue": lines[-1] if lines else "", "traceback": []}
+    last = lines[-1] if lines else ""
+    head, _, value = last.partition(": ")
+    is_named = head.rpartition(".")[2] == outcome.error_name
+    return {"ename": outcome.error_name, "evalue": value if is_named else last, "traceback": []}
 
 
 def _matches(matches, start, end):

@@ -88,7 +88,7 @@ class Screen:
 
     def take(self):
         """The text since the last call, and the number of bytes that the limit left out of it."""
-        text = b"".join(self._chunks).decode("utf-8", "backslashreplace")
+        text = b"".join(self._chunks).decode("utf-8", "replace")
         omitted_bytes = self._omitted_bytes
         self._chunks.clear()
         self._room_bytes, self._omitted_bytes = self._limit_bytes, 0

@@ -27,6 +27,8 @@ class CreditConfig(Section):
     """Formulas and sources stand in `repl_rl/credit/`, one file per estimator."""
 
     estimator: EstimatorName = "return_to_go"
+    """How a group's rewards become advantages. `clip` goes with all of them, the other keys with those that use them;
+    the README has a table of both."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
@@ -36,7 +38,7 @@ class CreditConfig(Section):
     omega: float = Field(1.0, ge=0)
     """GiGPO's weight of the advantage among lines that began in equal states."""
     clip: float | None = Field(None, gt=0)
-    """Bound on an advantage's absolute value, after all else; None leaves them as they are."""
+    """Bound on an advantage's absolute value, after all else; null leaves them as they are."""
 
     @model_validator(mode="after")
     def _only_what_the_estimator_uses(self) -> CreditConfig:

@@ -32,7 +32,9 @@ class Config(Section):
     """One run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Of the run's folder; a number is put behind it where that folder is there already."""
     seed: int = Field(0, ge=0)
+    """Of the training problems and their order, of sampling, and of training."""
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
     dialect: DialectConfig = DialectConfig()

@@ -48,7 +48,9 @@ class RewardRule(Section):
     """A reward for every line that meets all the conditions named; logged under the rule's name."""
 
     name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """What it is logged under; no two rules may share one."""
     reward: Reward
+    """Paid, or charged if negative, for each such line."""
     kinds: tuple[Kind, ...] = ()
     """Any of these kinds."""
     exceptions: Annotated[tuple[ExceptionName, ...], AfterValidator(_unambiguous)] = ()
@@ -73,6 +75,8 @@ class RewardRule(Section):
 
 
 class RewardsConfig(Section):
+    """What a trajectory and its lines earn. docs/rewards.md says how the parts go together."""
+
     preset: str = "none"
     """One of `configs/rewards`; the keys below go over it."""
     outcome: Reward = 1.0

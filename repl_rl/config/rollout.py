@@ -11,20 +11,24 @@ from repl_rl.config.section import Section
 
 
 class ModelConfig(Section):
+    """The model that samples and is trained."""
+
     path: str = "nano"
     """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Weights of sampler and trainer alike: with different types their log-probabilities drift apart."""
     chat: bool | None = None
-    """Put the problem through the chat template. None: if the tokenizer has one."""
+    """Put the problem through the chat template. null: if the tokenizer has one."""
 
 
 class DialectConfig(Section):
+    """What the model reads and how its turns are read. docs/dialects.md shows all of them."""
+
     name: str = Field("python", min_length=1)
     """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of a dialect of one's own; or the path
     of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
-    """System prompt. None: the dialect's own for chat models, nothing for base models."""
+    """System prompt. null: the dialect's own for chat models, nothing for base models."""
     examples: int = Field(0, ge=0)
     """Worked sessions shown before the problem."""
     max_output_chars: int = Field(1000, ge=64)
@@ -41,6 +45,8 @@ class ToolsConfig(Section):
 
 
 class KernelConfig(Section):
+    """The interpreters: one for each trajectory, in a sandbox. docs/threat-model.md says what it holds."""
+
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""
     backend: str = Field("fork", min_length=1)
@@ -101,9 +107,12 @@ class EngineConfig(Section):
 
 
 class SamplingConfig(Section):
+    """How lines are sampled in training, and in evaluation unless `eval` says otherwise."""
+
     temperature: float = Field(1.0, ge=0, le=2)
     """0 is greedy; vLLM takes no more than 2."""
     top_p: float = Field(1.0, gt=0, le=1)
+    """Sample from the most likely tokens that hold this share of the probability together. 1 is all of them."""
     top_k: int = Field(0, ge=0)
     """0 is off."""
 
@@ -134,7 +143,9 @@ class BudgetConfig(Section):
     """When a trajectory has to end; each has a `StopReason` of its own."""
 
     line_tokens: int = Field(64, ge=1)
+    """Tokens of one line; a line that reaches it without a newline is `overlong` and does not run."""
     lines: int = Field(12, ge=1)
+    """Lines of a trajectory, of every kind."""
     tokens: int = Field(400, ge=1)
     """Completion tokens, outputs included."""
     seconds: float = Field(120.0, gt=0)

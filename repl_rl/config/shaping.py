@@ -29,9 +29,11 @@ class Schedule(Section):
     """A number over training steps; in a file, `weight: 0.5` is short for `weight: {start: 0.5}`."""
 
     start: float = Field(1.0, ge=0, le=100)
+    """The value at the first step."""
     end: float | None = Field(None, ge=0, le=100)
     """Reached in a straight line after `steps` steps, and kept from there on. null: constant."""
     steps: int | None = Field(None, ge=1)
+    """Training steps from `start` to `end`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -53,6 +55,8 @@ class Schedule(Section):
 
 
 class ShapingConfig(Section):
+    """How rewards of lines are kept from being farmed. The outcome is touched by none of it."""
+
     mode: Literal["additive", "potential"] = "additive"
     """`potential`: what a line would earn becomes the potential Phi of the state it leaves, and the line earns
     gamma Phi(after) - Phi(before), with Phi = 0 before the first line and after the last one (Ng, Harada and Russell

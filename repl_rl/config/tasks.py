@@ -13,7 +13,9 @@ class ColumnsConfig(Section):
     """Names of a data set's columns; null is the preset's, else `question` and `answer`."""
 
     question: str | None = None
+    """The problem's text."""
     answer: str | None = None
+    """The reference answer, or the text that `answer_pattern` finds it in."""
     id: str | None = None
     """null: rows are counted."""
     family: str | None = None

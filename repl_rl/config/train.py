@@ -4,29 +4,57 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section
+from repl_rl.config.section import Section, nearest
+
+TRACKERS = (
+    "azure_ml",
+    "clearml",
+    "codecarbon",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "flyte",
+    "kubeflow",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "tensorboard",
+    "trackio",
+    "wandb",
+)
+"""What transformers has a callback for."""
 
 
 class TrainConfig(Section):
+    """GRPO's steps; sampling and credit have sections of their own."""
+
     steps: int = Field(40, ge=1)
+    """Optimiser steps: each rolls out `prompts_per_step` times `group_size` trajectories and learns from them once."""
     max_minutes: float | None = Field(None, gt=0)
     """Wall time of training, evaluations aside; the step in progress is finished, and the run is then complete with
     fewer steps. A resumed run has as much again."""
     prompts_per_step: int = Field(8, ge=1)
+    """Problems of one step, over all processes."""
     group_size: int = Field(8, ge=1)
     """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
     learning_rate: float = Field(1e-3, gt=0)
+    """At its highest. The default suits nano; what ships for pretrained models takes 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
+    """Of the learning rate; `linear` and `cosine` end at 0 with the last of `steps`."""
     warmup_steps: int = Field(0, ge=0)
+    """Steps over which the learning rate rises from 0; `constant` has none."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     save_steps: int = Field(10, ge=1)
+    """Steps between checkpoints; the two newest are kept, and `--resume` starts from the newest complete one."""
     processes: int = Field(1, ge=1)
     """Trainer processes, one for each GPU; `accelerate launch --num_processes` starts more than one."""
     micro_batch: int | None = Field(None, ge=1)
-    """Trajectories per backward pass of a process; None takes its share of the step at once."""
+    """Trajectories per backward pass of a process; null takes its share of the step at once."""
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """TRL's name of the loss: how tokens are clipped and averaged."""
     beta: float = Field(0.0, ge=0)
     """Weight of the KL term."""
     redraws: int = Field(0, ge=0)
@@ -36,13 +64,40 @@ class TrainConfig(Section):
     mask_overlong: bool = False
     """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
     baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
+    report_to: tuple[str, ...] = ()
+    """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard` get
+    rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list."""
+    report_rollouts_every: int = Field(10, ge=0)
+    """Trackers get rollouts of the first step and of every so many behind it; 0: of no step and of no evaluation."""
+    report_rollouts: int = Field(16, ge=1)
+    """How many of a step's rollouts, at most."""
     trl: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of TRL's GRPOConfig, as they are."""
+    """Further arguments of TRL's GRPOConfig, as they are; `report_to` stands above."""
 
     @property
     def trajectories_per_process(self) -> int:
         """Of one step."""
         return self.prompts_per_step * self.group_size // self.processes
+
+    @field_validator("report_to", mode="before")
+    @classmethod
+    def _one_name_needs_no_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("report_to")
+    @classmethod
+    def _trackers_are_known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in TRACKERS:
+                raise ValueError(f"no tracker {name!r}; {nearest(name, list(TRACKERS))}")
+        return tuple(dict.fromkeys(names))
+
+    @field_validator("trl")
+    @classmethod
+    def _trackers_are_named_above(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        if "report_to" in arguments:
+            raise ValueError(f"name trackers in train.report_to, not here (got report_to: {arguments['report_to']!r})")
+        return arguments
 
     @model_validator(mode="after")
     def _a_step_comes_out_even(self) -> TrainConfig:
@@ -61,7 +116,9 @@ class TrainConfig(Section):
 
 
 class EvalConfig(Section):
+    """Held-out problems, before and after training and in `repl-rl eval`."""
+
     temperature: float | None = Field(None, ge=0, le=2)
-    """None: the sampling section's, as in training."""
+    """null: the sampling section's, as in training."""
     problems: int = Field(240, ge=1)
     """Held-out problems, one rollout each."""

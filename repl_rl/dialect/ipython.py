@@ -105,7 +105,7 @@ class IPythonReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt behind a blank line."""
-        output = "".join(_numbered(run, number) for run, number in zip(runs, self._numbers, strict=False))
+        output = "".join(numbered(run, number) for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:
             return (Shown(output),)
@@ -179,7 +179,7 @@ def _asked(question: str, source: str, otherwise: Any) -> Any:
             return otherwise
 
 
-def _numbered(run: CellRun, number: int) -> str:
+def numbered(run: CellRun, number: int) -> str:
     """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not.
 
     Commands that it runs for `!` end their lines as on a terminal.

@@ -83,6 +83,11 @@ class ToolCallReader:
         self._typed = TypedText(drops_space=False)
         self._message = ""
 
+    @property
+    def form(self) -> CallForm:
+        """How its calls are written."""
+        return self._dialect.form
+
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one line; with the end of the turn, the calls in all of its lines are the cells."""
         turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)

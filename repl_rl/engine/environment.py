@@ -34,6 +34,16 @@ def prepare_environment(kv_cache_gib: int = 1) -> None:
         os.environ.setdefault(name, value)
 
 
+def quiet_libraries() -> None:
+    """Keep what libraries log while they load, and their progress bars, off the screen; set variables are kept."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
 def require_vllm() -> None:
     """Raises DependencyError with the command that brings vLLM, before anything is loaded."""
     if importlib.util.find_spec("vllm") is None:

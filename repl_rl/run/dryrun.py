@@ -63,6 +63,7 @@ def plan(config: Config, runs: Path) -> Plan:
         ("tokens of a step", _step_tokens(config)),
         ("kernels", _kernels(config)),
         ("problems", _problems(config, inputs, notes)),
+        ("trackers", _trackers(config, folder)),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
     return Plan(rows, tuple(notes))
@@ -86,6 +87,15 @@ def _convention(config: Config) -> str:
         f"loop {config.rollout}" if config.rollout else "",
     ]
     return "; ".join([f"dialect {config.dialect.name}", *filter(None, own)])
+
+
+def _trackers(config: Config, folder: Path) -> str:
+    train = config.train
+    if not train.report_to:
+        return "none (train.report_to)"
+    steps = f"every {train.report_rollouts_every} steps, the first one in"
+    rollouts = f"{train.report_rollouts} rollouts of {steps}" if train.report_rollouts_every else "no rollouts"
+    return f"{', '.join(train.report_to)}: project {config.name}, run {folder.name}, {rollouts}"
 
 
 def _check_trl(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:

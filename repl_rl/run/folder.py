@@ -37,6 +37,14 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def trackers(self) -> Path:
+        return self.path / "trackers"
+
+    def rollouts_of(self, step: int) -> Path:
+        """The file of a step's trajectories, which is there if the step rolled any out."""
+        return self.rollouts / f"step_{step:05d}.jsonl"
+
     def config(self) -> Config:
         """The run's config. Raises RunError if the folder is no run."""
         if not self.config_path.is_file():

@@ -19,7 +19,8 @@ _OF_THE_MACHINE = (
     "engine.gpu_memory_utilization",
 )
 """They decide how fast it goes, not what is learnt."""
-_FREE = frozenset({*_OF_THE_MACHINE, "train.save_steps", "train.max_minutes"})
+_OF_THE_TRACKERS = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
+_FREE = frozenset({*_OF_THE_MACHINE, *_OF_THE_TRACKERS, "train.save_steps", "train.max_minutes"})
 _ABSENT = object()
 
 

@@ -27,6 +27,7 @@ from repl_rl.processes import from_main, is_main_process, process_rank, require_
 from repl_rl.rewards import RewardTable
 from repl_rl.run.evaluation import evaluate, heldout_tasks
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.run.tracker_kinds import place_trackio, require_trackers
 from repl_rl.scene import load_extensions
 from repl_rl.scoring import reward_table
 from repl_rl.tasks import load_tasks
@@ -34,6 +35,7 @@ from repl_rl.trajectory import Task
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
+    from repl_rl.run.trackers import Trackers
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
 
@@ -97,6 +99,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     Where the hub is not asked, there are no tasks of its data sets.
     """
     _require_trainable_groups(config.train.group_size)
+    require_trackers(config.train.report_to)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = find_model(config.model.path)
@@ -118,10 +121,13 @@ def _require_trainable_groups(size: int) -> None:
 
 def train(prepared: Prepared, progress: Progress) -> Outcome:
     """Run it. Kernels and engine are gone when this returns or raises."""
-    prepare_environment(prepared.config.engine.kv_cache_gib)
+    config = prepared.config
+    prepare_environment(config.engine.kv_cache_gib)
+    if "trackio" in config.train.report_to:
+        place_trackio(prepared.folder)
+    from repl_rl.run.trackers import open_trackers
     from repl_rl.trainer import ReplGRPOTrainer
 
-    config = prepared.config
     model_path = resolve_model(config.model.path)
     with progress.stage("loading the model, vLLM and the first kernels"):
         trainer = ReplGRPOTrainer(
@@ -134,18 +140,25 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
             rollout=config.rollout,
         )
     try:
-        before = _evaluate(trainer, prepared, 0, progress)
-        started = time.perf_counter()
-        is_in_time = _fit(trainer, prepared, progress)
-        seconds = time.perf_counter() - started
-        step = trainer.state.global_step
-        if step < config.train.steps and is_in_time:
-            return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
-        after = _evaluate(trainer, prepared, step, progress)
-        trainer.save_model(str(prepared.folder.path / "model"))
-        return Outcome(prepared.folder, before, after, seconds)
+        with open_trackers(trainer, config, prepared.folder) as trackers:
+            return _train_and_evaluate(trainer, prepared, progress, trackers)
     finally:
         trainer.close()
+
+
+def _train_and_evaluate(
+    trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress, trackers: Trackers
+) -> Outcome:
+    before = _evaluate(trainer, prepared, 0, progress, trackers)
+    started = time.perf_counter()
+    is_in_time = _fit(trainer, prepared, progress)
+    seconds = time.perf_counter() - started
+    step = trainer.state.global_step
+    if step < prepared.config.train.steps and is_in_time:
+        return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
+    after = _evaluate(trainer, prepared, step, progress, trackers)
+    trainer.save_model(str(prepared.folder.path / "model"))
+    return Outcome(prepared.folder, before, after, seconds)
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
@@ -184,7 +197,9 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "use_cpu": plan.processes > 1 and not torch.cuda.is_available(),
         "model_init_kwargs": {"dtype": config.model.dtype},
         "gradient_checkpointing": False,
-        "report_to": "none",
+        "report_to": list(plan.report_to),
+        "project": config.name,
+        "run_name": folder.path.name,
         "disable_tqdm": True,
         "chat": config.model.chat,
     }
@@ -197,7 +212,9 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         raise ConfigError(f"TRL refuses these arguments: {error}; see train and train.trl in the config") from error
 
 
-def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress) -> dict[str, Any]:
+def _evaluate(
+    trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress, trackers: Trackers
+) -> dict[str, Any]:
     """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
     known = from_main(lambda: prepared.folder.evaluation(step))
     if known is not None:
@@ -210,6 +227,7 @@ def _evaluate(trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress:
     row = result.to_row(step)
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)
+    trackers.evaluated(row, result.trajectories)
     progress.evaluated(row)
     return row
 

@@ -1,7 +1,7 @@
-"""Looking at what a run did: the report as one HTML file, trajectories in notebooks and, with tables, in the terminal.
+"""Looking at what a run did, and at rollouts as they happen: a report, notebooks' cells, the terminal.
 
-Reads run folders and trajectories, writes nothing but `report.html`. Nothing here imports torch, vLLM or Jupyter, and
-what draws charts is loaded only when a report is written.
+Reads run folders and trajectories, writes nothing but `report.html`. Nothing here imports torch, vLLM or Jupyter before
+it is called, and what draws charts is loaded only when a report is written.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from repl_rl.view.report import write_report
     from repl_rl.view.run import Run, read_run
     from repl_rl.view.terminal import before_after_table, print_trajectory
+    from repl_rl.view.watch import live, show
 
 __all__ = [
     "Run",
     "before_after_table",
     "group_html",
+    "live",
     "print_trajectory",
     "read_run",
+    "show",
     "trajectory_html",
     "view",
     "write_report",
@@ -31,8 +34,10 @@ _HOMES = {
     "Run": "run",
     "before_after_table": "terminal",
     "group_html": "display",
+    "live": "watch",
     "print_trajectory": "terminal",
     "read_run": "run",
+    "show": "watch",
     "trajectory_html": "display",
     "view": "command",
     "write_report": "report",

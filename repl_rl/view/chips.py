@@ -19,7 +19,7 @@ from repl_rl.view.words import log_probability
 STRETCH_TOKENS = 400
 TOKEN_CHARS = 200
 _STEPS = (-0.1, -0.7, -1.6, -3.0)
-"""Logprobs below which a token is shaded one step darker; probabilities of 90%, 50%, 20% and 5%."""
+"""Logprobs below which a token is shaded one step more; probabilities of 90%, 50%, 20% and 5%."""
 _CHIP_BYTES, _STRETCH_BYTES = 70, 150
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 

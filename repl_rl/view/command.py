@@ -68,7 +68,7 @@ def view(target: Path, console: Console) -> None:
     _require(target)
     if target.is_dir():
         _print_summary(read_run(target), console)
-        _say(console, f"report: {write_report(target)}", style="bold")
+        _refresh_report(target, console)
     else:
         _print_file(target, console)
 
@@ -110,7 +110,7 @@ def _has_screen() -> bool:
 def _refresh_report(folder: Path, console: Console) -> None:
     try:
         _say(console, f"report: {write_report(folder)}")
-    except (OSError, RunError) as error:
+    except RunError as error:
         _say(console, f"note: the report is not written: {error}", style="yellow")
 
 
@@ -121,6 +121,8 @@ def _export(target: Path, file: Path, most: int | None, console: Console) -> Non
 
     if file == _BESIDE:
         file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
+    if file.exists() and file.samefile(target):
+        raise ConfigError(f"--export {file} is the file to view itself; give another name")
     written = export(Source(target), file, most)
     size_mb = written.path.stat().st_size / 1e6
     _say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")

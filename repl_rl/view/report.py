@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from repl_rl.errors import RunError
 from repl_rl.view.charts import charts
 from repl_rl.view.examples import examples
 from repl_rl.view.facts import facts, family_rows
@@ -25,14 +26,24 @@ if TYPE_CHECKING:
 def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the run folder and return its path; an earlier one is replaced whole.
 
-    Raises RunError if the folder is no run.
+    Raises RunError if the folder is no run, or can't be written to.
     """
     path = run_dir / "report.html"
-    page = render_report(read_run(run_dir))
-    unfinished = path.with_suffix(".html.part")
-    unfinished.write_text(page, encoding="utf-8")
-    os.replace(unfinished, path)
+    write_whole(path, render_report(read_run(run_dir)))
     return path
+
+
+def write_whole(path: Path, page: str) -> None:
+    """Write a page so that an earlier one is replaced whole or stays. Raises RunError if it can't be written."""
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        try:
+            unfinished.write_text(page, encoding="utf-8")
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror}") from error
 
 
 def render_report(run: Run) -> str:

@@ -7,6 +7,7 @@ are left out with a note, and of two rows for one step the later one counts. Onl
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -76,7 +77,7 @@ def number(row: Row, key: str) -> float | None:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if abs(value) < float("inf") else None
+    return float(value) if abs(value) <= sys.float_info.max else None
 
 
 def read_run(path: Path, with_rollouts: bool = True) -> Run:
@@ -123,7 +124,7 @@ def _require_run(path: Path) -> None:
 def _read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         notes.append(f"config.yaml can't be read: {' '.join(str(error).split())}")
         return {}
     if isinstance(values, dict):
@@ -152,7 +153,7 @@ def _read_rows(path: Path, notes: list[str]) -> Iterator[Row]:
 def _row(line: str) -> Row | None:
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     well_formed = isinstance(row, dict) and isinstance(row.get("kind"), str) and number(row, "step") is not None
     return row if well_formed else None

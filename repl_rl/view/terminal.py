@@ -6,7 +6,7 @@ the marks and the weight say it without colour.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -23,17 +23,24 @@ _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETE
 
 def print_trajectory(console: Console, trajectory: Trajectory) -> None:
     """Print the transcript with each line's kind, reward and advantage on the right, then how it ended."""
+    console.print(transcript_table(f"task {trajectory.task_id}", screen_rows(trajectory)))
+    console.print(ending(trajectory))
+    console.print()
+
+
+def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = True) -> Table:
+    """Rows behind their marks, with the kind of each line on the right and, if `credited`, its reward and advantage."""
     table = Table(box=None, show_edge=False, pad_edge=False, expand=True, header_style="dim")
     table.add_column("", width=1)
-    table.add_column(_cell(f"task {trajectory.task_id}"), ratio=1, overflow="fold")
+    table.add_column(_cell(title), ratio=1, overflow="fold")
     table.add_column("kind", max_width=20, overflow="fold")
-    table.add_column("reward", justify="right", no_wrap=True, min_width=6)
-    table.add_column("adv.", justify="right", no_wrap=True, min_width=6)
-    for row in screen_rows(trajectory):
-        table.add_row(Text(row.mark, style=_STYLES[row.origin]), _transcript(row), *_notes(row.lines))
-    console.print(table)
-    console.print(_ending(trajectory))
-    console.print()
+    if credited:
+        table.add_column("reward", justify="right", no_wrap=True, min_width=6)
+        table.add_column("adv.", justify="right", no_wrap=True, min_width=6)
+    for row in rows:
+        notes = _notes(row.lines) if credited else _notes(row.lines)[:1]
+        table.add_row(Text(row.mark, style=_STYLES[row.origin]), _transcript(row), *notes)
+    return table
 
 
 def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
@@ -82,7 +89,8 @@ def _sign_style(value: float | None) -> str:
     return "green" if value > 0 else "red"
 
 
-def _ending(trajectory: Trajectory) -> Text:
+def ending(trajectory: Trajectory) -> Text:
+    """Why it stopped, what it answered, what it came to, on one line."""
     parts = [f"stopped: {trajectory.stop_reason}"]
     if trajectory.answer is not None:
         parts.append(f"answer: {', '.join(trajectory.answer)}")

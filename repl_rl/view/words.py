@@ -6,6 +6,8 @@ model or an interpreter wrote (an exception's name) still have to pass `visible`
 
 from __future__ import annotations
 
+import math
+
 from repl_rl.trajectory import Line, LineKind, Trajectory
 
 FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
@@ -63,7 +65,9 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 12 s` or `2 h 05 min`."""
+    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is no time, as a file may hold."""
+    if not math.isfinite(seconds):
+        return "–"
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)

@@ -52,6 +52,22 @@ def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -
     assert made["kernels"].startswith("64 (fork, auto): about 269 MB, at most 512 MB a session and ")
 
 
+def test_trackers_are_named_and_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert dict(dryrun.plan(load_config("quickstart"), Path("runs")).rows)["trackers"] == "none (train.report_to)"
+    named = ("--set", "train.report_to=[wandb, tensorboard]", "--set", "train.report_rollouts=4")
+    code, shown = dry_run(capsys, "quickstart", *named)
+    assert code == 0
+    assert (
+        "trackers wandb, tensorboard: project quickstart, run quickstart, 4 rollouts of every "
+        "10 steps, the first one in" in shown
+    )
+    assert (
+        "run quickstart, no rollouts"
+        in dry_run(capsys, "quickstart", *named, "--set", "train.report_rollouts_every=0")[1]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_processes_servers_and_gpus_are_named_and_not_touched(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "gpu-8", "--set", "engine.servers=[http://nowhere.invalid:8000]")
     assert code == 0
@@ -86,6 +102,7 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
         (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
         (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
         (["model.path=no-such-model"], "'no-such-model' is no model"),
+        (["train.report_to=dvclive"], "dvclive, which is not installed; bring it with: pip install 'dvclive'"),
     ],
 )
 def test_what_training_would_refuse_a_dry_run_refuses(

@@ -39,7 +39,17 @@ def test_a_row_that_a_crash_cut_off_is_left_out_with_a_note(run_folder: Path) ->
 
 
 @pytest.mark.parametrize(
-    "line", ["[1, 2]", '{"step": 3}', '{"kind": "train"}', '{"kind": "train", "step": true}', "null"]
+    "line",
+    [
+        "[1, 2]",
+        '{"step": 3}',
+        '{"kind": "train"}',
+        '{"kind": "train", "step": true}',
+        "null",
+        '{"kind": "train", "step": 1' + "0" * 400 + "}",
+        "[" * 100_000,
+    ],
+    ids=range(7),
 )
 def test_what_is_json_but_no_row_is_left_out_with_a_note(tmp_path: Path, line: str) -> None:
     (tmp_path / "config.yaml").write_text("name: x\n")
@@ -76,7 +86,7 @@ def test_a_run_that_has_only_begun_is_a_run(tmp_path: Path) -> None:
     assert run.notes == ("there is no metrics.jsonl yet",)
 
 
-@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "\x00"])
+@pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "\x00", "[" * 10_000])
 def test_an_unusable_config_is_a_note(run_folder: Path, text: str) -> None:
     (run_folder / "config.yaml").write_text(text)
     run = read_run(run_folder)
@@ -116,7 +126,16 @@ def test_what_is_no_run_folder_says_what_a_run_holds(tmp_path: Path, run_folder:
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(3, 3.0), (0.5, 0.5), (math.nan, None), (math.inf, None), (True, None), ("1", None), (None, None)],
+    [
+        (3, 3.0),
+        (0.5, 0.5),
+        (math.nan, None),
+        (math.inf, None),
+        (10**400, None),
+        (True, None),
+        ("1", None),
+        (None, None),
+    ],
 )
 def test_number_takes_finite_numbers_only(value: object, expected: float | None) -> None:
     assert number({"key": value}, "key") == expected

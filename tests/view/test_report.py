@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -246,6 +247,8 @@ def test_counts_go_to_the_longest_family_that_fits() -> None:
     assert family_counts(ids, ["sum", "sum-range"]) == {"sum": 1, "sum-range": 2}
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(8.44, "8.4 s"), (192.0, "3 min 12 s"), (7500.0, "2 h 05 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(8.44, "8.4 s"), (192.0, "3 min 12 s"), (7500.0, "2 h 05 min"), (math.inf, "–")]
+)
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -56,6 +56,26 @@ def test_an_export_of_a_file_lies_beside_it(
     assert file.with_suffix(".html").is_file()
 
 
+def test_an_export_does_not_replace_what_it_is_of(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = run_folder / "report.html"
+    page.write_text("kept")
+    for arguments in ([str(page), "--export"], [str(page), "--export", str(page)]):
+        code, shown = run(arguments, capsys)
+        assert code == 2
+        assert "is the file to view itself; give another name" in shown
+    assert page.read_text() == "kept"
+
+
+def test_a_summary_needs_no_report(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_folder / "report.html").mkdir()
+    code, shown = run([str(run_folder), "--summary"], capsys)
+    assert code == 0
+    assert shown.startswith("quickstart: 24 steps on nano")
+    assert "note: the report is not written:" in shown
+    assert "report.html can't be written: Is a directory" in shown
+    assert not (run_folder / "report.html.part").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

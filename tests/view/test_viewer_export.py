@@ -170,5 +170,18 @@ def test_a_page_that_an_export_can_t_hold_is_refused(run_folder: Path, small_pag
 
 
 def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:
-    with pytest.raises(RunError, match=r"nowhere/x.html can't be written: No such file"):
-        export.export(Source(run_folder), run_folder / "nowhere" / "x.html")
+    for place in (run_folder / "nowhere" / "x.html", run_folder):
+        with pytest.raises(
+            RunError, match=rf"{place} can't be written: give the name of a file, in a folder that exists"
+        ):
+            export.export(Source(run_folder), place)
+    assert not run_folder.with_name(run_folder.name + ".part").exists()
+
+
+def test_a_file_without_a_trajectory_becomes_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file, page = tmp_path / "notes.txt", tmp_path / "notes.html"
+    file.write_text("milk\n")
+    with pytest.raises(RunError, match=r"notes.txt holds no trajectory that can be read: notes.txt: a line is no"):
+        export.export(Source(file), page)
+    assert not page.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -211,6 +212,24 @@ def test_an_index_whose_folder_was_deleted_is_made_again(small: Path) -> None:
     index.parent.rmdir()
     assert update(small, index)
     assert ids(small) == ["train-3-0", "train-3-1"]
+
+
+def test_a_run_that_was_deleted_does_not_come_back_for_its_index(small: Path) -> None:
+    refreshed(small)
+    index = index_path(small)
+    shutil.rmtree(small)
+    with pytest.raises(FileNotFoundError):
+        update(small, index, wait=False)
+    assert not small.exists()
+
+
+def test_what_goes_wrong_is_said_once(small: Path) -> None:
+    index = index_path(small)
+    shutil.rmtree(small)
+    command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(small), str(index)]
+    done = subprocess.run(command, input=".", capture_output=True, text=True, check=True, timeout=60)  # looks twice
+    [said] = done.stderr.splitlines()
+    assert said.startswith(f"repl-rl view: the index {index} can't be brought up to date: [Errno 2]")
 
 
 def test_while_one_works_the_other_passes(small: Path) -> None:

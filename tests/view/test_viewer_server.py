@@ -113,6 +113,7 @@ def test_it_answers_and_ends_with_0_at_ctrl_c(viewer: Viewer, run_folder: Path) 
         ("/assets/nothing.js", "GET", 404, "not found"),
         ("/assets/..%2f..%2fserver.py", "GET", 404, "not found"),
         ("/assets/..%2fserver.py", "GET", 404, "not found"),
+        (f"/assets/{'a' * 300}", "GET", 404, "not found"),
         ("/assets/.", "GET", 404, "not found"),
         ("/api/run", "POST", 405, "method not allowed"),
         ("/api/run", "DELETE", 405, "method not allowed"),

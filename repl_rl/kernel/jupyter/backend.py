@@ -104,6 +104,11 @@ class KernelspecBackend:
             raise
         return kernel
 
+    def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
+        """For another client that launches a kernel itself: its manager, and the words for `start_kernel`."""
+        connection_file = self._home.next_connection_file()
+        return self._manager(connection_file), self._words(connection_file)
+
     async def close(self) -> None:
         self._context.destroy(linger=0)
         if self._guard is not None:

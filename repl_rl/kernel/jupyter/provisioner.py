@@ -46,7 +46,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
-                    env=sandbox.environment,
+                    env={**sandbox.environment, "PYTHONHASHSEED": "0"},  # sets in the order of forked sessions
                     pass_fds=[*sockets.values(), boot_fd, info_write, *_existing(sandbox.lifeline)],
                     start_new_session=True,
                     cwd="/tmp" if sandbox.kind == "none" else "/",

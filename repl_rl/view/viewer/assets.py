@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,6 +11,7 @@ from repl_rl.errors import DependencyError
 
 PLOTLY = "plotly.js"
 INDEX = "index.html"
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 
 
 def page_folder() -> Path:
@@ -21,8 +23,7 @@ def asset(name: str) -> Path | None:
     if name == PLOTLY:
         return plotly_path()
     path = page_folder() / name
-    is_ours = "/" not in name and not name.startswith(".") and path.is_file()
-    return path if is_ours else None
+    return path if _NAME.fullmatch(name) and path.is_file() else None
 
 
 def plotly_path() -> Path:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
+from repl_rl.view.report import write_whole
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.assets import INDEX, asset, page_folder
 from repl_rl.view.viewer.database import SPLITS, opened
@@ -45,10 +45,15 @@ class Exported:
 def export(source: Source, path: Path, most: int | None = None) -> Exported:
     """Write the run to `path`, with at most `most` trajectories, or as many as a file of 25 MB holds.
 
-    An earlier file is replaced whole. Raises RunError if it can't be written.
+    An earlier file is replaced whole. Raises RunError if it can't be written, or if the source is a file in which
+    nothing can be read.
     """
+    if path.is_dir() or not path.parent.is_dir():
+        raise RunError(f"{path} can't be written: give the name of a file, in a folder that exists")
     update(source.target, source.index)
     run = source.run()
+    if source.target.is_file() and not run["index"]["trajectories"] and run["notes"]:
+        raise RunError(f"{source.target} holds no trajectory that can be read: {run['notes'][0]}")
     page, policy = _page()
     budget = MOST_BYTES - len(page.encode()) - len(json.dumps(run)) if most is None else None
     rows, trajectories, tokens = _chosen(source, budget, most)
@@ -57,7 +62,9 @@ def export(source: Source, path: Path, most: int | None = None) -> Exported:
     data = _in_script(_array(run, rows, trajectories, tokens))
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
     head += f'<script type="application/json" id="run-data">{data}</script>\n'
-    _write(path, re.sub(r"(<head\b[^>]*>\s*(?:<meta charset[^>]*>)?)", lambda found: found[1] + head, page, count=1))
+    write_whole(
+        path, re.sub(r"(<head\b[^>]*>\s*(?:<meta charset[^>]*>)?)", lambda found: found[1] + head, page, count=1)
+    )
     return Exported(path, len(rows), total)
 
 
@@ -154,12 +161,3 @@ def _text(name: str) -> str:
     if path is None:
         raise RunError(f"the page asks for {name}, and {page_folder()} has no such file; reinstall the package")
     return path.read_text(encoding="utf-8")
-
-
-def _write(path: Path, page: str) -> None:
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        os.replace(unfinished, path)
-    except OSError as error:
-        raise RunError(f"{path} can't be written: {error.strerror}") from error

@@ -43,8 +43,11 @@ _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 @contextmanager
 def lock(index: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process may write; with `wait`, after everybody else. The system frees it however a process ends."""
-    index.parent.mkdir(parents=True, exist_ok=True)
+    """Whether this process may write; with `wait`, after everybody else. The system frees it however a process ends.
+
+    A run folder that was deleted does not come back for its index.
+    """
+    index.parent.mkdir(exist_ok=True)
     with (index.parent / "lock").open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -255,14 +258,21 @@ def pokes(descriptor: int) -> Iterator[bytes]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Follow a run until standard input ends. What goes wrong is said, and tried again with the next byte."""
+    """Follow a run until standard input ends. What goes wrong is said once, and tried again with the next byte."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, index = map(Path, arguments)
+    said = ""
     for _ in chain([b""], pokes(0)):
         try:
             update(target, index, wait=False)
         except (sqlite3.Error, OSError) as error:
-            print(f"repl-rl view: the index {index} can't be brought up to date: {error}", file=sys.stderr, flush=True)
+            if str(error) != said:
+                said = str(error)
+                print(
+                    f"repl-rl view: the index {index} can't be brought up to date: {said}", file=sys.stderr, flush=True
+                )
+        else:
+            said = ""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,159 @@
+"""The reference of the YAML file, written from the models: `python -m repl_rl.config.reference > docs/config.md`.
+
+Types, ranges and defaults are read from the fields, words from the string that stands below each field in the source.
+It does not cover what the models check across fields: those messages say what to change when they come up.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import sys
+import textwrap
+import types
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from repl_rl.config.file import Config
+
+HEAD = """\
+# The YAML file
+
+This page is written by `python -m repl_rl.config.reference > docs/config.md`; a test holds it against the models.
+
+A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` goes over
+it, as often as it is given, with the value in YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`. What a file
+leaves out has the default of this page. `repl-rl train FILE --dry-run` checks a file and says what it would do; a run
+keeps its file, with all defaults written out, as `config.yaml` in its folder.
+
+Unknown keys are refused with the nearest known one, values out of range with the range, values that exclude one another
+with both names. `1e-3` is a number. `engine: NAME` is short for `engine: {backend: NAME}`, `rewards: NAME` for
+`rewards: {preset: NAME}`, and `weight: 0.5` under `rewards.shaping` for `weight: {start: 0.5}`.
+"""
+
+_LINK = re.compile(r"\bdocs/([\w-]+\.md)\b")
+_BOUNDS = {
+    "ge": "at least {:,g}",
+    "gt": "above {:,g}",
+    "le": "at most {:,g}",
+    "lt": "below {:,g}",
+    "min_length": "not empty",
+    "pattern": "matching `{}`",
+}
+_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "anything"}
+
+
+def reference() -> str:
+    """The page, as Markdown."""
+    return "\n".join([HEAD, *(_section(path, model) for path, model in sections())])
+
+
+def sections(model: type[BaseModel] = Config, path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """Every section of the file with its path, each before those inside it. The file itself has the path ""."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        if (below := _section_of(field.annotation)) is not None:
+            many = "[]" if get_origin(field.annotation) is tuple else ""
+            yield from sections(below, f"{path}.{name}{many}".removeprefix("."))
+
+
+def descriptions(model: type[BaseModel]) -> dict[str, str]:
+    """The words below each field of a model, in one line; fields without any are left out."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and (text := _string(below)):
+            found[field.target.id] = " ".join(text.split())
+    return found
+
+
+def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """A type as a reader of YAML would say it, with its range: `integer, at least 1`."""
+    bounds = _bounds(metadata)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return type_words(arguments[0], [*_flat(arguments[1:]), *metadata])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, types.UnionType):
+        words = " or ".join(type_words(part) for part in arguments if part is not type(None)) + bounds
+        return words if type(None) not in arguments else words + (", or null" if "," in words else " or null")
+    if origin is dict:
+        return f"mapping from {type_words(arguments[0])} to {type_words(arguments[1])}"
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"list of {type_words(arguments[0])}"
+    if origin is tuple:
+        return " and ".join(type_words(argument) for argument in arguments) + " in a list"
+    return _plain(annotation) + bounds
+
+
+def _plain(annotation: Any) -> str:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "section"
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return "a " + {"LineKind": "line kind"}.get(annotation.__name__, annotation.__name__)
+    return _NAMES[annotation]
+
+
+def _section(path: str, model: type[BaseModel]) -> str:
+    words = descriptions(model)
+    rows = [_row(name, field, words) for name, field in model.model_fields.items() if _is_value(field)]
+    about = _LINK.sub(r"[\1](\1)", " ".join((inspect.getdoc(model) or "").split()))
+    title = f"## `{path}`" if path else "## The file itself"
+    table = ["| key | value | default | |", "|---|---|---|---|", *rows]
+    return "\n".join(["", title, "", *([about, ""] if about else []), *table]).removeprefix("\n") + "\n"
+
+
+def _is_value(field: FieldInfo) -> bool:
+    """Whether a field belongs into its section's table; sections have tables of their own."""
+    return _section_of(field.annotation) is None or get_origin(field.annotation) is tuple
+
+
+def _row(name: str, field: FieldInfo, words: dict[str, str]) -> str:
+    value = type_words(field.annotation, field.metadata)
+    if not words.get(name):
+        raise ValueError(f"field {name!r} has no words below it; write what it means")
+    cells = [f"`{name}`", value, _default(field), words[name]]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return "has to be given"
+    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    """The model that a field holds, or holds a list of."""
+    kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is tuple else [annotation]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
+    """Constraints, also those that stand inside a `Field`."""
+    for item in metadata:
+        yield from item.metadata if isinstance(item, FieldInfo) else [item]
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    found = [(words, getattr(item, name, None)) for item in metadata for name, words in _BOUNDS.items()]
+    return "".join(", " + words.format(bound) for words, bound in found if bound is not None)
+
+
+def _string(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return node.value.value
+    return None
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

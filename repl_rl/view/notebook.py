@@ -1,0 +1,234 @@
+"""A trajectory as a Jupyter notebook (nbformat 4) that runs: our own kernelspec shows again what the session showed.
+
+A heading with the task, how it ended and the prompt; then a code cell for each cell that the kernel ran, its source
+character by character, with outputs in the form in which our kernel sends them: everything that the terminal showed as
+stream `stdout`, tracebacks included, and an `error` with the exception's name behind it. Comments become cells of their
+own, for a comment in front of a statement would move the line numbers of its traceback. What never ran stands in raw
+cells, which no notebook executes, with the reason. Execution counts are those of a run from top to bottom.
+
+`metadata.repl_rl` of the notebook and of each cell hold what Jupyter has no place for; docs/replay.md lists the keys.
+The same trajectory gives the same notebook, byte by byte. What a model wrote reaches markdown only as characters.
+
+Not covered: `%magic` and `!command` of the `ipython` dialect, which our kernel does not know; tools of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from repl_rl.dialect import truncate_middle
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+from repl_rl.view.screen import visible
+from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+    from repl_rl.dialect import Dialect
+
+FORMAT = 1
+"""Of what is kept in `metadata.repl_rl`."""
+_KERNELSPEC = {"name": "repl_rl", "display_name": "Python (repl_rl)", "language": "python"}
+_LANGUAGE = {"name": "python", "mimetype": "text/x-python", "file_extension": ".py"}
+_THOUGHTS = ("code", "markdown")
+_PROMPT_CHARS = 4000
+_QUESTION = re.compile(r"(?:^(?:>>> )?#[^\n]*\n)+(?=\s*(?:>>>|In \[\d+\]:)?\s*\Z)", re.MULTILINE)
+_MARKDOWN = re.compile(r"[&<>\\`*_{}\[\]$~|#!]|^[-+=]|^\d+(?=[.)])|(?<=\n)[-+=]|(?<=\n)\d+(?=[.)])")
+
+
+def to_notebook(
+    trajectory: Trajectory,
+    path: Path | str | None = None,
+    *,
+    thoughts: str = "code",
+    dialect: str | Dialect | None = None,
+) -> NotebookNode:
+    """The trajectory as a notebook, written to `path` if one is given.
+
+    `thoughts` is what becomes of comments: "code" or "markdown". `dialect` is a name or an object; without one it is
+    told from the transcript. Raises ConfigError for a value that is neither, RunError if the file can't be written.
+    """
+    import nbformat
+
+    if thoughts not in _THOUGHTS:
+        raise ConfigError(f"thoughts={thoughts!r}: take one of {', '.join(_THOUGHTS)}")
+    text = session_text(trajectory, dialect)
+    notebook = nbformat.v4.new_notebook(
+        cells=_numbered([_heading(trajectory), *_cells(trajectory, text, thoughts)]),
+        metadata={"kernelspec": _KERNELSPEC, "language_info": _LANGUAGE, "repl_rl": _about(trajectory, text)},
+    )
+    nbformat.validate(notebook)
+    if path is not None:
+        _write(Path(path), nbformat.writes(notebook))
+    return notebook
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror}; give another file") from error
+
+
+def _numbered(cells: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """With ids and execution counts by their places."""
+    count = 0
+    for place, cell in enumerate(cells):
+        cell["id"] = f"cell-{place}"
+        if cell["cell_type"] == "code":
+            count += 1
+            cell["execution_count"] = count
+    return list(cells)
+
+
+def _cells(trajectory: Trajectory, text: SessionText, thoughts: str) -> Iterator[NotebookNode]:
+    from nbformat import v4
+
+    for cell in text.cells:
+        metadata = {"repl_rl": _about_cell(trajectory, cell)}
+        if cell.role is Role.RAN:
+            yield v4.new_code_cell(cell.text, outputs=_outputs(cell, text.shows), metadata=metadata)
+        elif cell.role is Role.NOT_RUN:
+            yield v4.new_raw_cell(f"[not run: {cell.note}]\n{cell.text}", metadata=metadata)
+        elif cell.role is Role.THOUGHT and thoughts == "code":
+            yield v4.new_code_cell(cell.text, metadata=metadata)
+        else:
+            yield v4.new_markdown_cell(_words(cell), metadata=metadata)
+
+
+def _words(cell: SessionCell) -> str:
+    lines = [line.strip() for line in cell.text.split("\n")]
+    if cell.role is Role.THOUGHT:
+        lines = [line.lstrip("#").strip() for line in lines]
+    return "  \n".join(map(plain_markdown, lines))
+
+
+def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
+    from nbformat import v4
+
+    stream, value = divided(cell.output, cell.number) if shows == "ipython" else (cell.output, None)
+    outputs = [v4.new_output("stream", name="stdout", text=stream)] if stream else []
+    if value is not None:
+        outputs.append(v4.new_output("execute_result", {"text/plain": value}, execution_count=cell.number))
+    if cell.error_name:
+        name = encodable(cell.error_name)
+        outputs.append(v4.new_output("error", ename=name, evalue=value_of(name, cell.output), traceback=[]))
+    return outputs
+
+
+def divided(shown: str, number: int) -> tuple[str, str | None]:
+    """What IPython's terminal showed: what was printed, and the value behind `Out[number]: `."""
+    stream, mark, value = shown.rpartition(f"Out[{number}]: ")
+    return (stream, value.removesuffix("\n")) if mark else (shown, None)
+
+
+def value_of(name: str, shown: str) -> str:
+    """An exception's `evalue`, as our kernel takes it off the last line that was shown."""
+    last = shown.splitlines()[-1] if shown else ""
+    head, _, rest = last.partition(": ")
+    return rest if head.rpartition(".")[2] == name else last
+
+
+def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "task_id": encodable(trajectory.task_id),
+        "dialect": text.dialect,
+        "shows": text.shows,
+        "setup": text.setup,
+        "stop_reason": str(trajectory.stop_reason),
+        "answer": _answer(trajectory),
+        "outcome_reward": _finite(trajectory.outcome_reward),
+        "environment_reward": _finite(trajectory.environment_reward),
+        "version": trajectory.version,
+        "prompt_tokens": len(trajectory.prompt_ids),
+        "completion_tokens": len(trajectory.completion_ids),
+        "duration_s": _finite(trajectory.duration_s),
+        "error": None if trajectory.error is None else encodable(trajectory.error),
+    }
+
+
+def _about_cell(trajectory: Trajectory, cell: SessionCell) -> dict[str, Any]:
+    lines = [trajectory.lines[index] for index in cell.lines]
+    last = lines[-1]
+    about: dict[str, Any] = {
+        "role": str(cell.role),
+        "lines": list(cell.lines),
+        "kind": str(last.kind),
+        "reward": _sum([line.reward for line in lines]),
+        "advantage": _advantage(lines),
+        "logprob": _finite(math.fsum(trajectory.logprobs[i] for line in lines for i in range(line.start, line.end))),
+        "tokens": [[line.start, line.end] for line in lines],
+        "duration_s": _finite(math.fsum(line.duration_s for line in lines)),
+    }
+    if cell.role is Role.RAN:
+        about |= {"number": cell.number, "error_name": cell.error_name and encodable(cell.error_name)}
+        about |= {"shares_output": True} if cell.shares_output else {}
+        about |= {"calls": [encodable(call.name) for call in last.calls]} if last.calls else {}
+        about |= {"answer": _answer(trajectory)} if last.kind is LineKind.ANSWER and not cell.shares_output else {}
+    return about | ({"note": cell.note} if cell.note else {})
+
+
+def _answer(trajectory: Trajectory) -> list[str] | None:
+    return None if trajectory.answer is None else [encodable(value) for value in trajectory.answer]
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    given = [value for value in values if value is not None]
+    return _finite(math.fsum(given)) if given else None
+
+
+def _advantage(lines: Sequence[Line]) -> float | None:
+    """The mean over the tokens of those lines that have one."""
+    given = [(line.advantage, line.end - line.start) for line in lines if line.advantage is not None]
+    if not given:
+        return None
+    return _finite(math.fsum(value * tokens for value, tokens in given) / sum(tokens for _, tokens in given))
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no infinities."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _heading(trajectory: Trajectory) -> NotebookNode:
+    from nbformat import v4
+
+    parts = [f"# {plain_markdown(trajectory.task_id)}"]
+    if question := question_of(trajectory.prompt):
+        parts.append("  \n".join(map(plain_markdown, question.split("\n"))))
+    parts.append(plain_markdown(verdict(trajectory)))
+    prompt = visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS))
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", prompt))])
+    parts.append(f"The prompt:\n\n{fence}text\n{prompt}\n{fence}")
+    return v4.new_markdown_cell("\n\n".join(parts), metadata={"repl_rl": {"role": "heading"}})
+
+
+def question_of(prompt: str) -> str:
+    """The comments at the end of an interpreter's prompt; "" where a prompt ends otherwise."""
+    found = _QUESTION.search(prompt)
+    lines = found[0].splitlines() if found else []
+    return "\n".join(line.removeprefix(">>> ").removeprefix("#").strip() for line in lines)
+
+
+def verdict(trajectory: Trajectory) -> str:
+    """How it ended, in a sentence."""
+    grades: Mapping[bool, str] = {True: "Solved", False: "Not solved"}
+    grade = trajectory.outcome_reward
+    how = "Not graded" if grade is None else f"{grades[grade > 0]} (graded {grade:g})"
+    if trajectory.is_void:
+        how = "Void: takes part in no loss"
+    ends = {StopReason.ANSWER: "an answer"}.get(trajectory.stop_reason, str(trajectory.stop_reason))
+    answer = "" if trajectory.answer is None else f", {', '.join(trajectory.answer)}"
+    return f"{how}; it ended with {ends}{answer}. {len(trajectory.lines)} lines, {trajectory.sampled_tokens} tokens."
+
+
+def plain_markdown(text: str) -> str:
+    """`text` as markdown that shows its characters: no tag, no link, no formula, no list of it is left."""
+    return _MARKDOWN.sub(lambda match: f"&#{ord(match[0][0])};{match[0][1:]}", visible(text))

@@ -1,0 +1,53 @@
+"""The pages that people read: README and docs/, with the blocks, links and commands in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+_FENCED = re.compile(r"^( *)(`{3,})(\w*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\))?)\)")
+_HEREDOC = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return [body for _, _, name, body in _FENCED.findall(text) if name == language]
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures, those in code left out."""
+    return _LINK.findall(re.sub(r"`[^`\n]*`", "", _FENCED.sub("", text)))
+
+
+def anchors(text: str) -> set[str]:
+    """What a heading can be linked by, as GitHub and mkdocs make it."""
+    headings = re.findall(r"^#+ (.+)$", _FENCED.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def heredocs(text: str) -> list[str]:
+    """Files that a page's shell blocks write."""
+    return [body for _, body in _HEREDOC.findall(text)]
+
+
+def commands(text: str) -> Iterator[str]:
+    """Calls of our program in a page's shell and indented blocks: lines joined, comments and heredocs removed."""
+    fenced = [_HEREDOC.sub("", body) for body in [*blocks(text, "bash"), *blocks(text, "sh")]]
+    indented = re.findall(r"^ {4}(\S.*(?:\\\n.*)*)$", _FENCED.sub("", text), re.MULTILINE)
+    for line in [line for body in [*fenced, *indented] for line in body.replace("\\\n", " ").splitlines()]:
+        if "repl-rl " in line or "repl_rl.cli " in line:
+            yield shlex.join(shlex.split(line, comments=True))
+
+
+def inline_commands(text: str) -> Iterator[str]:
+    """`repl-rl ...` within sentences, placeholders and all."""
+    for code in _CODE.findall(_FENCED.sub("", text)):
+        if code.startswith(("repl-rl ", ".venv/bin/repl-rl ")):
+            yield " ".join(code.split())

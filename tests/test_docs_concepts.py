@@ -1,0 +1,69 @@
+"""The worked example of docs/concepts.md is the trajectory beside it, and the still in the README is drawn from it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import statistics
+from types import ModuleType
+
+import pytest
+from pages import ROOT
+
+from repl_rl.trajectory import Trajectory, read_jsonl
+
+IMAGES = ROOT / "docs" / "images"
+PAGE = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def trajectory() -> Trajectory:
+    [only] = read_jsonl(IMAGES / "rollout.jsonl")
+    return only
+
+
+def drawing() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("rollout_still", IMAGES / "rollout.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_still_is_what_its_script_draws() -> None:
+    assert (IMAGES / "rollout.svg").read_text(encoding="utf-8") == drawing().still(), "python docs/images/rollout.py"
+
+
+def test_the_still_fetches_nothing() -> None:
+    svg = (IMAGES / "rollout.svg").read_text(encoding="utf-8")
+    assert "url(" not in re.sub(r"url\(#[\w-]+\)", "", svg)
+    assert "@font-face" not in svg
+    assert "NameError" in svg
+
+
+def test_the_table_of_lines(trajectory: Trajectory) -> None:
+    rows = re.findall(r"^\| (\d) \| (\d+) to (\d+) \| `([^`]+)` \| `(\w+)`", PAGE, re.MULTILINE)
+    told = [(int(first), int(last) + 1, f" {text}\n", kind) for _, first, last, text, kind in rows]
+    assert told == [(line.start, line.end, line.text, str(line.kind)) for line in trajectory.lines]
+
+
+def test_the_counts(trajectory: Trajectory) -> None:
+    assert len(trajectory.prompt_ids) == 23
+    assert "is 23 tokens. What follows is 82, of which the model typed 43" in PAGE
+    assert (len(trajectory.completion_ids), trajectory.sampled_tokens) == (82, 43)
+    gaps = [after.start - line.end for line, after in zip(trajectory.lines, trajectory.lines[1:], strict=False)]
+    assert gaps == [1, 31, 1, 6]
+
+
+def test_the_advantages_are_those_of_the_formula(trajectory: Trajectory) -> None:
+    assert [line.reward for line in trajectory.lines] == [0, -0.05, 0, 0, 1]
+    returns = [0.95] * 2 + [1.0] * 3  # this one
+    returns += [0.9] * 2 + [1.0] * 2  # the one with the syntax error
+    returns += [1.0] * 3 * 6
+    assert len(returns) == 27
+    mean, deviation = statistics.fmean(returns), statistics.stdev(returns) + 1e-4
+    assert (round(mean, 3), round(deviation, 3)) == (0.989, 0.029)
+    expected = [(value - mean) / deviation for value in returns[:5]]
+    assert [line.advantage for line in trajectory.lines] == pytest.approx(expected, abs=1e-5)
+    assert ", ".join(f"{value:+.2f}" for value in expected) in PAGE

@@ -1,0 +1,456 @@
+"""Rollouts while they happen: in a real notebook, in a terminal, recorded and real, in a pipe; and interrupted ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_fakes import FakeKernelPool
+from rich.console import Console
+from scripted import ScriptedEngine
+from test_events import Counting, Gates
+
+from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.dialect import PythonDialect
+from repl_rl.engine import SampledLine, load_vocabulary
+from repl_rl.errors import ConfigError, EngineError
+from repl_rl.events import Ran, Sampled, events_of
+from repl_rl.nano import NANO_PATH
+from repl_rl.rollout import Rollout
+from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.view import live, print_trajectory
+from repl_rl.view.canvas import NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here
+from repl_rl.view.seen import Seen, marked
+from repl_rl.view.watch import Board, watch
+
+ROOT = Path(__file__).parents[2]
+TASK = Task("t1", "What is 6 * 7?", "42")
+LINES = (" x = 42\n", " y\n", " submit_final_answer(x)\n")
+QUICK = ["engine.backend=transformers", "engine.context_tokens=512", "kernel.size=4", "budget.lines=4"]
+ROWS = (
+    "› >>> x = 42",
+    "› >>> y",
+    "‹ Traceback (most recent call last):",
+    '‹   File "<stdin>", line 1, in <module>',
+    "‹ NameError: name 'y' is not defined",
+    "› >>> submit_final_answer(x)",
+)
+
+
+def rollout_of(lines: Sequence[str] = LINES, kernels: Any = None, engine: Any = None) -> Rollout:
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    return Rollout(
+        engine or ScriptedEngine(vocabulary, lambda prompt: lines), kernels or FakeKernelPool(), PythonDialect(),
+        vocabulary, budget=BudgetConfig(lines=100, tokens=2000), sampling=SamplingConfig(), context_tokens=4000,
+    )  # fmt: skip
+
+
+class Kept:
+    """A canvas that keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.drawn: list[tuple[tuple[Seen, ...], str]] = []
+        self.finished: list[tuple[tuple[Seen, ...], str]] = []
+
+    def draw(self, seen: Sequence[Seen], note: str) -> None:
+        self.drawn.append((tuple(seen), note))
+
+    def finish(self, seen: Sequence[Seen], note: str, texts: object) -> None:
+        self.finished.append((tuple(seen), note))
+
+
+def trajectory_of(texts: Sequence[tuple[str, str]], prompt: str = ">>> # Six?\n>>>") -> Trajectory:
+    lines = tuple(
+        Line(2 * at, 2 * at + 1, text, LineKind.STATEMENT, None, output) for at, (text, output) in enumerate(texts)
+    )
+    length = max(0, 2 * len(texts) - 1)
+    return Trajectory(
+        "t1", prompt, (1, 2), tuple(range(length)), tuple(at % 2 == 0 for at in range(length)), (0.0,) * length,
+        StopReason.EOS, lines,
+    )  # fmt: skip
+
+
+def states_of(trajectory: Trajectory) -> Iterator[Seen]:
+    seen = Seen()
+    for event in events_of(TASK, trajectory):
+        seen = seen.after(event)
+        yield seen
+
+
+# What has been seen
+
+
+def test_a_rollout_told_bit_by_bit() -> None:
+    trajectory = trajectory_of([(" x = 6\n", ">>>"), (" x\n", "6\n>>>")])
+    states = list(states_of(trajectory))
+    assert [state.doing for state in states] == [
+        "the model types line 1", "line 1 runs", "the model types line 2", "line 2 runs", "the model types line 3",
+        "stopped: eos",
+    ]  # fmt: skip
+    assert [marked(row) for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
+    assert [marked(row) for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
+    assert [marked(row) for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
+    assert [state.pending for state in states] == [None, " x = 6\n", None, " x\n", None, None]
+    assert states[-1].lines == trajectory.lines
+    assert (Seen().doing, Seen().rows) == ("waiting for a place and an interpreter", [])
+
+
+def test_a_line_that_is_told_again_is_replaced() -> None:
+    [line] = trajectory_of([(" x\n", "")]).lines
+    seen = Seen("p").after(Sampled(0, " x\n", (1,), (0.0,))).after(Ran(0, line))
+    other = Line(0, 1, " x\n\ufffd", LineKind.STATEMENT)
+    assert seen.after(Ran(0, other)).lines == (other,)
+
+
+TYPED = st.sampled_from([" x\n", "\n", " if x:\n    ", "y", " a\n\n b\n", "\x1b[2J\n"])
+SHOWN = st.sampled_from(["", ">>>", "1\n>>>", "no newline", "a\n\nb\n...", "\n"])
+
+
+@given(st.lists(st.tuples(TYPED, SHOWN), max_size=8), st.sampled_from([">>>", "\n", "Question?\n", "a\nb\n>>>"]))
+def test_a_finished_row_stays_what_it_is(texts: list[tuple[str, str]], prompt: str) -> None:
+    *states, ended = states_of(trajectory_of(texts, prompt))
+    whole = [marked(row) for row in ended.rows]
+    before = 0
+    for state in states:
+        rows = [marked(row) for row in state.finished_rows]
+        assert rows == whole[: len(rows)]
+        assert len(rows) >= before
+        before = len(rows)
+    assert [marked(row) for row in ended.finished_rows] == whole
+
+
+# The board
+
+
+def test_the_board_draws_what_is_new_and_nothing_twice() -> None:
+    canvas = Kept()
+    board = Board(canvas, 2, "loading nano")
+    board.refresh()
+    board.refresh()
+    board.take(1, Sampled(0, " x\n", (1,), (0.0,)))
+    board.refresh()
+    board.refresh()
+    waiting = (Seen(), Seen())
+    assert canvas.drawn == [(waiting, "loading nano"), ((Seen(), Seen(pending=" x\n")), "")]
+
+
+def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
+    kernels, canvas = Gates(), Kept()
+
+    async def go() -> Trajectory | Group:
+        watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 1)))
+        while not canvas.drawn or canvas.drawn[-1][0][0].pending is None:
+            await asyncio.sleep(0.01)
+        kernels.made[0].may_run.set()
+        return await watching
+
+    trajectory = asyncio.run(go())
+    assert any(seen.pending == " x = 42\n" and not seen.lines for (seen,), _ in canvas.drawn)
+    assert isinstance(trajectory, Trajectory)
+    [((ended,), note)] = canvas.finished
+    assert (ended.trajectory, ended.lines, note) == (trajectory, trajectory.lines, "")
+
+
+def test_several_rollouts_come_as_a_group_in_order() -> None:
+    canvas = Kept()
+    group = asyncio.run(watch(rollout_of(), TASK, Board(canvas, 3)))
+    assert isinstance(group, Group)
+    assert [member.answer for member in group] == [("42",)] * 3
+    assert [seen.trajectory for seen in canvas.finished[0][0]] == group
+
+
+def test_no_more_run_at_once_than_the_rollout_allows() -> None:
+    rollout = rollout_of(kernels=(kernels := Gates()))
+    rollout.at_once = 2
+
+    async def go() -> None:
+        watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
+        while len(kernels.made) < 2 or not all(gate.is_asked.is_set() for gate in kernels.made):
+            await asyncio.sleep(0.01)
+        assert kernels.open == 2
+        kernels.made[0].may_run.set()
+        while len(kernels.made) < 3:
+            await asyncio.sleep(0.01)
+        for gate in kernels.made:
+            gate.may_run.set()
+        await watching
+
+    asyncio.run(go())
+
+
+def test_a_cancelled_show_says_so_and_frees_everything() -> None:
+    kernels, canvas = Gates(), Kept()
+    engine = Counting(load_vocabulary(str(NANO_PATH)), lambda prompt: LINES)
+
+    async def go() -> None:
+        watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels, engine=engine), TASK, Board(canvas, 2)))
+        while len(kernels.made) < 2:
+            await asyncio.sleep(0.01)
+        watching.cancel()
+        await asyncio.wait([watching])
+        assert watching.cancelled()
+        assert (engine.seats, kernels.open) == (0, 0)
+
+    asyncio.run(go())
+    [(seen, note)] = canvas.finished
+    assert note == "interrupted: this is what there was"
+    assert all(each.prompt and each.trajectory is None for each in seen)
+
+
+def test_a_failing_engine_is_shown_and_raised() -> None:
+    class Broken(ScriptedEngine):
+        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            if self.given:
+                raise EngineError("the weights are broken")
+            return await super().sample_line(ids, max_tokens, sampling)
+
+    file = StringIO()
+    engine = Broken(load_vocabulary(str(NANO_PATH)), lambda prompt: LINES)
+    with pytest.raises(EngineError, match="the weights are broken"):
+        asyncio.run(watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1)))
+    assert file.getvalue().splitlines()[-3:] == [
+        "› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken",
+    ]  # fmt: skip
+
+
+# A pipe
+
+
+def piped(lines: Sequence[str] = LINES, n: int = 1) -> str:
+    file = StringIO()
+    asyncio.run(watch(rollout_of(lines), TASK, Board(PipeCanvas(Console(file=file, width=40)), n, "loading nano")))
+    return file.getvalue()
+
+
+def test_a_pipe_gets_every_row_once() -> None:
+    first, *rows, ending = piped().splitlines()
+    assert first == "loading nano"
+    assert rows[2:] == ["¶ >>> # What is 6 * 7?", *ROWS]
+    assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d\d s", ending)
+
+
+def test_rows_of_several_rollouts_carry_their_numbers() -> None:
+    rows = piped(n=2).splitlines()
+    for number in (1, 2):
+        own = [row.removeprefix(f"{number} ") for row in rows if row.startswith(f"{number} ")]
+        assert own[3:-1] == list(ROWS)
+        assert own[-1].startswith("stopped: answer  answer: 42")
+
+
+def test_what_a_program_prints_can_not_steer_a_terminal() -> None:
+    text = piped([" print('\\x1b[2J\\x9b1m\\u202e[bold]x[/red]')\n", " submit_final_answer(1)\n"])
+    assert "‹ \\x1b[2J\\x9b1m\\u202e[bold]x[/red]" in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
+
+
+# A terminal
+
+
+def terminal(width: int = 100, height: int = 12) -> tuple[Console, StringIO]:
+    file = StringIO()
+    return Console(file=file, force_terminal=True, width=width, height=height, _environ={}), file
+
+
+def without_codes(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def test_a_terminal_shows_the_tail_that_fits_and_then_the_whole() -> None:
+    console, file = terminal()
+    canvas = TerminalCanvas(console)
+    trajectory = trajectory_of([(f" line_{at}\n", f"{at} {'wide ' * 30}\n>>>") for at in range(40)])
+    *_, last, ended = states_of(trajectory)
+    canvas.draw([last], "")
+    first, again = len(file.getvalue()), without_codes(file.getvalue())
+    assert len(again.splitlines()) <= 12
+    assert "39 wide" in again
+    assert "line_20" not in again
+    canvas.draw([last], "")
+    assert len(without_codes(file.getvalue()[first:]).splitlines()) <= 12
+    canvas.finish([ended], "", None)
+    other, whole = terminal()
+    print_trajectory(other, trajectory)
+    assert file.getvalue().endswith(whole.getvalue())
+    assert "\x1b[?25h" in file.getvalue()
+
+
+def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
+    console, file = terminal(width=100, height=20)
+    canvas = TerminalCanvas(console)
+    states = [next(states_of(trajectory_of([], f">>> # Question {name}\n>>>"))) for name in "abc"]
+    canvas.draw([*states, Seen()], "")
+    text = without_codes(file.getvalue())
+    assert re.search("Question a .*Question b", text)
+    assert "Question c" not in text
+    assert "and 1 more" in text
+    canvas.finish(states, "interrupted", None)
+    assert all(f"Question {name}" in without_codes(file.getvalue()) for name in "abc")
+
+
+def test_what_is_said_while_nothing_has_begun() -> None:
+    console, file = terminal()
+    TerminalCanvas(console).draw([Seen()], "loading nano")
+    assert "loading nano" in file.getvalue()
+
+
+# A notebook
+
+
+def test_a_running_session_is_html_without_the_programs_own() -> None:
+    shown: list[dict[str, str]] = []
+    canvas = NotebookCanvas()
+    canvas._show = shown.append  # type: ignore[method-assign]
+    states = list(states_of(trajectory_of([(" print('<script>x</script>')\n", "<script>x</script>\n>>>")])))
+    canvas.draw([states[1]], "")
+    canvas.draw([states[2]] * 9, "")
+    running, several = (each["text/html"] for each in shown)
+    assert "line 1 runs" in running
+    assert "&lt;script&gt;" in running
+    assert "<script" not in running + several
+    assert several.count("the model types line 2") == 8
+    assert "and 1 more" in several
+    assert shown[0]["text/plain"].splitlines() == ["¶ >>> # Six?", "› >>> print('<script>x</script>')"]
+
+
+def run_notebook(folder: Path, *cells: str) -> list[Any]:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(folder)}})
+    client.execute(env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return [cell.outputs for cell in notebook.cells]
+
+
+def test_live_and_show_in_a_real_notebook(tmp_path: Path) -> None:
+    first, second, told = run_notebook(
+        tmp_path,
+        f"import repl_rl\nfrom repl_rl.view import live, show\nquick = {QUICK!r}\n"
+        "trajectory = live('nano', 'What is 12 choose 5?', overrides=quick)",
+        "async with repl_rl.open_rollout('nano', quick) as rollout:\n"
+        "    group = await show(rollout, 'What is 13 choose 5?', n=2)",
+        "print([trajectory.lines[0].text, len(group)])",
+    )
+    assert [output.output_type for output in (*first, *second)] == ["display_data"] * 2, "updated in place, no noise"
+    [shown], [both] = first, second
+    assert "What is 12 choose 5?" in shown.data["text/html"]
+    assert "typed by the model" in shown.data["text/html"]
+    assert "stopped" in shown.data["text/html"]
+    assert "¶ >>> # What is 12 choose 5?" in shown.data["text/plain"]
+    assert both.data["text/html"].count("What is 13 choose 5?") == 2
+    typed, count = eval(told[0].text)
+    assert f"› >>>{typed.rstrip()}" in shown.data["text/plain"]
+    assert count == 2
+
+
+# Programs
+
+
+SCRIPT = f"from repl_rl.view import live\nlive('nano', 'What is 6 * 7?', overrides={QUICK!r} + EXTRA)\n"
+ASLEEP = """
+import repl_rl.opening
+from scripted import ScriptedEngine
+typed = [" import time\\n", " time.sleep(600)\\n"]
+repl_rl.opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
+"""
+"""A policy that types a line which never comes back, at a real interpreter."""
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TERM": "xterm"}
+
+
+def test_a_script_in_a_pipe_says_nothing_but_the_session() -> None:
+    command = [sys.executable, "-c", SCRIPT.replace("EXTRA", "[]")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment())
+    first, *rows, ending = done.stdout.splitlines()
+    assert (first, rows[2], done.stderr) == ("loading nano", "¶ >>> # What is 6 * 7?", "")
+    assert rows[3].startswith("› >>>")
+    assert ending.startswith("stopped: ")
+
+
+@contextmanager
+def script_in_terminal(program: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=theirs, stdout=theirs, stderr=theirs, env=environment()
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def read_until(terminal: int, wanted: str, text: str = "") -> str:
+    """What comes up to `wanted`, or to the end."""
+    while wanted not in text:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:  # the other side is closed
+            break
+        text += data.decode("utf-8", "replace")
+    return text
+
+
+def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
+    program = ASLEEP + SCRIPT.replace("EXTRA", "['kernel.line_s=300']")
+    with script_in_terminal(program) as (process, screen):
+        text = read_until(screen, "line 2 runs")
+        kernels = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        text = read_until(screen, "\0", text)
+        process.wait(timeout=60)
+    shown = without_codes(text)
+    *_, last, traceback = re.split("interrupted: this is what there was|(?=line 2 runs)", shown)
+    assert ">>> time.sleep(600)" in last
+    assert "KeyboardInterrupt" in traceback
+    assert shown.rstrip().endswith("KeyboardInterrupt")
+    assert kernels
+    assert psutil.wait_procs(kernels, timeout=10)[1] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "message"),
+    [
+        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name (conventions, "),
+        (("quikstart.yaml",), {}, "no config 'quikstart.yaml'"),
+        (("",), {}, "an empty config"),
+        (("nano", "  \n"), {}, "an empty task: give a question, such as "),
+        (("nano", Task("t", "", "")), {}, "an empty task"),
+        (("nano",), {"n": 0}, "n=0: give at least one rollout"),
+        (("nano",), {"overrides": "engine.backend=vllm"}, "overrides 'engine.backend=vllm': give a list of them"),
+        (("nano",), {"overrides": ["engine.bakend=vllm"]}, "unknown key 'engine.bakend'; did you mean 'backend'?"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_loads(
+    monkeypatch: pytest.MonkeyPatch, arguments: Any, named: Any, message: str
+) -> None:
+    monkeypatch.setattr("repl_rl.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        live(*arguments, **named)
+
+
+def test_the_place_decides_about_the_canvas(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(canvas_here(), PipeCanvas)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(canvas_here(), TerminalCanvas)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(canvas_here(), PipeCanvas)

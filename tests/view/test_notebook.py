@@ -1,0 +1,222 @@
+"""Trajectories as notebooks: which cells, which outputs, and nothing that a model wrote can break or steer them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from view.conftest import Typed, failed_trajectory, make_trajectory, solved_trajectory
+
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.view.notebook import plain_markdown, question_of, to_notebook, value_of
+from repl_rl.view.session_cells import dialect_of, session_text
+
+COMMENT, STATEMENT, EXPRESSION, OPEN = LineKind.COMMENT, LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.OPEN
+ANSWER, BLANK, OVERLONG = LineKind.ANSWER, LineKind.BLANK, LineKind.OVERLONG
+
+
+def told(*typed: Typed, stop: StopReason = StopReason.MAX_LINES) -> Trajectory:
+    return make_trajectory("t", "What?", typed, stop=stop)
+
+
+def cells_of(notebook: nbformat.NotebookNode) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source) for cell in notebook.cells[1:]]
+
+
+def test_each_cell_that_ran_is_a_code_cell() -> None:
+    notebook = solved_trajectory().to_notebook()
+    assert cells_of(notebook) == [
+        ("code", "# Euclid does this; math has it."),
+        ("code", "import math"),
+        ("code", "for k in (1, 2):\n    r = math.gcd(12, 18)\n"),
+        ("code", "r"),
+        ("code", "submit_final_answer(r)"),
+    ]
+    assert [cell.execution_count for cell in notebook.cells[1:]] == [1, 2, 3, 4, 5]
+    assert [list(cell.outputs) for cell in notebook.cells[1:]] == [
+        [], [], [], [{"output_type": "stream", "name": "stdout", "text": "6\n"}], [],
+    ]  # fmt: skip
+    assert notebook.metadata.kernelspec.name == "repl_rl"
+
+
+def test_thoughts_may_be_markdown() -> None:
+    notebook = to_notebook(solved_trajectory(), thoughts="markdown")
+    assert cells_of(notebook)[0] == ("markdown", "Euclid does this; math has it.")
+    assert [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"] == [1, 2, 3, 4]
+    with pytest.raises(ConfigError, match="thoughts='prose': take one of code, markdown"):
+        to_notebook(solved_trajectory(), thoughts="prose")
+
+
+def test_metadata_keeps_what_jupyter_has_no_place_for() -> None:
+    notebook = to_notebook(solved_trajectory())
+    about = notebook.metadata.repl_rl
+    assert (about.task_id, about.stop_reason, about.answer, about.outcome_reward, about.dialect) == (
+        "gcd-heldout-12-18", "answer", ["6"], 1.0, "python",
+    )  # fmt: skip
+    block, answer = notebook.cells[3].metadata.repl_rl, notebook.cells[5].metadata.repl_rl
+    assert (block.lines, block.kind, block.reward, block.advantage) == ([2, 3, 4], "statement", 0.0, 1.25)
+    assert block.tokens == [[10, 13], [15, 18], [20, 23]]
+    assert block.logprob == 9 * -0.5
+    assert (answer.kind, answer.reward, answer.answer) == ("answer", 1.0, ["6"])
+
+
+def test_an_error_is_shown_and_named() -> None:
+    [stream, error] = to_notebook(failed_trajectory()).cells[1].outputs
+    assert stream.text.endswith("NameError: name 'math' is not defined. Did you forget to import 'math'?\n")
+    assert (error.output_type, error.ename, error.traceback) == ("error", "NameError", [])
+    assert error.evalue == "name 'math' is not defined. Did you forget to import 'math'?"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "value"),
+    [
+        ("JSONDecodeError", "x\njson.decoder.JSONDecodeError: Expecting value\n", "Expecting value"),
+        ("KeyboardInterrupt", "KeyboardInterrupt\n", ""),
+        ("E", "my words: E\n", "my words: E"),
+        ("E", "", ""),
+    ],
+)
+def test_the_value_of_an_exception_goes_without_its_name(name: str, shown: str, value: str) -> None:
+    assert value_of(name, shown) == value
+
+
+def test_the_heading_says_what_and_how() -> None:
+    heading = to_notebook(solved_trajectory()).cells[0].source
+    assert heading.startswith("# gcd-heldout-12-18\n\nWhat is the greatest common divisor of 12 and 18?\n\n")
+    assert "\n\nSolved (graded 1); it ended with an answer, 6. 7 lines, 21 tokens.\n\n" in heading
+    assert "Not solved (graded 0)" in to_notebook(failed_trajectory()).cells[0].source
+    assert "Void" in to_notebook(replace(solved_trajectory(), stop_reason=StopReason.ABORTED)).cells[0].source
+
+
+def test_a_question_of_several_lines() -> None:
+    assert question_of("Python 3\n>>> # How many?\n>>> # Count.\n>>>") == "How many?\nCount."
+    assert question_of("Python 3\n# How many?\n\nIn [1]:") == "How many?"
+    assert question_of("How many?\n") == ""
+
+
+def test_what_never_ran_is_raw() -> None:
+    typed = [
+        (" x = 1\n", STATEMENT, None, ">>>"),
+        (" y = (1,\n", OPEN, None, "..."),
+        (" 2 + 22222", OVERLONG, None, ""),
+    ]
+    notebook = to_notebook(told(*typed, stop=StopReason.LINE_TOKENS))
+    assert cells_of(notebook) == [
+        ("code", "x = 1"),
+        ("raw", "[not run: the tokens of a line ran out before it ended]\ny = (1,\n2 + 22222"),
+    ]
+    assert notebook.cells[2].metadata.repl_rl.lines == [1, 2]
+    open_end = to_notebook(told(*typed[:2], stop=StopReason.MAX_LINES))
+    assert cells_of(open_end)[1] == ("raw", "[not run: it was never complete]\ny = (1,")
+
+
+def test_lines_typed_ahead_share_what_they_showed() -> None:
+    notebook = to_notebook(told((" x = 2\nx\nx +", EXPRESSION, None, "2\n"), (" 1\n", EXPRESSION, None, "")))
+    assert cells_of(notebook) == [("code", "x = 2"), ("code", "x"), ("code", "x + 1")]
+    about = [cell.metadata.repl_rl for cell in notebook.cells[1:]]
+    assert [cell.get("shares_output", False) for cell in about] == [True, False, False]
+    assert [cell.lines for cell in about] == [[0], [0], [0, 1]]
+    assert notebook.cells[2].outputs[0].text == "2\n"
+
+
+def test_behind_an_answer_nothing_ran() -> None:
+    notebook = to_notebook(told((" submit_final_answer(1)\nx = 2\n", ANSWER, None, ""), stop=StopReason.ANSWER))
+    assert cells_of(notebook)[1] == ("raw", "[not run: the session had ended with the answer]\nx = 2")
+
+
+def test_the_line_that_the_machinery_lost_is_raw() -> None:
+    lost = told((" 1\n", EXPRESSION, None, "1\n>>>"), (" 2\n", LineKind.KILLED, None, ""), stop=StopReason.ABORTED)
+    assert cells_of(to_notebook(lost)) == [("code", "1"), ("raw", "[not run: the machinery failed while it ran]\n2")]
+
+
+def test_the_last_output_keeps_what_looks_like_a_prompt() -> None:
+    """No prompt comes behind the last line, so one that stands there was printed."""
+    typed = (" print('>>>', end='')\n", STATEMENT, None, ">>>")
+    assert to_notebook(told(typed)).cells[1].outputs[0].text == ">>>"
+    assert to_notebook(told(typed, stop=StopReason.CONTEXT)).cells[1].outputs == []
+
+
+def test_line_endings_of_a_source_are_kept() -> None:
+    notebook = to_notebook(told((" x = '\x0c\x1c\u2028'\r\n", STATEMENT, None, ">>>")))
+    assert nbformat.reads(nbformat.writes(notebook), 4).cells[1].source == "x = '\x0c\x1c\u2028'"
+
+
+def test_no_markup_of_a_model_is_left() -> None:
+    hostile = "<script>alert(1)</script> ![x](http://x/y.png) [a](javascript:b) $\\text{x}$ `c` **d** &amp;"
+    written = plain_markdown(hostile)
+    assert not set("<>[]$\\`*!") & set(written)
+    assert plain_markdown("- a\n1. b\n# c") == "&#45; a\n&#49;. b\n&#35; c"
+    trajectory = make_trajectory("</h1><img src=x>", "``` <b>", [(f" # {hostile}\n", COMMENT, None, ">>>")])
+    heading, thought = to_notebook(trajectory, thoughts="markdown").cells
+    assert thought.source == written
+    assert heading.source.startswith("# &#60;/h1&#62;&#60;img src=x&#62;\n\n&#96;&#96;&#96; &#60;b&#62;\n")
+    assert heading.source.endswith("\n````")
+    assert "\n````text\n" in heading.source
+
+
+def test_lone_surrogates_and_numbers_that_are_none_can_be_written(tmp_path: Path) -> None:
+    line = (" x = '\udc80'\n", EXPRESSION, None, "\ud800\n")
+    trajectory = replace(make_trajectory("\udcff", "\ud801?", [line]), outcome_reward=float("nan"), duration_s=1e999)
+    path = tmp_path / "deep" / "down.ipynb"
+    notebook = to_notebook(trajectory, path)
+    assert nbformat.read(path, 4) == notebook
+    assert notebook.cells[1].source == "x = '\\udc80'"
+    assert notebook.cells[1].outputs[0].text == "\\ud800\n"
+    assert (notebook.metadata.repl_rl.outcome_reward, notebook.metadata.repl_rl.duration_s) == (None, None)
+    json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "x.ipynb").mkdir()
+    with pytest.raises(RunError, match=r"x\.ipynb can't be written: Is a directory"):
+        to_notebook(solved_trajectory(), tmp_path / "x.ipynb")
+
+
+def test_the_same_trajectory_gives_the_same_bytes() -> None:
+    assert nbformat.writes(to_notebook(solved_trajectory())) == nbformat.writes(to_notebook(solved_trajectory()))
+
+
+def test_without_lines_there_is_the_heading() -> None:
+    notebook = to_notebook(make_trajectory("t", "What?", [], stop=StopReason.ABORTED))
+    assert [cell.cell_type for cell in notebook.cells] == ["markdown"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "typed", "dialect"),
+    [
+        ("Python\n>>>", " 1\n", "python"),
+        ("In [1]:", " 1\n", "ipython"),
+        ("What?\n", "```python\n", "fenced"),
+        ("What?\n", "<fn>1</fn>", "inline"),
+        ("What?\n", "<tool_call>\n", "tool_call"),
+        ("What?\n", "It is 3.\n", "text"),
+    ],
+)
+def test_the_dialect_is_told_from_the_transcript(prompt: str, typed: str, dialect: str) -> None:
+    trajectory = replace(told((typed, COMMENT, None, "")), prompt=prompt)
+    assert dialect_of(trajectory) == session_text(trajectory).dialect == dialect
+
+
+def test_an_unknown_dialect_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown dialect 'pyton'.*did you mean 'python'"):
+        to_notebook(solved_trajectory(), dialect="pyton")
+
+
+KINDS = st.sampled_from([kind for kind in LineKind if kind is not LineKind.OVERLONG])
+TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"), max_size=30)
+
+
+@pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline", "tool_call", "text"])
+@settings(max_examples=60, deadline=None)
+@given(typed=st.lists(st.tuples(TEXTS, KINDS, st.none() | TEXTS, TEXTS), max_size=4), stop=st.sampled_from(StopReason))
+def test_whatever_was_typed_and_shown_can_be_written(dialect: str, typed: list[Typed], stop: StopReason) -> None:
+    trajectory = make_trajectory("t", "?", typed, stop=stop)
+    notebook = to_notebook(trajectory, dialect=dialect, thoughts="markdown")
+    assert nbformat.reads(nbformat.writes(notebook), 4) == notebook
+    nbformat.writes(notebook).encode()
