@@ -25,6 +25,8 @@ QUERIES: list[Mapping[str, str]] = [
     {"family": "gcd", "stop": "answer", "min_reward": "0.5", "sort": "outcome"},
     {"task": "gcd-heldout-0", "sort": "status"},
     {"sort": "errors"},
+    {"sort": "reward", "order": "asc", "limit": "122"},
+    {"sort": "outcome", "limit": "122"},
 ]
 
 

@@ -112,6 +112,7 @@ def test_a_half_written_line_is_no_row_and_no_failure(visit: Visit, viewer: View
     expect(page.locator("#count")).to_have_text("24, shown: 1 to 24")
     path = folder / "rollouts" / "step_00004.jsonl"
     write_jsonl(path, step_of(4))
+    page.evaluate("[Plotly.react, window.drawn] = [() => { window.drawn += 1; }, 0]")
     text = path.read_text(encoding="utf-8")
     cut = text.index("\n", len(text) // 2) + 40
     path.write_text(text[:cut], encoding="utf-8")
@@ -119,6 +120,7 @@ def test_a_half_written_line_is_no_row_and_no_failure(visit: Visit, viewer: View
     expect(page.locator("#count")).to_have_text(f"{24 + whole}, shown: 1 to {24 + whole}")
     path.write_text(text, encoding="utf-8")
     expect(page.locator("#count")).to_have_text("32, shown: 1 to 32")
+    assert page.evaluate("window.drawn") == 0, "curves were drawn again though no number of theirs changed"
 
 
 def test_a_server_that_is_gone_is_said_and_found_again(visit: Visit, folder: Path) -> None:
