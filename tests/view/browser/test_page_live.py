@@ -112,6 +112,7 @@ def test_a_half_written_line_is_no_row_and_no_failure(visit: Visit, viewer: View
     expect(page.locator("#count")).to_have_text("24, shown: 1 to 24")
     path = folder / "rollouts" / "step_00004.jsonl"
     write_jsonl(path, step_of(4))
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(3)
     page.evaluate("[Plotly.react, window.drawn] = [() => { window.drawn += 1; }, 0]")
     text = path.read_text(encoding="utf-8")
     cut = text.index("\n", len(text) // 2) + 40
