@@ -236,12 +236,14 @@ class Trajectory:
             raise ValueError(f"its answer is {reprlib.repr(trajectory.answer)}, which is no list of str")
         return trajectory
 
-    def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code") -> Any:
+    def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None) -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
 
-        `thoughts` says what becomes of lines that are comments: `code` or `markdown`.
+        `thoughts` says what becomes of lines that are comments: `code` or `markdown`. `dialect` is the name of the one
+        that it was written in; without it, it is told from the transcript.
         """
-        return importlib.import_module("repl_rl.view.notebook").to_notebook(self, path, thoughts=thoughts)
+        notebook = importlib.import_module("repl_rl.view.notebook")
+        return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect)
 
     def _repr_html_(self) -> str:
         html: str = importlib.import_module("repl_rl.view.display").trajectory_html(self)

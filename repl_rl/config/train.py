@@ -66,7 +66,8 @@ class TrainConfig(Section):
     baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
     report_to: tuple[str, ...] = ()
     """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard` get
-    rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list."""
+    rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list; `none` is an empty
+    one."""
     report_rollouts_every: int = Field(10, ge=0)
     """Trackers get rollouts of the first step and of every so many behind it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)
@@ -82,6 +83,8 @@ class TrainConfig(Section):
     @field_validator("report_to", mode="before")
     @classmethod
     def _one_name_needs_no_list(cls, value: Any) -> Any:
+        if value in (None, "none"):
+            return ()
         return (value,) if isinstance(value, str) else value
 
     @field_validator("report_to")

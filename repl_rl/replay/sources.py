@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,7 @@ class Source:
 
 
 def read_sources(
-    paths: Iterable[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
+    paths: Sequence[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
 ) -> tuple[list[Source], list[str]]:
     """The notebooks of these files, and notes on what was left out. `first` is how many to take of each file.
 
@@ -59,6 +59,8 @@ def read_sources(
             notes += [note] if note else []
         else:
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
+    if not sources:
+        raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")
     return sources, notes
 
 

@@ -16,7 +16,8 @@ from repl_rl.view.words import duration, milliseconds
 def summary(run: Run) -> list[str]:
     """The run in one or two sentences of plain text."""
     model = run.setting("model.path")
-    steps = f"{int(run.train[-1]['step'])} steps" if run.train else "no training step yet"
+    done = int(run.train[-1]["step"]) if run.train else 0
+    steps = f"{done} step{'s' * (done != 1)}" if run.train else "no training step yet"
     sentences = [f"{run.path.name}: " + (steps if model is None else f"{steps} on {model}")]
     row = run.after or run.before
     rate = None if row is None else number(row, "solve_rate")

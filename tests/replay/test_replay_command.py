@@ -76,14 +76,17 @@ def test_void_rollouts_are_left_out(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
-    foreign, broken, empty = (tmp_path / name for name in ("foreign.ipynb", "broken.ipynb", "empty.jsonl"))
+    names = ("foreign.ipynb", "broken.ipynb", "unreadable.jsonl", "empty.jsonl")
+    foreign, broken, unreadable, empty = (tmp_path / name for name in names)
     foreign.write_text(nbformat.writes(nbformat.v4.new_notebook()))
     broken.write_text("[]")
-    empty.write_text("no\n")
+    unreadable.write_text("no\n")
+    empty.write_text("")
     for path, message in (
         (foreign, "is no exported rollout: make one with"),
         (broken, "can't be read as a notebook"),
-        (empty, "holds no trajectory that can be read"),
+        (unreadable, "holds no trajectory that can be read"),
+        (empty, "nothing to replay: no session that ran in .*empty.jsonl"),
         (tmp_path / "nowhere.jsonl", "nothing to replay at"),
     ):
         with pytest.raises(RunError, match=message):

@@ -364,7 +364,7 @@ def test_the_trackers_are_those_of_transformers() -> None:
     ("train", "message"),
     [
         ({"report_to": ["wandbb"]}, "train.report_to: no tracker 'wandbb'; did you mean 'wandb'?"),
-        ({"report_to": "none"}, "train.report_to: no tracker 'none'; "),
+        ({"report_to": ["none", "wandb"]}, "train.report_to: no tracker 'none'; "),
         ({"trl": {"report_to": "wandb"}}, "name trackers in train.report_to, not here (got report_to: 'wandb')"),
         ({"report_rollouts_every": -1}, "train.report_rollouts_every: "),
     ],
@@ -377,6 +377,8 @@ def test_what_no_tracker_is_called_is_refused(train: dict[str, Any], message: st
 
 def test_one_name_needs_no_list_and_two_of_a_name_are_one() -> None:
     assert parse_config({"train": {"report_to": "wandb"}}).train.report_to == ("wandb",)
+    assert parse_config({"train": {"report_to": "none"}}).train.report_to == ()
+    assert parse_config({"train": {"report_to": None}}).train.report_to == ()
     assert parse_config({"train": {"report_to": ["wandb", "mlflow", "wandb"]}}).train.report_to == ("wandb", "mlflow")
     assert Config().train.report_to == ()
 
