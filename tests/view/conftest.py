@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,16 @@ def metric_rows() -> list[dict[str, Any]]:
 
 def write_metrics(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """The browser's path. A machine without one leaves its tests out, unless it says that it has to run them all."""
+    path = shutil.which("chromium")
+    if path is None:
+        assert "REPL_RL_TEST_ALL" not in os.environ, "these tests need Chromium: apt-get install chromium"
+        pytest.skip("there is no Chromium (Debian: apt-get install chromium)")
+    return path
 
 
 @pytest.fixture

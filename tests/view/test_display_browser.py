@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -21,9 +20,7 @@ LIGHT, DARK = "rgb(255, 255, 255)", "rgb(27, 31, 37)"
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium")
-    assert chromium is not None, "this test needs chromium: apt-get install chromium"
+def browser(chromium: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield started

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +32,9 @@ expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[BrowserContext]:
+def browser(chromium: str) -> Iterator[BrowserContext]:
     """One for each module and not for the session: an open Playwright keeps an event loop running in this thread, and
     tests elsewhere start their own. Its pages share a cache, or each would compile plotly anew."""
-    chromium = shutil.which("chromium")
-    assert chromium is not None, "these tests need chromium: apt-get install chromium"
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
         yield started.new_context()
