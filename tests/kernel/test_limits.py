@@ -131,7 +131,7 @@ def test_a_forked_child_does_not_answer_for_its_parent(typed: Typed) -> None:
     forked, after = typed("import os; pid = os.fork(); print('both'); submit_final_answer(1) if pid else None", "1 + 1")
     assert (forked.status, forked.answer) == (ExecStatus.OK, ("1",))
     assert forked.output.startswith("both\n")
-    assert after.output in ("2\n", "both\n2\n")
+    assert sorted(after.output.split()) in (["2"], ["2", "both"])  # the child prints when it gets to it
 
 
 def test_what_background_threads_print_shows_up_with_a_later_line(typed: Typed) -> None:
