@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import make_tasks_named, recorded, recorded_trainer
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from tracked import HOSTILE, TINY, TRACKERS
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -320,30 +320,22 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     ]
 
 
+def with_tensorboard(folder: Path) -> RecordedTrainer:
+    return recorded_trainer(
+        folder, recorded, make_tasks_named("a"), per_device_train_batch_size=2, use_cpu=True, report_to=["tensorboard"]
+    )
+
+
 def test_a_tracker_that_cannot_be_started_stops_the_run(tmp_path: Path) -> None:
     (tmp_path / "trackers").write_text("a file, where a folder has to be")
-    trainer = recorded_trainer(
-        tmp_path,
-        recorded,
-        make_tasks_named("a"),
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=["tensorboard"],
-    )
+    trainer = with_tensorboard(tmp_path)
     expected = "train.report_to names tensorboard, which can't be started: .*; or take it out"
     with pytest.raises(ConfigError, match=expected), open_trackers(trainer, Config(), RunFolder(tmp_path)):
         pass
 
 
 def test_only_the_main_process_has_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trainer = recorded_trainer(
-        tmp_path,
-        recorded,
-        make_tasks_named("a"),
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        report_to=["tensorboard"],
-    )
+    trainer = with_tensorboard(tmp_path)
     monkeypatch.setenv("RANK", "1")
     with open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers:
         monkeypatch.delenv("RANK")
