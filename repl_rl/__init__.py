@@ -22,8 +22,8 @@ from repl_rl.trajectory import (
 )
 
 if TYPE_CHECKING:
-    from repl_rl.opening import open_rollout
-    from repl_rl.rollout import Rollout
+    from repl_rl.rollout.loop import Rollout
+    from repl_rl.rollout.opening import open_rollout
     from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
@@ -47,10 +47,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Rollout": "repl_rl.rollout",
+    "Rollout": "repl_rl.rollout.loop",
     "ReplGRPOConfig": "repl_rl.trainer",
     "ReplGRPOTrainer": "repl_rl.trainer",
-    "open_rollout": "repl_rl.opening",
+    "open_rollout": "repl_rl.rollout.opening",
     "tool": "repl_rl.tools",
 }
 

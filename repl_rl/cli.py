@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from repl_rl.config import Config, load_config, parse_config, shipped_configs
+from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.evaluation import command as evaluation
-from repl_rl.nano import SHIPPED
-from repl_rl.processes import is_main_process, leave
-from repl_rl.quiet import quiet
-from repl_rl.replay import command as replay
+from repl_rl.models.nano import SHIPPED
+from repl_rl.run.evaluation import command as evaluation
 from repl_rl.trajectory import Task, write_jsonl
+from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.view import command as viewing
+from repl_rl.view.replay import command as replay
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _find_modules_here()
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
-        quiet()
+        silence_libraries(python_warnings=True)
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
@@ -192,7 +192,7 @@ def _say_how_to_resume(console: Console, folder: Path) -> None:
 
 
 def _rollout(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.service import open_service
+    from repl_rl.rollout.service import open_service
 
     if options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
@@ -215,7 +215,7 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
         return None
     if options.n != 1:
         raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
-    from repl_rl.attach import AttachedKernels
+    from repl_rl.rollout.attach import AttachedKernels
 
     def say(file: Path) -> None:
         console.print(f"attach with: jupyter console --existing {file}", highlight=False, soft_wrap=True)
@@ -318,7 +318,7 @@ def _doctor(options: argparse.Namespace, console: Console) -> int:
 
 
 def _nano_build(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.nano.build import RECIPES, build
+    from repl_rl.models.nano.build import RECIPES, build
 
     build(options.out, seed=options.seed, recipe=RECIPES[options.model])
     console.print(f"{options.model} is in {options.out}", highlight=False)

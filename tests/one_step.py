@@ -17,8 +17,8 @@ import torch
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from transformers import TrainerCallback
 
-from repl_rl.processes import process_count
 from repl_rl.trajectory import StopReason, Task, Trajectory
+from repl_rl.utils.distributed import process_count
 
 GROUPS, GROUP_SIZE = 4, 2
 

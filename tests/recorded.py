@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 

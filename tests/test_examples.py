@@ -20,12 +20,12 @@ from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsCon
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
-from repl_rl.nano import NANO_PATH
-from repl_rl.prompting import dialect_for, speaks_chat
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout import Rollout
-from repl_rl.scene import Extensions, make_extensions
-from repl_rl.scoring import credit, score
+from repl_rl.rollout.episode import Extensions, make_extensions
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.prompts import dialect_for, speaks_chat
+from repl_rl.rollout.score import credit, score
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory

@@ -66,7 +66,7 @@ def test_everything_that_is_read_at_run_time_travels(wheel: Path) -> None:
     for needed in ("kernels/python/kernel.json", "prompts/python.yaml", "configs/quickstart.yaml"):
         assert f"repl_rl/{needed}" in names
     assert any(name.endswith(".data/data/share/jupyter/kernels/repl_rl/kernel.json") for name in names)
-    weights = {name for name in names if name.startswith("repl_rl/nano/weights/")}
+    weights = {name for name in names if name.startswith("repl_rl/models/nano/weights/")}
     assert {Path(name).name for name in weights} >= {"config.json", "model.safetensors", "tokenizer.json"}
 
 

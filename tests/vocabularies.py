@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from repl_rl import nano as nano_model
 from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.models import nano as nano_model
 
 QWEN_FILES = Path(package.__file__).parent / "resources"
 END_OF_TEXT, CHAT_OPEN, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

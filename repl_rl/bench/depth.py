@@ -16,7 +16,7 @@ from typing import Any
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Seat
-from repl_rl.service import RolloutService
+from repl_rl.rollout.service import RolloutService
 from repl_rl.trajectory import Task, Trajectory
 
 DEPTHS = (20, 200)

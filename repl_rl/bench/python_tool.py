@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.kernel import KernelSession
-from repl_rl.worker.setup import make_pool
+from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.utils.background import BackgroundLoop
 
 
 def python(code: str) -> str:

@@ -37,8 +37,8 @@ from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConf
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
-from repl_rl.nano import NANO_PATH
-from repl_rl.service import RolloutService
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
 

@@ -29,8 +29,8 @@ from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
-from repl_rl.nano import NANO_PATH
-from repl_rl.rollout import Rollout
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.loop import Rollout
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from repl_rl.bench.machine import machine
 from repl_rl.errors import ConfigError
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer.policy import TypedTokenTrainer
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")

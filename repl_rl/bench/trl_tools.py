@@ -32,7 +32,7 @@ from repl_rl.bench.python_tool import open_tools, python
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from repl_rl.config.section import nearest
-from repl_rl.resources import resource_folder
+from repl_rl.utils.resources import resource_folder
 
 
 def shipped_presets() -> list[str]:

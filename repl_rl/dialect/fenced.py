@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
-from repl_rl.typed import TypedText
 
 _FENCE = re.compile(r"(?P<indent> {0,3})(?:(?P<marks>`{3,})(?P<label>[^`]*)|(?P<tildes>~{3,})(?P<tilde_label>.*))")
 _RUN = frozenset({"python", "py", "python3"})

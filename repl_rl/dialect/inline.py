@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
-from repl_rl.typed import TypedText
 
 _CALL = re.compile(r"<fn>(.*?)</fn>", re.DOTALL)
 _OPENING = "<fn>"

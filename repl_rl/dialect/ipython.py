@@ -22,12 +22,12 @@ from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
-from repl_rl.typed import TypedText
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
 """Stand around an echoed value until its number is put there."""

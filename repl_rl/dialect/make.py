@@ -16,7 +16,7 @@ from repl_rl.dialect.text import PlainTextDialect
 from repl_rl.dialect.texts import base_of
 from repl_rl.dialect.tool_call import ToolCallDialect
 from repl_rl.errors import ConfigError
-from repl_rl.import_path import imported
+from repl_rl.utils.import_path import imported
 
 DIALECTS: dict[str, type[Any]] = {
     "python": PythonDialect,

@@ -1,4 +1,4 @@
-"""CPython's interactive mode: `>>>`, `...`, thoughts as comments. `repl_rl.typed` says where its lines end.
+"""CPython's interactive mode: `>>>`, `...`, thoughts as comments. `repl_rl.dialect.decoder` says where its lines end.
 
 One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.syntax import holds_code, holds_statement, is_blank, is_complete, kind_of
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
-from repl_rl.typed import TypedText
 
 PRIMARY_PROMPT = ">>>"
 CONTINUATION_PROMPT = "..."

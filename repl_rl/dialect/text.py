@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repl_rl.dialect.base import CellRun, Shown, Turn
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind
-from repl_rl.typed import TypedText
 
 
 class PlainTextDialect(ProseDialect):

@@ -23,8 +23,8 @@ from repl_rl.config.section import nearest
 from repl_rl.dialect.base import ChatPrompt, OfferedTool, Reader
 from repl_rl.dialect.truncation import truncate_middle
 from repl_rl.errors import ConfigError
-from repl_rl.resources import resource_folder
 from repl_rl.trajectory import Message
+from repl_rl.utils.resources import resource_folder
 
 _DEFAULTS: dict[str, Any] = {
     "opening": "",

@@ -19,11 +19,11 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, Message
-from repl_rl.typed import TypedText
 
 _OWN_TOOLS = ("python", "submit_final_answer")
 

@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import os
 import sys
+import warnings
 
 from repl_rl.errors import DependencyError
 
@@ -34,8 +35,13 @@ def prepare_environment(kv_cache_gib: int = 1) -> None:
         os.environ.setdefault(name, value)
 
 
-def quiet_libraries() -> None:
-    """Keep what libraries log while they load, and their progress bars, off the screen; set variables are kept."""
+def silence_libraries(python_warnings: bool = False) -> None:
+    """Keep what libraries log while they load, and their progress bars, off the screen; set variables are kept.
+
+    With `python_warnings`, Python's own warnings too. Call it before the libraries are imported.
+    """
+    if python_warnings:
+        warnings.simplefilter("ignore")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

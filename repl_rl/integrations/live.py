@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import KernelError
-from repl_rl.interpreter import Interpreter, Ran, run_turn
 from repl_rl.kernel import KernelSource
+from repl_rl.rollout.execute import Interpreter, Ran, run_turn
 from repl_rl.trajectory import LineKind, StopReason
 
 STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"

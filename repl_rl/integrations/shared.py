@@ -16,13 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import Turn
 from repl_rl.errors import ConfigError
 from repl_rl.integrations.live import Answered, LiveSession
 from repl_rl.kernel import KernelPool, KernelSession
-from repl_rl.worker.setup import make_pool
+from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.utils.background import BackgroundLoop
 
 Result = TypeVar("Result")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from repl_rl.resources import resource_folder
+from repl_rl.utils.resources import resource_folder
 
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.import_path import imported
 from repl_rl.rewards.scored import LineValues
 from repl_rl.rewards.timed import call_within, leave_loop, settled
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.import_path import imported
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from repl_rl.background import BackgroundLoop
+from repl_rl.utils.background import BackgroundLoop
 
 Result = TypeVar("Result")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.processes import any_of_all
 from repl_rl.run.folder import RunFolder
 from repl_rl.run.progress import Progress
+from repl_rl.utils.distributed import any_of_all
 
 
 class RecordMetrics(TrainerCallback):  # type: ignore[misc]

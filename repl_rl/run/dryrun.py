@@ -22,13 +22,13 @@ from repl_rl.config import Config
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
-from repl_rl.gemma import GEMMA
 from repl_rl.kernel.memory import default_budget_mb
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.gemma import GEMMA
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import prompt_tokens
+from repl_rl.rollout.worker import limits_of
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
-from repl_rl.service import prompt_tokens
-from repl_rl.worker import limits_of
 
 _SESSION_MB = 4.2
 """Own memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config
 from repl_rl.errors import ConfigError
-from repl_rl.processes import is_main_process
 from repl_rl.run.folder import RunFolder, checkpoint_step
 from repl_rl.run.sample import SampledRollout, of_file, of_trajectories, shortened
 from repl_rl.run.tracker_kinds import KINDS, Tracker
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.distributed import is_main_process
 from repl_rl.view.screen import visible
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.backends import require_backend
 from repl_rl.models import find_model, resolve_model
-from repl_rl.processes import from_main, is_main_process, process_rank, require_processes
 from repl_rl.rewards import RewardTable
-from repl_rl.run.evaluation import evaluate, heldout_tasks
+from repl_rl.rollout.episode import load_extensions
+from repl_rl.rollout.score import reward_table
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.tracker_kinds import place_trackio, require_trackers
-from repl_rl.scene import load_extensions
-from repl_rl.scoring import reward_table
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
+from repl_rl.utils.distributed import from_main, is_main_process, process_rank, require_processes
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress

@@ -27,21 +27,20 @@ from trl.trainer.utils import pad
 
 from repl_rl.config import ModelConfig
 from repl_rl.dialect import require_dialect
-from repl_rl.drift import logprob_drift, reencoded
 from repl_rl.engine import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
-from repl_rl.metrics import batch_metrics
-from repl_rl.processes import gather
-from repl_rl.prompting import dialect_for
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
-from repl_rl.scene import make_extensions
-from repl_rl.scheduler import Cut
-from repl_rl.scoring import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
-from repl_rl.service import RolloutService
+from repl_rl.rollout.episode import make_extensions
+from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.rollout.prompts import dialect_for
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.score import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
+from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.drift import logprob_drift, reencoded
 from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
@@ -49,6 +48,7 @@ from repl_rl.trainer.reward_functions import asked_of_valid, component_sum
 from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
 from repl_rl.trainer.weights import EngineGeneration
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
+from repl_rl.utils.distributed import gather
 
 
 class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):

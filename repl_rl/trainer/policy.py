@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 from trl import GRPOTrainer
 
-from repl_rl.loss import Packed, TypedForward, pack
+from repl_rl.trainer.packed import Packed, TypedForward, pack
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]

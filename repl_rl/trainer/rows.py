@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset
 
 from repl_rl.errors import ConfigError
-from repl_rl.scoring import CreditedTrajectory
+from repl_rl.rollout.score import CreditedTrajectory
 from repl_rl.trajectory import Message, Task, Trajectory
 
 

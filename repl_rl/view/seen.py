@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from repl_rl.events import Began, Ended, Event, Ran, Sampled
+from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.trajectory import Line, Trajectory
 from repl_rl.view.screen import ScreenRow, transcript_rows
 

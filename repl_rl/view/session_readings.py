@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from repl_rl.dialect import Cell, PythonReader, Reader, Turn
 from repl_rl.dialect.call_form import split_calls
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.fenced import FencedReader
 from repl_rl.dialect.inline import InlineReader
 from repl_rl.dialect.ipython import IPythonReader
 from repl_rl.dialect.tool_call import ToolCallReader
 from repl_rl.trajectory import LineKind
-from repl_rl.typed import TypedText
 
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
 _FENCES = 2

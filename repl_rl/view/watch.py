@@ -19,15 +19,15 @@ from concurrent.futures import wait
 from contextlib import aclosing, contextmanager
 from pathlib import Path
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.config import Config, SamplingConfig, SeededSampling
 from repl_rl.engine import Vocabulary
-from repl_rl.engine.environment import quiet_libraries
+from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
-from repl_rl.events import Event
-from repl_rl.opening import config_of, open_rollout
-from repl_rl.rollout import Rollout
+from repl_rl.rollout.events import Event
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.opening import config_of, open_rollout
 from repl_rl.trajectory import Group, Task, Trajectory
+from repl_rl.utils.background import BackgroundLoop
 from repl_rl.view.canvas import Canvas, canvas_here
 from repl_rl.view.seen import Seen
 from repl_rl.view.tokens import TokenTexts
@@ -180,7 +180,7 @@ def _refuse_count(n: int) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """The screen is for the rollout: what libraries say while they load stays off it."""
-    quiet_libraries()
+    silence_libraries()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -13,7 +13,7 @@ from repl_rl.bench.conventions import CONVENTIONS, Plan, failed_share, measure, 
 from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.nano.writers import WRITERS
+from repl_rl.models.nano.writers import WRITERS
 from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, write_jsonl
 

@@ -9,10 +9,10 @@ import pytest
 from dialect.talk import talk
 from kernel.conftest import LIMITS
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.dialect import Dialect
-from repl_rl.interpreter import Ran
 from repl_rl.kernel import KernelPool
+from repl_rl.rollout.execute import Ran
+from repl_rl.utils.background import BackgroundLoop
 
 Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[Ran]]]
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Cell, Dialect, Reader, Turn
-from repl_rl.interpreter import Interpreter, Ran
 from repl_rl.kernel import KernelSource
-from repl_rl.session import Session
-from repl_rl.transcript import Transcript
+from repl_rl.rollout.execute import Interpreter, Ran
+from repl_rl.rollout.state import Session
+from repl_rl.rollout.transcript import Transcript
 
 Splits = st.lists(st.integers(0, 400), max_size=8)
 

@@ -10,9 +10,9 @@ from typing import Any
 from aiohttp import web
 from serving import free_port
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.engine import Vocabulary
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.utils.background import BackgroundLoop
 
 LOGPROB = -0.25
 LINE = " x = 1\n"

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import SampledLine, Vocabulary, make_engine
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.nano import NANO_PATH
-from repl_rl.service import RolloutService
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 CONTEXT_TOKENS = 512
 FLAGS = (

@@ -22,8 +22,8 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.dialect import DIALECTS
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
-from repl_rl.nano import SHIPPED
-from repl_rl.service import RolloutService
+from repl_rl.models.nano import SHIPPED
+from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 

@@ -26,7 +26,7 @@ from typist import make_typist
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
-from repl_rl.service import RolloutService
+from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import LineKind, Trajectory
 

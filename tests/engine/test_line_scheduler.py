@@ -20,7 +20,7 @@ from repl_rl.engine.line_scheduler import Ends, LineScheduler
 from repl_rl.engine.stepping import LineStepper, RequestStepper, make_stepper, stop_table
 from repl_rl.engine.vllm_engine import VLLMEngine
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 BLOCKS, BLOCK_TOKENS, CONTEXT_TOKENS = 24, 32, 256
 GREEDY = SamplingConfig(temperature=0)

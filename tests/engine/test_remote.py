@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from exactness import RecordingEngine
 
-from repl_rl.channel import Channel, frame
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, ServesSeats
 from repl_rl.engine.admission import Admission
@@ -23,6 +22,7 @@ from repl_rl.engine.remote.client import RemoteSeat
 from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Sampled, Seated, TakeSeat
 from repl_rl.engine.threaded_engine import ThreadedEngine
 from repl_rl.errors import ConfigError, EngineError
+from repl_rl.utils.channel import Channel, frame
 
 CAPACITY_TOKENS = 100
 CONTEXT_TOKENS = 100

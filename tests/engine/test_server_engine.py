@@ -25,7 +25,7 @@ from test_engine_contract import (  # noqa: F401
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
 
 PROMPT = ">>> # What is 17 * 23?\n>>>"

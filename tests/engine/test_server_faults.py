@@ -22,7 +22,7 @@ from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import Patience, ServerRefused
 from repl_rl.engine.server.wire import read_answer
 from repl_rl.errors import ConfigError, EngineError, ModelError
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 PATIENCE = Patience(
     connect_s=2, health_s=2, request_s=5, between_checks_s=0.1, no_server_s=1.0, backoff_s=0.01, weights_s=5

@@ -15,7 +15,7 @@ from serving import RunningServer, servers, start_server
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 
 class KillsOneServer(RecordingEngine):

@@ -13,7 +13,7 @@ from fake_vllm import FakeVLLM
 from serving import free_port
 
 from repl_rl.engine import load_vocabulary
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 PROGRAM = """
 import asyncio, sys
@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import load_vocabulary, make_engine
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer import EngineGeneration
 
 async def sample(engine):

@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Hidden())
 ROLLOUT = """
 from repl_rl.config import parse_config
 from repl_rl.engine.factory import engine_backend
-from repl_rl.service import open_service
+from repl_rl.rollout.service import open_service
 from repl_rl.tasks import make_tasks
 
 config = parse_config({"engine": {"context_tokens": 384}, "kernel": {"size": 4}, "budget": {"lines": 3, "tokens": 96}})
@@ -34,7 +34,7 @@ with open_service(config) as service:
 TRAINING = """
 import torch
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
 
 args = ReplGRPOConfig(

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoTokenizer, LogitsProcessor, LogitsProcessorList, Qwen3Config, Qwen3ForCausalLM
 from trl.chat_template_utils import qwen3_chat_template
 
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 
 END = "<|im_end|>"
 Script = Callable[[int, Sequence[str]], str]

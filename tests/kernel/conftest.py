@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(

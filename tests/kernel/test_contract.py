@@ -9,10 +9,10 @@ from kernel.conftest import Typed, in_one_session
 from kernel.kernelspecs import STOCK, kernelspecs
 from kernel_fakes import FakeKernelPool
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 IPYTHONS_OWN = {

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.errors import KernelDiedError, KernelStartError
-from repl_rl.interpreter import Interpreter
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits, Profile
 from repl_rl.kernel import budget as budget_module
 from repl_rl.kernel.forked.backend import ForkBackend
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
+from repl_rl.rollout.execute import Interpreter
+from repl_rl.utils.background import BackgroundLoop
 
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], **options: Any) -> KernelPool:

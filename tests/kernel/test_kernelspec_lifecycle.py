@@ -21,12 +21,12 @@ from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvision
 from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors
 from kernel.kernelspecs import ECHO, OWN, SANDBOX, STOCK, add_spec, kernelspecs, typed, with_kernel
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, Limits
 from repl_rl.kernel.backend import Backend
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.utils.background import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 

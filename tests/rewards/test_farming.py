@@ -18,10 +18,10 @@ from repl_rl.config.presets import shipped_presets
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable, ScoredTrajectory
-from repl_rl.rollout import Rollout
-from repl_rl.scoring import score
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.score import score
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory
 

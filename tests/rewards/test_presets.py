@@ -12,8 +12,8 @@ import yaml
 from repl_rl.config import Config, dump_config, load_config, parse_config, shipped_configs
 from repl_rl.config.presets import shipped_presets
 from repl_rl.errors import ConfigError
-from repl_rl.resources import resource_folder
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.resources import resource_folder
 
 
 def test_these_ship_and_are_no_configs() -> None:

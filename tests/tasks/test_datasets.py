@@ -10,7 +10,7 @@ from datasets import Dataset, DatasetDict
 
 from repl_rl.config import TasksConfig, parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.run.evaluation import heldout_tasks
+from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import PRESETS, load_tasks, make_tasks
 
 ROWS = [{"question": f"What is {n} + 1000?", "answer": f"It is {n + 1000}.\n#### {n + 1000:,}"} for n in range(40)]

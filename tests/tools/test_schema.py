@@ -107,7 +107,7 @@ def test_what_a_call_in_json_can_not_name_has_no_schema() -> None:
 
 def test_importing_tools_and_environments_loads_nothing_heavy() -> None:
     program = (
-        "import sys, repl_rl.tools, repl_rl.environments\n"
+        "import sys, repl_rl.tools, repl_rl.tools.environments\n"
         "print(sorted({'torch', 'transformers', 'trl', 'vllm', 'cloudpickle', 'numpy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -9,10 +9,10 @@ import pytest
 from kernel.conftest import LIMITS
 from user_tools import convert, multiply, search
 
-from repl_rl.environments import EnvironmentSession, environment_factory
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.tools import Toolbox, as_tools, tool
+from repl_rl.tools.environments import EnvironmentSession, environment_factory
 from repl_rl.trajectory import Task
 
 HEADER = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'

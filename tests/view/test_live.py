@@ -30,9 +30,9 @@ from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.events import Ran, Sampled, events_of
-from repl_rl.nano import NANO_PATH
-from repl_rl.rollout import Rollout
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.events import Ran, Sampled, events_of
+from repl_rl.rollout.loop import Rollout
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
 from repl_rl.view.canvas import NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here
@@ -362,10 +362,10 @@ def test_live_and_show_in_a_real_notebook(tmp_path: Path) -> None:
 
 SCRIPT = f"from repl_rl.view import live\nlive('nano', 'What is 6 * 7?', overrides={QUICK!r} + EXTRA)\n"
 ASLEEP = """
-import repl_rl.opening
+import repl_rl.rollout.opening
 from scripted import ScriptedEngine
 typed = [" import time\\n", " time.sleep(600)\\n"]
-repl_rl.opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
+repl_rl.rollout.opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
 """
 """A policy that types a line which never comes back, at a real interpreter."""
 
@@ -442,7 +442,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
 def test_bad_input_is_refused_before_anything_loads(
     monkeypatch: pytest.MonkeyPatch, arguments: Any, named: Any, message: str
 ) -> None:
-    monkeypatch.setattr("repl_rl.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
     with pytest.raises(ConfigError, match=re.escape(message)):
         live(*arguments, **named)
 

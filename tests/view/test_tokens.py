@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from repl_rl.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 from repl_rl.view.tokens import TokenRow, load_token_texts, texts_fit, token_rows
 from tests import vocabularies

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from repl_rl.errors import RunError
-from repl_rl.nano import NANO_PATH
+from repl_rl.models.nano import NANO_PATH
 from repl_rl.trajectory import Line, LineKind, ToolCall, Trajectory, write_jsonl
 from repl_rl.view.viewer import tokens
 from repl_rl.view.viewer.indexer import update

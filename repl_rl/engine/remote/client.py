@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine, Seat
 from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
 from repl_rl.errors import EngineError
+from repl_rl.utils.channel import Channel
 
 
 class RemoteEngine:

@@ -7,11 +7,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from repl_rl.channel import Channel
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import Engine, Seat
 from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
 from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.utils.channel import Channel
 
 
 class EngineHost:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from repl_rl.channel import Frames, frame
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.admission import Admission, Reservation
 from repl_rl.engine.base import SampledLine
 from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
 from repl_rl.errors import ReplRLError
+from repl_rl.utils.channel import Frames, frame
 
 _CHUNK_BYTES = 1 << 18
 _SEND_S = 10

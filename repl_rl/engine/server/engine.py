@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.config import EngineConfig, SamplingConfig
 from repl_rl.engine.base import SampledLine, Seat
 from repl_rl.engine.server.client import Patience, ServerClient, ServerUnreachable, base_url, open_session
@@ -25,6 +24,7 @@ from repl_rl.engine.server.weights import Weights, WeightsFolder
 from repl_rl.engine.server.wire import line_request, read_answer
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
+from repl_rl.utils.background import BackgroundLoop
 
 if TYPE_CHECKING:
     import aiohttp

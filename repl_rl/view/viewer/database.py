@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from repl_rl.cache import cache_home
 from repl_rl.errors import RunError
+from repl_rl.utils.cache import cache_home
 
 VERSION = 1
 """Of the layout, and of what is read out of a record: raise it with either."""

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import repl_rl
-from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
 MARK = f"attack-{os.getpid()}"

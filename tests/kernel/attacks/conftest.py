@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 from kernel.attacks.arena import SECRET, Arena
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import landlock
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 Arenas = Callable[[SandboxKind], Arena]
 

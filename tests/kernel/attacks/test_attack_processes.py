@@ -13,9 +13,9 @@ import pytest
 from kernel.attacks.arena import BWRAP, KILLED, LIMITS, OK, SANDLOCK, Attack, cases, descendants, number
 from kernel.attacks.conftest import Arenas
 
-from repl_rl.background import BackgroundLoop
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 REFUSED = "'(EPERM|ESRCH|EACCES|ENOSYS|EINVAL)'"
 ALL = "for pid in range({}, 5000): _ = tried(os.kill, pid, signal.{})\n"

@@ -1,0 +1,18 @@
+"""nano: a Llama of about 0.9M parameters that types into the interpreter, well at copying and badly at policy.
+
+The weights travel with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this package
+loads no torch.
+"""
+
+from pathlib import Path
+
+NANO_PATH = Path(__file__).resolve().parent / "weights"
+"""The shipped checkpoint, a folder that transformers and vLLM load."""
+
+CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
+"""Its sister, which works in five dialects: python, fenced, inline, tool_call and text."""
+
+SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH}
+"""By the name in a config."""
+
+__all__ = ["CONVENTIONS_PATH", "NANO_PATH", "SHIPPED"]

@@ -1,0 +1,255 @@
+"""Makes nano: a Llama trained from scratch on sessions that were really run.
+
+    build(Path("weights"), seed=0)
+    build(Path("conventions"), seed=0, recipe=RECIPES["nano-conventions"])
+
+Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
+on the typed tokens; the interpreter's text and the prompt are context. One seed gives one set of weights, to the bit,
+on one machine with one version of torch; the number of threads is part of that, and fixed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.errors import ConfigError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.models.nano.sessions import SessionRecord, chat_opening, conventions, make_mixture, make_sessions
+from repl_rl.models.nano.template import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
+from repl_rl.models.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
+
+_TOKENIZER_SESSIONS = 4_000
+_BATCH = 64
+_THREADS = 2
+_MUON_RATE = 0.02
+_ADAM_RATE = 3e-3
+_WARMUP_STEPS = 50
+_SORTED_AT_ONCE = 16 * _BATCH
+_IGNORED = -100
+_TAGS = tuple(
+    f"<{slash}{name}>" for name in ("fn", "fn_results", "fn_error", "tool_call", "tool_response") for slash in ("", "/")
+)
+
+Progress = Callable[[int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What was made: the number of parameters, and the mean loss in nats over the last tenth of the steps."""
+
+    parameters: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A session in tokens; `is_typed` says which of them are learnt."""
+
+    ids: torch.Tensor  # (T,)
+    is_typed: torch.Tensor  # (T,)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a model is made of: steps, sessions and how they are made from a count and a seed, its tokenizer, and the
+    checkpoint whose weights it begins with, if any.
+    """
+
+    steps: int
+    sessions: int
+    make_sessions: Callable[[int, int], list[SessionRecord]]
+    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
+    start: Path | None = None
+
+
+def build(
+    out: Path,
+    seed: int = 0,
+    steps: int | None = None,
+    sessions: int | None = None,
+    progress: Progress | None = None,
+    recipe: Recipe | None = None,
+) -> Built:
+    """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`; `progress` is called with each
+    step and its loss. `steps` and `sessions` stand in for the recipe's.
+
+    Raises ConfigError if `steps` or `sessions` leave nothing to train on.
+    """
+    recipe = recipe or RECIPES["nano"]
+    steps, sessions = recipe.steps if steps is None else steps, recipe.sessions if sessions is None else sessions
+    if steps < 1 or sessions < _BATCH:
+        raise ConfigError(f"nano needs at least 1 step and {_BATCH} sessions, got {steps} and {sessions}")
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
+    try:
+        torch.manual_seed(seed)
+        records = recipe.make_sessions(sessions, seed)
+        tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
+        model = LlamaForCausalLM(_model_config(tokenizer))
+        if recipe.start is not None:
+            _begin_with(model, tokenizer, recipe.start)
+        examples = [example_of(record, tokenizer) for record in records]
+        losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
+    finally:
+        torch.set_num_threads(threads_before)
+    _save(model, tokenizer, out)
+    last = losses[-max(1, steps // 10) :]
+    return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
+
+
+def _tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    lines = _banner()
+    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
+    return train_tokenizer(texts, lines, 640)
+
+
+def _banner() -> list[str]:
+    text = make_dialect(DialectConfig()).completion_prompt("").rpartition("\n")[0]
+    return [f"{line}\n" for line in text.splitlines()]
+
+
+def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    """With tokens for the tags, and for the lines that open each conversation: they say nothing new."""
+    prompts = [chat_opening(dialect, "") for dialect in conventions().values()]
+    lines = [line for prompt in prompts for line in prompt.partition(END_OF_TURN)[0].splitlines()[1:]]
+    known = [*_banner(), *lines, *_TAGS]
+    frame = re.compile("|".join(map(re.escape, [*known, START_OF_TURN, END_OF_TURN])))
+    texts = (frame.sub("", segment.text) for record in records for segment in record.segments)
+    return train_tokenizer(texts, known, 768, (START_OF_TURN, END_OF_TURN), CHAT_TEMPLATE)
+
+
+RECIPES = {
+    "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
+    "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
+}
+"""By the model's name."""
+
+
+def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=CONTEXT_TOKENS,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=_ends(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+
+
+def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+    """Take over what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
+    known = LlamaForCausalLM.from_pretrained(start).state_dict()
+    ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
+    shared = sorted(ids.keys() & own_ids.keys())
+    embeddings = model.state_dict()["model.embed_tokens.weight"]  # (V, D)
+    embeddings[[own_ids[token] for token in shared]] = known["model.embed_tokens.weight"][
+        [ids[each] for each in shared]
+    ]
+    model.load_state_dict({**known, "model.embed_tokens.weight": embeddings, "lm_head.weight": embeddings})
+
+
+def _ends(tokenizer: PreTrainedTokenizerFast) -> int | list[int]:
+    """What ends a text, and a turn of a conversation."""
+    end: int = tokenizer.eos_token_id
+    return end if tokenizer.chat_template is None else [end, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
+
+
+def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Example:
+    """Each segment is encoded on its own, as in a rollout."""
+    ids: list[int] = []
+    is_typed: list[bool] = []
+    for segment in record.segments:
+        segment_ids = tokenizer.encode(segment.text, add_special_tokens=False)
+        ids += segment_ids
+        is_typed += [segment.sampled] * len(segment_ids)
+    return Example(torch.tensor(ids), torch.tensor(is_typed))
+
+
+def _train(
+    model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
+) -> list[float]:
+    optimizers = _optimizers(model)
+    schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
+    scale_tokens = _BATCH * sum(int(example.is_typed.sum()) for example in examples) / len(examples)
+    losses: list[float] = []
+    for step, batch in zip(range(steps), _batches(examples, rng), strict=False):
+        loss = _loss(model, batch, scale_tokens)
+        model.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for each in (*optimizers, *schedules):
+            each.step()
+        losses.append(loss.item())
+        progress(step, losses[-1])
+    return losses
+
+
+def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices between layers, with which copying is learnt in far fewer steps; AdamW for the rest."""
+    inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
+    return [
+        torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def _rate(step: int, steps: int) -> float:
+    """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
+    warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
+    return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+
+def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]]:
+    """Batches without end; sessions of like length go together, because padding costs as much as learning."""
+    while True:
+        order = rng.sample(range(len(examples)), len(examples))
+        for start in range(0, len(order), _SORTED_AT_ONCE):
+            chunk = sorted(order[start : start + _SORTED_AT_ONCE], key=lambda index: len(examples[index].ids))
+            batches = [chunk[first : first + _BATCH] for first in range(0, len(chunk), _BATCH)]
+            rng.shuffle(batches)
+            yield from ([examples[index] for index in batch] for batch in batches)
+
+
+def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
+    """Cross-entropy summed over the typed tokens of a batch, in nats, by `scale_tokens`.
+
+    The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano
+    would guess far more often than it was shown. Padding lies behind, where no token looks.
+    """
+    ids = pad_sequence([example.ids for example in batch], batch_first=True)  # (B, T)
+    is_typed = pad_sequence([example.is_typed for example in batch], batch_first=True)  # (B, T)
+    labels = ids.masked_fill(~is_typed, _IGNORED)
+    logits = model(input_ids=ids, use_cache=False).logits  # (B, T, V)
+    total = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED, reduction="sum")
+    return total / scale_tokens
+
+
+def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
+    model.eval()
+    model.generation_config.eos_token_id = _ends(tokenizer)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    # safetensors writes for the owner alone; an installed package is read by everybody.
+    (out / "model.safetensors").chmod(0o644)

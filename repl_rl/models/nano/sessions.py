@@ -1,0 +1,168 @@
+"""Demonstrations typed into the real interpreter: the transcripts that nano is trained on.
+
+The interpreter is the program that kernels run, loaded into this process; nothing is isolated, and nothing has to be,
+since every line comes from `demonstrations`. The text around it comes from the dialect, as in a rollout.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle
+from random import Random
+from typing import Any
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import Cell, CellRun, Dialect, Reader, make_dialect
+from repl_rl.errors import DependencyError
+from repl_rl.models.nano.demonstrations import demonstrate
+from repl_rl.models.nano.steps import Demonstration, Step
+from repl_rl.models.nano.template import END_OF_TURN, render_chat
+from repl_rl.models.nano.writers import WRITERS
+from repl_rl.tasks import FAMILIES, make_tasks
+from repl_rl.trajectory import Task
+from repl_rl.utils.resources import resource_folder
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of a transcript that is encoded on its own; `sampled` where it was typed."""
+
+    text: str
+    sampled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """A finished session: its prompt, then lines and outputs in turn, the submission last."""
+
+    task: Task
+    segments: tuple[Segment, ...]
+    answer: tuple[str, ...]
+
+
+def make_sessions(count: int, seed: int) -> list[SessionRecord]:
+    """`count` sessions on as many different training problems, all families alike."""
+    dialect = make_dialect(DialectConfig())
+    rng = Random(f"{seed}/sessions")
+    return [record_session(task, dialect, rng) for task in make_tasks(None, count, seed, "train")]
+
+
+def make_mixture(count: int, seed: int) -> list[SessionRecord]:
+    """`count` sessions on as many different training problems; dialects take turns after a problem of each family."""
+    dialects = conventions()
+    rng = Random(f"{seed}/mixture")
+    tasks = make_tasks(None, count, seed, "train")
+    names = [name for name in WRITERS for _ in FAMILIES]
+    return [
+        record_session(task, dialects[name], rng, name, chat=True)
+        for task, name in zip(tasks, cycle(names), strict=False)
+    ]
+
+
+def record_session(
+    task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
+) -> SessionRecord:
+    """Work through one demonstration in the dialect `name` until it submits, with `chat` behind the chat template.
+
+    Raises RuntimeError if it ends before.
+    """
+    terminal = _Terminal(dialect)
+    writer = WRITERS[name](task, terminal.compute)
+    prompt = chat_opening(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    segments = [Segment(prompt, sampled=False)]
+    steps = demonstrate(task, rng)
+    step = next(steps)
+    while True:
+        printed = ""
+        for typed in (turn for text in writer.write(step) for turn in _turns(text, dialect.stops)):
+            segments.append(Segment(typed, sampled=True))
+            entered = terminal.enter(typed)
+            if entered.answer is not None:
+                return SessionRecord(task, tuple(segments), entered.answer)
+            segments += [Segment(text, sampled=False) for text in entered.shown]
+            printed += entered.printed
+        step = _next(steps, writer.heard(printed), task, step)
+
+
+def chat_opening(dialect: Dialect, question: str) -> str:
+    """The prompt in the chat template, which tells the dialects apart by their instructions."""
+    prompt = dialect.chat_prompt(question)
+    return render_chat(prompt.messages, prompt.tools, True) + prompt.prefill
+
+
+def conventions() -> dict[str, Dialect]:
+    """The dialects that have a writer."""
+    return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
+
+
+def _turns(typed: str, stops: bytes) -> list[str]:
+    """`typed` in the stretches that are sampled in one go. What stands in one token ends together: blank lines do."""
+    stop = re.escape(stops.decode())
+    return re.findall(f"[^{stop}]*[{stop}]+|[^{stop}]+", typed)
+
+
+def _next(steps: Demonstration, heard: str, task: Task, step: Step) -> Step:
+    try:
+        return steps.send(heard)
+    except StopIteration:
+        raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """What one turn led to: the texts put in behind it, what the interpreter printed, the answer if it gave one."""
+
+    shown: tuple[str, ...] = ()
+    printed: str = ""
+    answer: tuple[str, ...] | None = None
+
+
+class _Terminal:
+    """A reader and a fresh interpreter behind it."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._reader: Reader = dialect.reader()
+        self._interpreter = load_interpreter().Interpreter()
+
+    def compute(self, source: str) -> str:
+        """What `source` prints."""
+        return str(self._interpreter.run(source).output)
+
+    def enter(self, typed: str) -> _Entered:
+        """Read one turn and run its cells. What ends a turn is a key, and the template writes it no second time."""
+        ends = typed.endswith(END_OF_TURN)
+        turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
+        runs: list[CellRun] = []
+        answer = turn.answer
+        for cell in turn.cells:
+            run, answer = self._run(cell)
+            runs.append(run)
+            if answer is not None:
+                break
+        if answer is not None:
+            return _Entered(answer=answer)
+        shown = [part.text for part in self._reader.show(runs, goes_on=True)]
+        if ends:
+            shown[0] = shown[0].removeprefix(END_OF_TURN)
+        return _Entered(tuple(shown), "".join(run.output for run in runs))
+
+    def _run(self, cell: Cell) -> tuple[CellRun, tuple[str, ...] | None]:
+        outcome = self._interpreter.run(cell.source)
+        return CellRun(cell, outcome.output, outcome.error_message), outcome.answer
+
+
+@cache
+def load_interpreter() -> Any:
+    """The module that kernels run, from its file. Raises DependencyError where that is missing."""
+    folder = str(resource_folder("kernels") / "python")
+    sys.path.insert(0, folder)
+    try:
+        return importlib.import_module("repl_interpreter")
+    except ModuleNotFoundError as error:
+        raise DependencyError(f"the interpreter program is missing in {folder}; reinstall the package") from error
+    finally:
+        sys.path.remove(folder)

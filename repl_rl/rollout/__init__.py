@@ -1,0 +1,5 @@
+"""Where engine, kernel and dialect meet: tasks become trajectories, line by line. `loop.py` reads top to bottom."""
+
+from repl_rl.rollout.loop import Rollout
+
+__all__ = ["Rollout"]

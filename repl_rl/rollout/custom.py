@@ -1,0 +1,71 @@
+"""A rollout loop of the user's own in place of ours: `rollout=` takes any `(tasks, engine, kernels)` to trajectories.
+
+The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/tools.md` has the
+plain while-loop written with them. What it returns is checked: as many trajectories as tasks, each of its task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine import Engine, Seat, Vocabulary
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import KernelSource
+from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.import_path import imported
+
+Sampler = Callable[..., Awaitable[Sequence[Trajectory]]]
+"""`(tasks, engine, kernels)` to one trajectory per task."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerEngine:
+    """The engine as a sampler sees it: seats, and what it needs to turn text into ids and back."""
+
+    engine: Engine
+    vocabulary: Vocabulary
+    sampling: SamplingConfig
+    """How lines are sampled in this batch."""
+    context_tokens: int
+    """Prompt and completion together."""
+
+    @property
+    def version(self) -> int:
+        """How many weight updates the policy has seen: `Trajectory.version`."""
+        return self.engine.version
+
+    def seat(self, tokens: int | None = None) -> AbstractAsyncContextManager[Seat]:
+        """A place for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context."""
+        return self.engine.seat(self.context_tokens if tokens is None else tokens)
+
+
+async def run_sampler(
+    sampler: Sampler, tasks: Sequence[Task], engine: SamplerEngine, kernels: KernelSource
+) -> Sequence[Trajectory]:
+    """The sampler's trajectories, in the order of the tasks. Raises ConfigError on anything else that it returns."""
+    made = await sampler(list(tasks), engine, kernels)
+    name = getattr(sampler, "__name__", repr(sampler))
+    if not isinstance(made, Sequence) or not all(isinstance(one, Trajectory) for one in made):
+        raise ConfigError(f"rollout {name} returned {made!r:.200}; it has to return a list of trajectories")
+    ids = [trajectory.task_id for trajectory in made]
+    if ids != [task.id for task in tasks]:
+        raise ConfigError(
+            f"rollout {name} returned {len(made)} trajectories for {len(tasks)} tasks, or in another order: the first "
+            f"are of {ids[:3]}, and the tasks are {[task.id for task in tasks[:3]]}"
+        )
+    return made
+
+
+def load_sampler(sampler: Any) -> Sampler:
+    """A sampler, or what stands at an import path "package.module:function". Raises ConfigError."""
+    found = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
+    call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
+    if not inspect.iscoroutinefunction(call):
+        raise ConfigError(f"rollout {sampler!r} is no async function (tasks, engine, kernels); write `async def`")
+    loaded: Sampler = found
+    return loaded

@@ -1,0 +1,101 @@
+"""A session typed by hand: real interpreter, real masks and ids, and nobody's policy.
+
+    trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
+
+For trying rewards, credit and dialects before any model is asked. The text is typed as it stands, so a space behind a
+prompt is part of it, and it is cut where a turn of the dialect ends; behind its last piece the end-of-text token comes.
+Log-probabilities are 0.0: nothing was left to chance. A token never holds text behind the end of its turn here, as a
+sampled one may.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.dialect import Dialect, PythonDialect
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.kernel import KernelPool, KernelSource
+from repl_rl.models import resolve_model
+from repl_rl.rollout.loop import Rollout
+from repl_rl.trajectory import Task, Trajectory
+
+_NO_LIMIT = sys.maxsize
+
+
+async def type_session(
+    task: Task | str,
+    text: str,
+    *,
+    dialect: Dialect | None = None,
+    model: str = "nano",
+    kernels: KernelSource | None = None,
+) -> Trajectory:
+    """What comes of typing `text` as the answer to a task or question, with `model`'s vocabulary.
+
+    `dialect` is python's unless one is given; without `kernels`, a pool is opened for this session. Raises what
+    `Rollout.many` raises.
+    """
+    prepare_environment()
+    dialect = dialect or PythonDialect()
+    vocabulary = load_vocabulary(resolve_model(model), dialect.stops)
+    async with AsyncExitStack() as stack:
+        if kernels is None:
+            kernels = await stack.enter_async_context(KernelPool(1))
+        rollout = Rollout(
+            Typist(vocabulary, text),
+            kernels,
+            dialect,
+            vocabulary,
+            budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
+            sampling=SamplingConfig(),
+            context_tokens=_NO_LIMIT,
+        )
+        [trajectory] = await rollout.many([Task("typed", task, "") if isinstance(task, str) else task])
+    return trajectory
+
+
+class Typist:
+    """An engine without a model: whoever takes a seat types `text`, turn by turn."""
+
+    version = 0
+
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+        self._vocabulary = vocabulary
+        self._turns = turns(text, vocabulary.stops)
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[TypistSeat]:
+        yield TypistSeat(self._vocabulary, iter(self._turns))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class TypistSeat:
+    """One session's place."""
+
+    def __init__(self, vocabulary: Vocabulary, left: Iterator[str]) -> None:
+        self._vocabulary = vocabulary
+        self._left = left
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        """The next turn, whatever it follows."""
+        typed = next(self._left, "")
+        sampled = self._vocabulary.encode_output(typed)
+        ends = not typed or typed[-1].encode() not in self._vocabulary.stops
+        ids = (*sampled, min(self._vocabulary.eos_ids)) if ends else tuple(sampled)
+        finish = Finish.EOS if ends else Finish.NEWLINE
+        if len(ids) > max_tokens:
+            ids, finish = ids[:max_tokens], Finish.LENGTH
+        return SampledLine(ids, (0.0,) * len(ids), finish)
+
+
+def turns(text: str, stops: bytes) -> list[str]:
+    """`text` cut behind each character that ends a turn; nothing is lost."""
+    ends = "".join(re.escape(chr(stop)) for stop in stops)
+    return re.findall(f"[^{ends}]*[{ends}]|[^{ends}]+", text)

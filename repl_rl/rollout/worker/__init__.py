@@ -1,0 +1,12 @@
+"""Rollouts in a process of their own, beside the one that samples.
+
+The line loop and an engine that steps in this process would take turns at Python's interpreter lock: each line that is
+parsed, run and put in would hold up the whole batch. So the loop and its kernels live in a worker, and what crosses
+over is ids: which line is wanted, what was sampled, and the finished trajectories.
+"""
+
+from repl_rl.rollout.worker.handle import RolloutWorker
+from repl_rl.rollout.worker.setup import RolloutSetup, limits_of, make_pool
+from repl_rl.rollout.worker.thread import RolloutThread
+
+__all__ = ["RolloutSetup", "RolloutThread", "RolloutWorker", "limits_of", "make_pool"]

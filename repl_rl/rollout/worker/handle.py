@@ -1,0 +1,200 @@
+"""A worker as its starter sees it: a process that turns tasks into trajectories, and asks for the lines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import pickle
+import pickletools
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine import Engine, ServesSeats
+from repl_rl.engine.remote import EngineHost
+from repl_rl.engine.threads import cores_beside_engine
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.rollout.loop import refuse_if_all_aborted
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.worker.messages import AskNumbers, Close, Done, Ended, Failed, GiveUp, Numbers, RollOut
+from repl_rl.rollout.worker.setup import RolloutSetup
+from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.channel import Channel
+
+_PATIENCE_S = 120.0
+"""For a worker to come up (imports, and a pool's first kernels), and to end."""
+
+
+class RolloutWorker:
+    """Starts a process with the rollouts of `setup`; raises what opening its kernel pool raised there.
+
+    Ends with `close`, or with this process. If the worker dies, whoever waits gets a KernelError.
+    """
+
+    def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
+        _refuse_unsendable(setup)
+        self.loop_share = 0.0
+        """CPU time of the worker's loop over the wall time of the last batch. Near 1, all wait for the loop."""
+        self._engine = engine
+        self._numbers: asyncio.Future[dict[str, float]] | None = None
+        self._calls: dict[int, _Call] = {}
+        self._is_gone = False
+        self._names = itertools.count()
+        self._loop = BackgroundLoop()
+        self._host: EngineHost | None = None
+        ours, theirs = socket.socketpair()
+        our_lines, their_lines = socket.socketpair()
+        with theirs, their_lines:
+            descriptors = [theirs.fileno(), their_lines.fileno()]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "repl_rl.rollout.worker.program", *map(str, descriptors)],
+                pass_fds=descriptors,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                start_new_session=True,  # an interrupt from the terminal is this process's to handle
+            )
+        try:
+            if isinstance(engine, ServesSeats) and (cores := cores_beside_engine(engine.threads)):
+                os.sched_setaffinity(self._process.pid, cores)
+            self._loop.run(self._open(ours, our_lines, setup))
+        except BaseException:
+            ours.close()
+            our_lines.close()
+            self.close()
+            raise
+
+    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
+        """As `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
+        _refuse_unsendable(tasks)
+        return self._loop.run(self._generate(tasks, sampling, cut))
+
+    def kernel_numbers(self) -> dict[str, float]:
+        """The pool's counters and percentiles."""
+        return self._loop.run(self._ask_numbers(AskNumbers()))
+
+    def close(self) -> None:
+        """End the worker with all its kernels. A second call does nothing."""
+        if self._loop.is_closed:
+            return
+        self._loop.run(self._say_goodbye())
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._loop.run(self._close())
+        self._loop.close()
+
+    async def _open(self, end: socket.socket, lines: socket.socket, setup: RolloutSetup) -> None:
+        self._channel = await Channel.open(end, self._on_message, self._on_end)
+        if isinstance(self._engine, ServesSeats):
+            self._engine.serve(lines)
+        else:
+            self._host = EngineHost(self._engine)
+            await self._host.open(lines)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._ask_numbers(setup)
+        except TimeoutError as error:
+            raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
+
+    async def _generate(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None
+    ) -> list[Trajectory]:
+        self._refuse_if_ended()
+        number = next(self._names)
+        call = self._calls[number] = _Call()
+        self._channel.send(RollOut(number, self._engine.version, tuple(tasks), sampling, cut))
+        try:
+            self.loop_share = await call.done
+        except asyncio.CancelledError:
+            self._channel.send(GiveUp(number))
+            raise
+        finally:
+            del self._calls[number]
+        trajectories = [call.ended[index] for index in range(len(tasks))]
+        refuse_if_all_aborted(trajectories)
+        return trajectories
+
+    async def _ask_numbers(self, message: object) -> dict[str, float]:
+        self._refuse_if_ended()
+        if self._numbers is None or self._numbers.done():
+            self._numbers = asyncio.get_running_loop().create_future()
+            self._channel.send(message)
+        return await asyncio.shield(self._numbers)
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, Ended):
+            if call := self._calls.get(message.call):
+                call.ended[message.task] = message.trajectory
+        elif isinstance(message, Done):
+            if call := self._calls.get(message.call):
+                _settle(call.done, message.error or message.loop_share)
+        else:
+            assert isinstance(message, Numbers | Failed)
+            _settle(self._numbers, message.error if isinstance(message, Failed) else message.kernels)
+
+    def _on_end(self) -> None:
+        self._is_gone = True
+        for waiting in (self._numbers, *(call.done for call in self._calls.values())):
+            _settle(waiting, KernelError(self._how_it_ended()))
+
+    def _refuse_if_ended(self) -> None:
+        if self._is_gone or self._process.poll() is not None:
+            raise KernelError(self._how_it_ended())
+
+    def _how_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(0.1)  # its sockets close a moment before it has ended
+        code = self._process.returncode
+        return f"the process that runs the rollouts has ended (exit status {code}); its kernels went with it"
+
+    async def _say_goodbye(self) -> None:
+        if hasattr(self, "_channel"):
+            self._channel.send(Close())
+            self._channel.flush()
+
+    async def _close(self) -> None:
+        if self._host is not None:
+            await self._host.close()
+        if hasattr(self, "_channel"):
+            self._channel.close()
+
+
+def _refuse_unsendable(thing: object) -> None:
+    """What does not pickle, and what lies in the script that was started: in the worker that is another one."""
+    try:
+        pickled = pickle.dumps(thing)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise _unsendable(str(error)) from error
+    if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
+        raise _unsendable("it refers to the script that was started (__main__)")
+
+
+def _unsendable(why: str) -> ConfigError:
+    return ConfigError(
+        f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module of "
+        "its own, or run the rollouts in this process with apart=False"
+    )
+
+
+class _Call:
+    """Trajectories by index, and the worker's share of the time once all are there."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, Trajectory] = {}
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+
+def _settle(future: asyncio.Future[Any] | None, result: object) -> None:
+    if future is None or future.done():
+        return
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,0 +1,121 @@
+"""The worker's program: `python -m repl_rl.rollout.worker.program CONTROL LINES`. Ends when the other side has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pickle
+import socket
+import sys
+import time
+import traceback
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from repl_rl.engine.remote import RemoteEngine
+from repl_rl.errors import EngineError, ReplRLError
+from repl_rl.kernel import KernelPool
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.worker.messages import (
+    AskNumbers,
+    Close,
+    Done,
+    Ended,
+    Failed,
+    GiveUp,
+    Numbers,
+    RollOut,
+)
+from repl_rl.rollout.worker.setup import RolloutSetup, make_pool
+from repl_rl.utils.channel import Channel
+
+
+class Worker:
+    """Serves one channel."""
+
+    def __init__(self) -> None:
+        self._is_over = asyncio.Event()
+        self._setup: asyncio.Future[RolloutSetup] = asyncio.get_running_loop().create_future()
+        self._calls: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, end: socket.socket, lines: socket.socket) -> None:
+        """Until the other side closes or is gone; the kernels end with it."""
+        self._channel = await Channel.open(end, self._on_message, self._is_over.set)
+        self._engine = await RemoteEngine.open(lines)
+        over = asyncio.ensure_future(self._is_over.wait())
+        either: list[asyncio.Future[Any]] = [self._setup, over]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not self._setup.done():
+            return
+        async with AsyncExitStack() as stack:
+            try:
+                self._pool = await stack.enter_async_context(make_pool(self._setup.result().kernel))
+                self._rollout: Rollout = self._setup.result().make(self._engine, self._pool)
+            except Exception as error:  # noqa: BLE001 - raised on the other side
+                self._channel.send(Failed(_as_sent(error)))
+            else:
+                self._send_numbers(self._pool)
+                await over
+            await self._give_up_all()
+        self._engine.close()
+        self._channel.close()
+
+    def _on_message(self, message: Any) -> None:
+        if isinstance(message, RollOut):
+            self._calls[message.call] = asyncio.create_task(self._roll_out(message))
+        elif isinstance(message, AskNumbers):
+            self._send_numbers(self._pool)
+        elif isinstance(message, GiveUp):
+            if call := self._calls.get(message.call):
+                call.cancel()
+        elif isinstance(message, Close):
+            self._is_over.set()
+        else:
+            self._setup.set_result(message)
+
+    async def _roll_out(self, asked: RollOut) -> None:
+        self._engine.version = asked.version
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        error: Exception | None = None
+        try:
+            async with aclosing(self._rollout.stream(asked.tasks, asked.sampling, asked.cut)) as ended:
+                async for index, trajectory in ended:
+                    self._channel.send(Ended(asked.call, index, trajectory))
+        except Exception as failure:  # noqa: BLE001 - raised on the other side
+            error = _as_sent(failure)
+        finally:
+            del self._calls[asked.call]
+        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        self._channel.send(Done(asked.call, share, error))
+
+    def _send_numbers(self, pool: KernelPool) -> None:
+        self._channel.send(Numbers(pool.stats.summary()))
+
+    async def _give_up_all(self) -> None:
+        calls = list(self._calls.values())
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+def _as_sent(failure: Exception) -> Exception:
+    """Itself where it pickles; what is no error of ours says where in this process it was raised."""
+    if not isinstance(failure, ReplRLError):
+        failure.add_note("In the process that runs the rollouts:\n" + "".join(traceback.format_exception(failure)))
+    try:
+        pickle.loads(pickle.dumps(failure))
+    except Exception:  # noqa: BLE001 - an exception class may do anything
+        return EngineError(f"a rollout failed: {failure!r}")
+    return failure
+
+
+async def main(control: int, lines: int) -> None:
+    """Serve the sockets that were inherited as these descriptors."""
+    await Worker().serve(socket.socket(fileno=control), socket.socket(fileno=lines))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(*map(int, sys.argv[1:])))

@@ -1,0 +1,69 @@
+"""Held-out problems, one rollout each: how often the policy solves them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.config import Config, SamplingConfig
+from repl_rl.rewards import RewardTable
+from repl_rl.rollout.metrics import solve_rates
+from repl_rl.rollout.score import Grader, score
+from repl_rl.rollout.service import RolloutService
+from repl_rl.tasks import grade, load_tasks
+from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.distributed import gather, process_count, process_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Graded rollouts of one policy on held-out problems."""
+
+    solve_rate: float
+    families: dict[str, float]
+    family_problems: dict[str, int]
+    trajectories: tuple[Trajectory, ...]
+    seconds: float
+
+    def to_row(self, step: int) -> dict[str, Any]:
+        """A row of `metrics.jsonl`."""
+        return {
+            "kind": "eval",
+            "step": step,
+            "seconds": self.seconds,
+            "solve_rate": self.solve_rate,
+            "problems": len(self.trajectories),
+            "families": self.families,
+            "family_problems": self.family_problems,
+        }
+
+
+def heldout_tasks(config: Config) -> list[Task]:
+    """The held-out problems of a config, the same ones for every seed of training."""
+    return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
+
+
+def evaluate(
+    service: RolloutService,
+    tasks: Sequence[Task],
+    table: RewardTable,
+    sampling: SamplingConfig,
+    grader: Grader = grade,
+    step: int = 0,
+) -> Evaluation:
+    """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
+
+    Several processes share the tasks; each gets the evaluation of all.
+    """
+    started = time.perf_counter()
+    rank, count = process_rank(), process_count()
+    trajectories = service.generate(tasks[rank::count], sampling)
+    own = [item.trajectory for item in score(tasks[rank::count], trajectories, grader, table, step)]
+    indexed = dict(gather(list(zip(range(rank, len(tasks), count), own, strict=True))))
+    scored = [indexed[index] for index in range(len(tasks))]
+    overall, families = solve_rates(tasks, scored)
+    counts = Counter(task.family for task in tasks)
+    return Evaluation(overall, families, dict(counts), tuple(scored), time.perf_counter() - started)

@@ -1,0 +1,155 @@
+"""One environment for one trajectory, as the rollout drives it.
+
+    session = EnvironmentSession(environment_factory(MyEnvironment))
+    try:
+        toolbox, observation = await session.open(task)     # prepare the kernel; the question goes on with observation
+        shown += await session.after_line()                 # behind every line
+        reward = await session.reward(trajectory)
+    finally:
+        await session.close()
+
+What fails in the environment's own code is an `EnvironmentFailure`, with which a trajectory is aborted; what fails in a
+tool of it is an answer for the model.
+
+Not covered: plain code that hangs can't be ended. Its thread stays, and so does the environment that it holds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from repl_rl.errors import ConfigError, EnvironmentFailure
+from repl_rl.tools import Tool, Toolbox
+from repl_rl.tools.environments.calling import Outcome, call_within
+from repl_rl.tools.environments.protocol import Environment
+from repl_rl.tools.environments.trl import TrlEnvironment
+from repl_rl.tools.making import make_tool
+from repl_rl.tools.threads import OneThread
+from repl_rl.trajectory import Task, Trajectory
+
+_CLOSE_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class EnvironmentSession:
+    """Makes an environment with `make` and drives it through one trajectory; `limit_s` per call of its own methods."""
+
+    def __init__(self, make: Callable[[], Environment], *, limit_s: float = 60.0) -> None:
+        self._make = make
+        self._limit_s = limit_s
+        self._environment: Environment | None = None
+        self._thread: OneThread | None = None
+
+    @property
+    def instance(self) -> Any:
+        """The user's own object, as TRL hands it to reward functions in `environments`; None before `open`."""
+        made = self._environment
+        return made.instance if isinstance(made, TrlEnvironment) else made
+
+    async def open(self, task: Task) -> tuple[Toolbox, str]:
+        """What goes into the session's namespace, and the text right behind the question. Raises EnvironmentFailure."""
+        self._thread = OneThread("repl-rl-environment")
+        self._environment = await self._call("__init__", self._make)
+        names = await self._call("reset", self._environment.reset, task)
+        toolbox = self._toolbox({} if names is None else names)
+        return toolbox, self._behind_question(await self._observe())
+
+    async def after_line(self) -> str:
+        """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
+        text = await self._observe()
+        return text if not text or text.endswith("\n") else f"{text}\n"
+
+    async def reward(self, trajectory: Trajectory) -> float | None:
+        """What it pays; None where it says nothing. Raises EnvironmentFailure, also on what is no finite number."""
+        reward = getattr(self._environment, "reward", None)
+        value = None if reward is None else await self._call("reward", reward, trajectory)
+        if value is None:
+            return None
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._failure(f"reward returned {value!r} on task {trajectory.task_id!r}; return a finite number")
+        return number
+
+    async def close(self) -> None:
+        """End it; a second time does nothing. What fails here is logged: the trajectory is over."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        close = None if isinstance(self._environment, TrlEnvironment) else getattr(self._environment, "close", None)
+        try:
+            if close is not None:
+                self._log_failure(await call_within(thread, close, (), min(self._limit_s, _CLOSE_S)))
+        finally:
+            thread.close()
+
+    def _log_failure(self, outcome: Outcome) -> None:
+        if outcome.is_late or outcome.error is not None:
+            said = "took too long" if outcome.is_late else f"raised {_said(outcome.error)}"
+            _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
+
+    def _behind_question(self, text: str) -> str:
+        """On a line of its own; TRL puts it where the prompt ends."""
+        is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
+        return text if is_placed else f"\n{text}"
+
+    async def _observe(self) -> str:
+        observe = getattr(self._environment, "observe", None)
+        text = None if observe is None else await self._call("observe", observe)
+        if text is None:
+            return ""
+        if not isinstance(text, str):
+            raise self._failure(f"observe returned {type(text).__name__}; it has to return a string or None")
+        return text
+
+    def _toolbox(self, names: Any) -> Toolbox:
+        if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
+            raise self._failure(f"reset returned {names!r:.200}; it has to return a dict of names and values, or None")
+        try:
+            tools = [self._tool(name, value) for name, value in names.items() if _is_tool(value)]
+            toolbox = Toolbox(tools, {name: value for name, value in names.items() if not _is_tool(value)})
+            toolbox.setup_source()
+        except ConfigError as error:
+            raise self._failure(f"reset returned what no session can have: {error}") from error
+        return toolbox
+
+    def _tool(self, name: str, value: Any) -> Tool:
+        assert self._thread is not None
+        if isinstance(value, Tool):
+            if value.name != name:
+                raise ConfigError(f"tool {value.name!r} stands under the name {name!r}; give it under its own")
+            return value
+        return make_tool(value, "host", name=name, submit=self._thread.submit)
+
+    async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
+        if self._thread is None:
+            raise self._failure(f"{name} was asked for while it was not open")
+        outcome = await call_within(self._thread, function, args, self._limit_s)
+        if outcome.is_late:
+            raise self._failure(f"{name} took longer than {self._limit_s:g} s")
+        if outcome.error is not None:
+            raise self._failure(f"{name} raised {_said(outcome.error)}") from outcome.error
+        return outcome.value
+
+    def _failure(self, message: str) -> EnvironmentFailure:
+        return EnvironmentFailure(f"environment {self._name}: {message}")
+
+    @property
+    def _name(self) -> str:
+        made = self.instance if self.instance is not None else self._make
+        return type(made).__name__ if self.instance is not None else getattr(made, "__name__", "of the factory")
+
+
+def _is_tool(value: Any) -> bool:
+    return isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value)
+
+
+def _said(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,125 @@
+"""`repl-rl replay`: its arguments, and what it prints and writes. Importing this loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from repl_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from repl_rl.view.replay.comparison import Replayed
+
+_SHOWN = 20
+"""Differences printed of each kind, explained or not; the file of `--json` has all."""
+_TEXT_CHARS = 400
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `repl-rl replay` takes, and `run` as what it does."""
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="rollouts (.jsonl) or notebooks (.ipynb)")
+    parser.add_argument("-n", type=int, metavar="N", help="the first N trajectories of each file (default: all)")
+    parser.add_argument("--dialect", metavar="NAME", help="default: of the run's config, else told from the transcript")
+    parser.add_argument("--thoughts", choices=("code", "markdown"), default="code", help="what comments become")
+    parser.add_argument("--notebooks", type=Path, metavar="FOLDER", help="keep what was exported")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every difference")
+    parser.add_argument("--kernels", type=int, metavar="N", help="at once (default: number of cores)")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Export, run again, compare. 0 if everything is equal or explained, else 1."""
+    from repl_rl.view.replay.run import replay
+    from repl_rl.view.replay.sources import keep, read_sources
+
+    _refuse_useless(options)
+    sources, notes = read_sources(options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts)
+    for note in notes:
+        _say(console, f"note: {note}", style="yellow")
+    if options.notebooks is not None:
+        keep(sources, options.notebooks)
+    results = replay(sources, at_once=options.kernels)
+    if options.json is not None:
+        _write(options.json, results)
+    _print(console, results)
+    return 0 if all(result.is_explained for result in results) else 1
+
+
+def _refuse_useless(options: argparse.Namespace) -> None:
+    """Raises ConfigError before anything has run in vain."""
+    if options.n is not None and options.n < 1:
+        raise ConfigError(f"-n {options.n}: give at least one trajectory")
+    if options.json is not None:
+        try:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
+            options.json.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"--json {options.json} can't be written: {error.strerror}") from error
+
+
+def _write(path: Path, results: Sequence[Replayed]) -> None:
+    path.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n", encoding="utf-8")
+
+
+def _print(console: Console, results: Sequence[Replayed]) -> None:
+    for explained in (True, False):
+        _print_differences(console, results, explained)
+    for result in results:
+        if result.failure is not None:
+            _say(console, f"{result.name}: could not be replayed: {result.failure}", style="red")
+    for sentence in summary(results):
+        _say(console, sentence)
+
+
+def _print_differences(console: Console, results: Sequence[Replayed], explained: bool) -> None:
+    from repl_rl.view.replay.causes import EXPLAINED
+
+    found = [
+        (result, difference)
+        for result in results
+        for difference in result.differences
+        if (difference.cause in EXPLAINED) is explained
+    ]
+    for result, difference in found[:_SHOWN]:
+        where = f"{result.name}, cell {difference.cell}: {difference.cause}"
+        _say(console, where, style="yellow" if explained else "bold red")
+        for mark, text in (("ran", difference.source), ("was", difference.expected), ("now", difference.got)):
+            _say(console, _indented(mark, str(text)), style="dim")
+    if len(found) > _SHOWN:
+        _say(console, f"... and {len(found) - _SHOWN} more like these; --json FILE has them all")
+
+
+def _indented(mark: str, text: str) -> str:
+    from repl_rl.dialect import truncate_middle
+
+    lines = truncate_middle(text, _TEXT_CHARS).rstrip("\n").split("\n")
+    return "\n".join(f"  {mark if number == 0 else '   '} | {line}" for number, line in enumerate(lines))
+
+
+def summary(results: Sequence[Replayed]) -> list[str]:
+    """What came of it, in sentences of plain text."""
+    cells = sum(result.cells for result in results)
+    equal = sum(result.is_equal for result in results)
+    failed = sum(result.failure is not None for result in results)
+    unexplained = sum(not result.is_explained for result in results) - failed
+    noun = "notebook" if len(results) == 1 else "notebooks"
+    sentences = [f"{len(results)} {noun}, {cells} cells: {equal} equal, {len(results) - equal - failed} differ"]
+    causes = Counter(str(difference.cause) for result in results for difference in result.differences)
+    if causes:
+        sentences.append("differences: " + ", ".join(f"{cause} {count}" for cause, count in causes.most_common()))
+    if unexplained or failed:
+        sentences.append(f"{unexplained} with an unexplained difference, {failed} that could not be replayed")
+    return sentences
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    from repl_rl.view.screen import visible
+
+    console.print(Text(visible(text), style=style), soft_wrap=True)

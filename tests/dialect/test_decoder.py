@@ -1,0 +1,154 @@
+"""Bytes typed turn by turn become text and lines: every newline edge case, and every cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from repl_rl.dialect.decoder import Typed, TypedText
+
+EURO = "€".encode()  # three bytes
+GRIN = "😀".encode()  # four
+
+
+def take_all(*turns: bytes, end_of_input: bool = False) -> list[Typed]:
+    """What each turn comes to; the end of the input comes with the last."""
+    typed = TypedText()
+    return [typed.take(turn, end_of_input and number == len(turns)) for number, turn in enumerate(turns, 1)]
+
+
+@pytest.mark.parametrize(
+    ("turn", "text", "lines"),
+    [
+        (b" x = 1\n", " x = 1\n", ("x = 1",)),
+        (b"x\n", "x\n", ("x",)),
+        (b"  x\n", "  x\n", (" x",)),
+        (b"\tx\n", "\tx\n", ("\tx",)),
+        (b"\n", "\n", ("",)),
+        (b" \n", " \n", ("",)),
+        (b"\n\n", "\n\n", ("", "")),
+        (b" x\r\n", " x\r\n", ("x",)),
+        (b" x\r\r\n", " x\r\r\n", ("x",)),
+        (b" x\ry\n", " x\ry\n", ("x\ry",)),
+        (b" x\r", " x\r", ()),
+        (b" \x0cx\n", " \x0cx\n", ("\x0cx",)),
+        (b" x\x00y\n", " x\x00y\n", ("x\x00y",)),
+        (b" x\x0by\x1c\xc2\x85\xe2\x80\xa8z\n", " x\x0by\x1c\x85\u2028z\n", ("x\x0by\x1c\x85\u2028z",)),
+        (b"\xef\xbb\xbfx\n", "\ufeffx\n", ("\ufeffx",)),
+        (b" '''\n\n'''\n", " '''\n\n'''\n", ("'''", "", "'''")),
+        (b" <|im_end|>\n", " <|im_end|>\n", ("<|im_end|>",)),
+        (b" \xff\xc3\n", " ��\n", ("��",)),
+        (b" \xed\xa0\x80\n", " ���\n", ("���",)),  # a lone surrogate is no UTF-8
+        (b" \xc0\x8a\n", " ��\n", ("��",)),  # nor is a newline in two bytes
+        (b"x\n  y", "x\n  y", ("x",)),
+        (b"", "", ()),
+    ],
+)
+def test_a_turn_is_its_text_and_the_lines_that_it_ends(turn: bytes, text: str, lines: tuple[str, ...]) -> None:
+    assert TypedText().take(turn) == Typed(text, lines)
+
+
+def test_text_behind_the_last_newline_opens_the_next_line() -> None:
+    typed = TypedText()
+    assert typed.take(b" x = 1\ny =") == Typed(" x = 1\ny =", ("x = 1",))
+    assert typed.is_ahead
+    assert typed.take(b" 2\n") == Typed(" 2\n", ("y = 2",))
+    assert not typed.is_ahead
+
+
+def test_spaces_that_are_typed_ahead_are_kept() -> None:
+    assert take_all(b"x\n ", b" y\n") == [Typed("x\n ", ("x",)), Typed(" y\n", ("  y",))]
+
+
+def test_one_space_is_dropped_behind_a_prompt_and_one_only() -> None:
+    """Also where the space comes on its own."""
+    assert take_all(b" ", b" x\n", b" y\n")[1:] == [Typed(" x\n", (" x",)), Typed(" y\n", ("y",))]
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_half_a_character_waits_for_its_other_half(cut: int) -> None:
+    first, second = take_all(b" '" + EURO[:cut], EURO[cut:] + b"'\n")
+    assert first == Typed(" '", ())
+    assert second == Typed("€'\n", ("'€'",))
+
+
+def test_half_a_character_behind_a_newline_is_typed_ahead() -> None:
+    """A prompt there would stand inside the character."""
+    typed = TypedText()
+    assert typed.take(b" x\n" + GRIN[:1]) == Typed(" x\n", ("x",))
+    assert typed.is_ahead
+    assert typed.take(GRIN[1:3]) == Typed("", ())
+    assert typed.is_ahead
+    assert typed.take(GRIN[3:] + b"\n") == Typed("😀\n", ("😀",))
+
+
+def test_half_a_character_that_stays_one_is_no_text() -> None:
+    assert take_all(b" x\n" + EURO[:2], b"y\n") == [Typed(" x\n", ("x",)), Typed("�y\n", ("�y",))]
+    assert take_all(EURO[:2] + b"\n") == [Typed("�\n", ("�",))]
+
+
+def test_half_a_character_that_nothing_follows_is_flushed() -> None:
+    typed = TypedText()
+    typed.take(b" x\n" + EURO[:2])
+    assert typed.flush() == "�"
+    assert typed.flush() == ""
+
+
+def test_a_carriage_return_and_its_newline_may_come_apart() -> None:
+    assert take_all(b" x\n\r", b"\n", b" y\n") == [Typed(" x\n\r", ("x",)), Typed("\n", ("",)), Typed(" y\n", ("y",))]
+
+
+@pytest.mark.parametrize(
+    ("turns", "last"),
+    [
+        ((b" x = 1",), Typed(" x = 1", ("x = 1",))),
+        ((b" x = 1\n",), Typed(" x = 1\n", ("x = 1",))),
+        ((b" x = 1\r",), Typed(" x = 1\r", ("x = 1",))),
+        ((b"",), Typed("", ())),
+        ((b" ",), Typed(" ", ())),
+        ((b" '" + EURO[:1],), Typed(" '�", ("'�",))),
+        ((b" x\ny =", b" 2"), Typed(" 2", ("y = 2",))),
+        ((b" x\ny", b""), Typed("", ("y",))),
+        ((b" x\n" + EURO[:1], b""), Typed("�", ("�",))),
+    ],
+)
+def test_the_end_of_the_input_ends_the_line(turns: tuple[bytes, ...], last: Typed) -> None:
+    assert take_all(*turns, end_of_input=True)[-1] == last
+
+
+PIECES = (
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b" ",
+    b"x",
+    b"'''",
+    b"#",
+    b"\x0c",
+    b"\x00",
+    b"\xff",
+    b"<eos>",
+    *(GRIN[i : i + 1] for i in range(4)),
+)
+TURNS = st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join), max_size=8)
+
+
+@given(TURNS, st.booleans())
+@example([b"\n\xf0\x9f", b" x"], True)
+def test_texts_and_lines_are_views_of_the_bytes(turns: list[bytes], end_of_input: bool) -> None:
+    """However they are cut into turns."""
+    typed, ahead = TypedText(), b""
+    texts, lines, read = [], [], b""
+    for number, turn in enumerate(turns, 1):
+        ends = end_of_input and number == len(turns)
+        read += turn.removeprefix(b" ") if not ahead else turn
+        ahead = (ahead + turn).rpartition(b"\n")[2]
+        taken = typed.take(turn, ends)
+        assert typed.is_ahead is bool(ahead)
+        texts.append(taken.text)
+        lines.extend(taken.lines)
+    assert "".join(texts) + typed.flush() == b"".join(turns).decode("utf-8", "replace")
+    *complete, rest = read.decode("utf-8", "replace").split("\n")
+    expected = [*complete, rest] if end_of_input and turns and rest else complete
+    assert lines == [line.rstrip("\r") for line in expected]

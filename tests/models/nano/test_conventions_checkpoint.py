@@ -1,0 +1,95 @@
+"""The checkpoint that knows five conventions, as it ships: loads, speaks the chat template, solves in each of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repl_rl.config import load_config
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import load_vocabulary
+from repl_rl.models import resolve_model
+from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano.template import CHAT_TEMPLATE, END_OF_TURN, render_chat
+from repl_rl.models.nano.writers import WRITERS
+from repl_rl.rollout.prompts import dialect_for, make_prompt
+from repl_rl.rollout.score import reward_table, score
+from repl_rl.rollout.service import open_service
+from repl_rl.tasks import grade, make_tasks
+
+TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
+VOCABULARY = load_vocabulary(str(CONVENTIONS_PATH))
+
+
+def test_it_is_found_by_its_name():
+    assert resolve_model("nano-conventions") == str(CONVENTIONS_PATH)
+    assert resolve_model("nano") == str(NANO_PATH)
+
+
+def test_it_is_of_nanos_size():
+    model = AutoModelForCausalLM.from_pretrained(CONVENTIONS_PATH)
+    assert 900_000 < model.num_parameters() < 1_000_000
+    assert model.config.vocab_size == len(TOKENIZER)
+    assert sum(path.stat().st_size for path in CONVENTIONS_PATH.iterdir()) <= 4_000_000
+
+
+def test_a_text_ends_with_either_of_two_tokens():
+    ends = json.loads((CONVENTIONS_PATH / "generation_config.json").read_text())["eos_token_id"]
+    assert [TOKENIZER.decode([end]) for end in ends] == ["<|endoftext|>", END_OF_TURN]
+    assert set(ends) == VOCABULARY.eos_ids
+
+
+def test_the_shipped_template_renders_as_the_sessions_were_made():
+    assert TOKENIZER.chat_template == CHAT_TEMPLATE
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"<": 1}}}]
+    assert VOCABULARY.render_chat(messages, tools, opens=True) == render_chat(messages, tools, True)
+    assert render_chat(messages, tools, True) == (
+        '<|im_start|>system\ns\n{"type": "function", "function": {"name": "f", "parameters": {"<": 1}}}<|im_end|>\n'
+        "<|im_start|>user\nu<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
+    dialect = make_dialect(load_config("conventions", ("dialect.name=tool_call",)).dialect, template=render_chat)
+    assert dialect.form.opening == "<tool_call>"
+    assert dialect.form.closing == "</tool_call>"
+    assert dialect.frame(1) == (
+        "<|im_end|>\n<|im_start|>tool\n<tool_response>",
+        "</tool_response><|im_end|>\n<|im_start|>assistant\n",
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_prompts_are_short(name):
+    dialect = dialect_for(VOCABULARY, load_config("conventions", (f"dialect.name={name}",)).dialect)
+    prompt = make_prompt(dialect, VOCABULARY, "What is 1234 * 5678?", chat=True)
+    assert len(prompt.ids) < 60
+
+
+@pytest.mark.parametrize("tag", ["<fn>", "</fn>", "<fn_results>", "<tool_call>", "</tool_response>"])
+def test_tags_are_tokens_and_yet_text(tag):
+    assert VOCABULARY.decode(VOCABULARY.encode_output(tag)) == tag
+    assert len(VOCABULARY.encode_output(tag)) == 1
+
+
+def test_the_marks_of_turns_are_mere_text_in_outputs():
+    assert len(VOCABULARY.encode_frame(END_OF_TURN)) == 1
+    assert len(VOCABULARY.encode_output(END_OF_TURN)) > 1
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "text"])
+def test_the_start_solves_some_of_40_problems_in_every_dialect_with_tools(name):
+    config = load_config(
+        "conventions", (f"dialect.name={name}", "engine.backend=transformers", "kernel.size=8", "engine.places=40")
+    )
+    tasks = make_tasks(None, 40, seed=1, split="heldout")
+    with open_service(config) as service:
+        made = service.generate(tasks, config.sampling.seeded("start"))
+    scored = score(tasks, made, grade, reward_table(config.rewards, config.credit), 0)
+    solved = sum(item.trajectory.outcome_reward == 1.0 for item in scored)
+    answered = sum(trajectory.answer is not None for trajectory in made)
+    assert 0 < solved < 40
+    assert answered >= 36

@@ -1,0 +1,132 @@
+"""What nano is shown: right and wrong ways of typing, real outputs, training problems only."""
+
+import hashlib
+from random import Random
+
+import pytest
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.models.nano.demonstrations import demonstrate
+from repl_rl.models.nano.idioms import IDIOMS
+from repl_rl.models.nano.sessions import load_interpreter, make_sessions, record_session
+from repl_rl.models.nano.steps import Code, Submit, Thought
+from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
+
+SESSIONS = make_sessions(600, seed=5)
+ALL_IDIOMS = [(family, idiom) for family, idioms in IDIOMS.items() for idiom in idioms]
+
+
+def _answer(idiom, operands):
+    interpreter = load_interpreter().Interpreter()
+    setup = "\n".join(idiom.setup)
+    for source in filter(None, (idiom.needs, setup)):
+        interpreter.run(source) if source == idiom.needs else _run_lines(interpreter, source, operands)
+    return interpreter.run(f"submit_final_answer({idiom.expression.format(*operands)})").answer
+
+
+def _run_lines(interpreter, source, operands):
+    reader = make_dialect(DialectConfig()).reader()
+    for line in source.format(*operands).split("\n"):
+        for cell in reader.read(f" {line}\n").cells:
+            assert interpreter.run(cell.source).status == "ok"
+
+
+def _outputs(record):
+    """The record's outputs, made again from nothing but what was typed."""
+    reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().Interpreter()
+    for typed in (segment.text for segment in record.segments if segment.sampled):
+        output = "".join(interpreter.run(cell.source).output for cell in reader.read(typed).cells)
+        yield output + reader.next_prompt()
+
+
+def test_every_family_has_right_and_wrong_idioms():
+    assert list(IDIOMS) == list(FAMILIES)
+    assert all({idiom.is_right for idiom in idioms} == {True, False} for idioms in IDIOMS.values())
+
+
+@pytest.mark.parametrize(("family", "idiom"), ALL_IDIOMS)
+def test_right_idioms_are_right_and_wrong_ones_wrong(family, idiom):
+    tasks = make_tasks([family], 8, 0, "train")
+    grades = [grade(task, _answer(idiom, task.metadata["operands"])) for task in tasks]
+    assert grades == [float(idiom.is_right)] * len(tasks)
+
+
+@pytest.mark.parametrize(("family", "idiom"), [(f, i) for f, i in ALL_IDIOMS if i.needs])
+def test_without_its_import_an_idiom_raises_name_error(family, idiom):
+    operands = make_tasks([family], 1, 0, "train")[0].metadata["operands"]
+    outcome = load_interpreter().Interpreter().run(idiom.expression.format(*operands))
+    assert outcome.error_name == "NameError"
+
+
+def test_sessions_use_training_problems_only():
+    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
+
+
+def test_sessions_run_again_show_the_same():
+    for record in SESSIONS:
+        shown = [segment.text for segment in record.segments[1:] if not segment.sampled]
+        assert list(_outputs(record))[:-1] == shown
+
+
+def test_prompt_lines_and_outputs_take_turns_and_the_submission_is_last():
+    for record in SESSIONS:
+        assert [segment.sampled for segment in record.segments] == [False, True] * (len(record.segments) // 2)
+        assert "submit_final_answer(" in record.segments[-1].text
+        assert record.segments[-1].text.endswith(")\n")
+
+
+def test_typed_lines_open_with_one_space_and_end_in_a_newline():
+    typed = [segment.text for record in SESSIONS for segment in record.segments if segment.sampled]
+    assert all(text == "\n" or (text[0] == " " and text[-1] == "\n" and text.strip()) for text in typed)
+    assert any(text.endswith("\n\n") for text in typed)
+
+
+def test_the_demonstrated_policy_is_bad_but_right_now_and_then_in_every_family():
+    right = {family: [] for family in FAMILIES}
+    for record in SESSIONS:
+        right[record.task.family].append(grade(record.task, record.answer))
+    assert all(0.1 < sum(grades) / len(grades) < 0.55 for grades in right.values())
+    assert sum(map(sum, right.values())) / len(SESSIONS) < 0.45
+
+
+@pytest.mark.parametrize("text", ["NameError: name 'gcd' is not defined", "SyntaxError: unmatched ')'", "TypeError: "])
+def test_errors_are_seen(text):
+    assert any(text in segment.text for record in SESSIONS for segment in record.segments if not segment.sampled)
+
+
+def test_the_same_seed_gives_the_same_sessions():
+    assert make_sessions(30, seed=1) == make_sessions(30, seed=1) != make_sessions(30, seed=2)
+
+
+def test_a_demonstration_copies_what_was_shown():
+    task = make_tasks(["product"], 1, 0, "train")[0]
+    copied = set()
+    for seed in range(60):
+        steps = demonstrate(task, Random(seed))
+        step = next(steps)
+        while not isinstance(step, Submit) and "submit_final_answer" not in step_text(step):
+            step = steps.send("271828\n")
+        copied.add(step)
+    assert Submit("271828", is_literal=True) in copied
+
+
+def step_text(step):
+    return step.text if isinstance(step, Thought) else step.source
+
+
+def test_a_demonstration_that_ends_early_is_an_error(monkeypatch):
+    def silent(task, rng):
+        yield Code(("1 + 1",))
+
+    monkeypatch.setattr("repl_rl.models.nano.sessions.demonstrate", silent)
+    with pytest.raises(RuntimeError, match="ended without an answer after Code\\(lines=\\('1 \\+ 1',"):
+        record_session(make_tasks(None, 1, 0, "train")[0], make_dialect(DialectConfig()), Random(0))
+
+
+def test_nanos_sessions_are_those_that_it_was_built_from():
+    sessions = make_sessions(50, seed=0)
+    texts = "\0".join(segment.text for record in sessions for segment in record.segments)
+    assert (
+        hashlib.sha256(texts.encode()).hexdigest() == "faf03e633bc06942ba0e3d22d74dab30d8062e0c5ac10dd73ea7ebc68ee756a7"
+    )

@@ -1,0 +1,228 @@
+"""One demonstration in five dialects: the same habits, real readers, and sequences as rollouts make them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from random import Random
+
+import pytest
+from kernel_fakes import FakeKernelPool
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.models.nano import CONVENTIONS_PATH
+from repl_rl.models.nano.build import Example, example_of
+from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture, record_session
+from repl_rl.models.nano.steps import Code, Step, Submit, Thought
+from repl_rl.models.nano.template import render_chat
+from repl_rl.models.nano.writers import WRITERS
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.prompts import dialect_for
+from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
+from repl_rl.trajectory import Trajectory
+
+SESSIONS = make_mixture(1000, seed=2)
+BY_DIALECT = {
+    name: [record for index, record in enumerate(SESSIONS) if index // len(FAMILIES) % len(WRITERS) == place]
+    for place, name in enumerate(WRITERS)
+}
+WITH_TOOLS = [name for name in WRITERS if name != "text"]
+TASK = make_tasks(["digit_sum"], 1, 0, "train")[0]
+
+
+class Typist:
+    """Types recorded sessions: in a prompt's session, turn n is its n-th sampled segment."""
+
+    version = 0
+
+    def __init__(self, vocabulary: Vocabulary, examples: Sequence[Example], turns: Sequence[list[list[int]]]) -> None:
+        self._ends = vocabulary.eos_ids
+        self._sessions = [(tuple(example.ids.tolist()), turn) for example, turn in zip(examples, turns, strict=True)]
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[Typist]:
+        yield self
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        (turns,) = [turns for whole, turns in self._sessions if whole[: len(ids)] == tuple(ids)]
+        turn = turns.pop(0)
+        return SampledLine(tuple(turn), (-0.5,) * len(turn), Finish.EOS if turn[-1] in self._ends else Finish.NEWLINE)
+
+    def close(self) -> None:
+        pass
+
+
+def typed_in(record: SessionRecord) -> str:
+    return "".join(segment.text for segment in record.segments if segment.sampled)
+
+
+def shown_in(record: SessionRecord) -> str:
+    return "".join(segment.text for segment in record.segments[1:] if not segment.sampled)
+
+
+def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Example]) -> list[Trajectory]:
+    vocabulary = load_vocabulary(str(CONVENTIONS_PATH), make_dialect_of(name).stops)
+    turns = [
+        [list(vocabulary.encode_frame(part.text)) for part in record.segments if part.sampled] for record in records
+    ]
+    assert all(not set(turn[:-1]) & (vocabulary.stop_ids | vocabulary.eos_ids) for each in turns for turn in each)
+    assert all(turn[-1] in vocabulary.stop_ids | vocabulary.eos_ids for each in turns for turn in each)
+    dialect = dialect_for(vocabulary, DialectConfig(name=name))
+    rollout = Rollout(
+        Typist(vocabulary, examples, turns),
+        FakeKernelPool(),
+        dialect,
+        vocabulary,
+        budget=BudgetConfig(line_tokens=300, lines=50, tokens=900),
+        sampling=SamplingConfig(),
+        context_tokens=1024,
+        chat=True,
+    )
+    return asyncio.run(rollout.many([record.task for record in records]))
+
+
+def make_dialect_of(name: str):
+    return make_dialect(DialectConfig(name=name), template=render_chat)
+
+
+def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
+    """What the writer types for steps, each with what is shown for it."""
+    interpreter = load_interpreter().Interpreter()
+    writer = WRITERS[name](TASK, lambda source: interpreter.run(source).output)
+    typed = []
+    for step, shown in steps:
+        typed.append("".join(writer.write(step)))
+        writer.heard(shown)
+    return typed
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_rollout_that_types_a_session_makes_the_sequence_that_is_trained_on(name):
+    records = BY_DIALECT[name][:80]
+    tokenizer = load_vocabulary(str(CONVENTIONS_PATH)).tokenizer
+    examples = [example_of(record, tokenizer) for record in records]
+    for record, example, made in zip(records, examples, roll_out(name, records, examples), strict=True):
+        assert [*made.prompt_ids, *made.completion_ids] == example.ids.tolist()
+        assert [False] * len(made.prompt_ids) + list(made.sampled_mask) == example.is_typed.tolist()
+        assert made.answer == record.answer
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_dialect_is_worked_in_badly_but_right_now_and_then(name):
+    grades = [grade(record.task, record.answer) for record in BY_DIALECT[name]]
+    assert 0.2 < sum(grades) / len(grades) < 0.45
+    assert {record.task.family for record in BY_DIALECT[name]} == set(FAMILIES)
+
+
+def test_all_problems_are_different_training_problems():
+    assert len({record.task.id for record in SESSIONS}) == len(SESSIONS)
+    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_imports_are_forgotten_and_mended_everywhere(name):
+    failed = [record for record in BY_DIALECT[name] if "NameError" in shown_in(record)]
+    mended = [record for record in failed if re.search(r"from math import|import math", typed_in(record))]
+    assert 0 < len(mended) < len(failed)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_slips_are_seen_everywhere(name):
+    assert any("SyntaxError: unmatched ')'" in shown_in(record) for record in BY_DIALECT[name])
+
+
+def test_without_tools_nothing_is_put_in():
+    assert all(segment.sampled for record in BY_DIALECT["text"] for segment in record.segments[1:])
+    products = [record for record in BY_DIALECT["text"] if record.task.family == "product"]
+    sums = ["{} * {} = {}".format(*record.task.metadata["operands"], record.task.answer) for record in products]
+    assert any(worked in typed_in(record) for worked, record in zip(sums, products, strict=True))
+
+
+ASSIGNED = (Code(("import math",), looks=False), ""), (Code(("r = math.gcd(4, 6)",)), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("python", [" import math\n", " r = math.gcd(4, 6)\n", " submit_final_answer(r)\n"]),
+        (
+            "fenced",
+            ["", "```python\nimport math\nr = math.gcd(4, 6)\n```\n", "```python\nsubmit_final_answer(r)\n```\n"],
+        ),
+        ("inline", ["", "<fn>import math\nr = math.gcd(4, 6)</fn>", "<fn>submit_final_answer(r)</fn>"]),
+        (
+            "tool_call",
+            [
+                "",
+                '<tool_call>{"name": "python", "arguments": {"code": "import math\\nr = math.gcd(4, 6)"}}</tool_call>'
+                "<|im_end|>",
+                '<tool_call>{"name": "python", "arguments": {"code": "submit_final_answer(r)"}}</tool_call><|im_end|>',
+            ],
+        ),
+        ("text", ["", "r = math.gcd(4, 6) = 2\n", "Answer: 2\n"]),
+    ],
+)
+def test_what_is_not_looked_at_waits(name, typed):
+    assert typed_by(name, [*ASSIGNED, (Submit("r", is_literal=False), "")]) == typed
+
+
+@pytest.mark.parametrize(
+    ("name", "typed"),
+    [
+        ("python", [" # Hmm.\n", " 4 * 6\n", " submit_final_answer(_)\n"]),
+        ("fenced", ["Hmm.\n", "```python\n4 * 6\n```\n", "Answer: 24\n"]),
+        ("inline", ["Hmm.\n", "<fn>4 * 6</fn>", "\nAnswer: 24\n"]),
+        (
+            "tool_call",
+            [
+                "Hmm.\n",
+                '<tool_call>{"name": "python", "arguments": {"code": "4 * 6"}}</tool_call><|im_end|>',
+                '<tool_call>{"name": "submit_final_answer", "arguments": {"value": "24"}}</tool_call><|im_end|>',
+            ],
+        ),
+        ("text", ["Hmm.\n", "4 * 6 = 24\n", "Answer: 24\n"]),
+    ],
+)
+def test_results_are_handed_in_as_the_dialect_has_it(name, typed):
+    steps = [(Thought("Hmm."), ""), (Code(("4 * 6",)), "24\n"), (Submit("_", is_literal=False), "")]
+    assert typed_by(name, steps) == typed
+
+
+def test_a_block_that_was_refused_is_typed_again_as_a_whole():
+    slipped = Code(("a * 2)",)), "File \"<stdin>\"\nSyntaxError: unmatched ')'"
+    typed = typed_by("fenced", [(Code(("a = 3",), looks=False), ""), slipped, (Code(("a * 2",)), "6\n")])
+    assert typed == ["", "```python\na = 3\na * 2)\n```\n", "```python\na = 3\na * 2\n```\n"]
+
+
+def test_a_block_keeps_its_lines_and_loses_the_blank_one_that_ends_it():
+    loop = Code(("s = 0", "for d in '12':", "    s += int(d)", ""), looks=False)
+    assert typed_by("python", [(loop, "")]) == [" s = 0\n for d in '12':\n     s += int(d)\n\n"]
+    typed = typed_by("inline", [(loop, ""), (Code(("s",)), "3\n")])
+    assert typed[1] == "<fn>s = 0\nfor d in '12':\n    s += int(d)\ns</fn>"
+
+
+def test_digits_are_added_up_in_the_head():
+    digits = [int(digit) for digit in str(TASK.metadata["operands"][0])]
+    (typed,) = typed_by("text", [(Code((f"sum(map(int, str({TASK.metadata['operands'][0]})))",)), "")])
+    assert typed.startswith(f"{digits[0]} + {digits[1]} = {digits[0] + digits[1]}, ")
+    assert typed.endswith(f" = {TASK.answer}\n")
+    assert typed.count(" + ") == len(digits) - 1
+
+
+def test_what_goes_wrong_in_the_head_is_not_said():
+    assert typed_by("text", [(Code(("gcd(4, 6)",)), "")]) == [""]
+    assert typed_by("text", [(Code(("3 - 5",)), "")]) == ["3 - 5 = -2\n"]
+
+
+def test_one_seed_gives_one_mixture():
+    assert make_mixture(60, seed=1) == make_mixture(60, seed=1) != make_mixture(60, seed=2)
+
+
+def test_a_session_depends_on_its_dialect_and_its_random_source_alone():
+    task = make_tasks(["gcd"], 1, 0, "train")[0]
+    one, other = (record_session(task, make_dialect_of("fenced"), Random(5), "fenced") for _ in range(2))
+    assert one == other

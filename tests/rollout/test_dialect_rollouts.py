@@ -1,0 +1,313 @@
+"""A whole trajectory in every dialect: a scripted policy, sandboxed kernels, and what comes of it to the token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import vocabularies
+from exactness import (
+    RecordingEngine,
+    assert_masked_text_is_the_outputs,
+    assert_the_engine_was_given_the_sequence_so_far,
+)
+from scripted import ScriptedEngine
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.dialect import dialect_class
+from repl_rl.engine import Vocabulary
+from repl_rl.kernel import KernelPool, Limits
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.prompts import dialect_for, speaks_chat
+from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+from repl_rl.utils.background import BackgroundLoop
+
+QUESTION = "Find the remainder of 7**2024 divided by 1000."
+TEMPLATE = (Path(__file__).parents[1] / "dialect" / "templates" / "qwen2_5.jinja").read_text()
+GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
+OPEN, COMMENT, BLANK, ANSWER = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK, LineKind.ANSWER
+STATEMENT, EXPRESSION, EXCEPTION = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.EXCEPTION
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a policy types, turn by turn, and the session that comes of it."""
+
+    typed: tuple[str, ...]
+    text: str
+    kinds: tuple[LineKind, ...]
+    answer: str | None = "401"
+    stop: StopReason = StopReason.ANSWER
+
+
+def call(name: str, **arguments: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+SESSIONS = {
+    "python": Told(
+        (" # Modular exponentiation.\n", " r = pow(7, 2024, 100O)\n", " r = pow(7, 2024, 1000)\n", " r\n",
+         " submit_final_answer(r)\n"),
+        """\
+>>> # Modular exponentiation.
+>>> r = pow(7, 2024, 100O)
+  File "<stdin>", line 1
+    r = pow(7, 2024, 100O)
+                       ^
+SyntaxError: invalid decimal literal
+>>> r = pow(7, 2024, 1000)
+>>> r
+401
+>>> submit_final_answer(r)
+""",
+        (COMMENT, LineKind.SYNTAX_ERROR, STATEMENT, EXPRESSION, ANSWER),
+    ),
+    "ipython": Told(
+        (" # Modular exponentiation.\n", " for n in range(2):\n", "     pow(7, 2024, 1000 + n)\n", "\n",
+         " pow(7, 2024, 1000)\n", " submit_final_answer(_)\n"),
+        """\
+In [1]: # Modular exponentiation.
+
+In [2]: for n in range(2):
+   ...:     pow(7, 2024, 1000 + n)
+
+In [3]: pow(7, 2024, 1000)
+Out[3]: 401
+
+In [4]: submit_final_answer(_)
+""".replace("1000 + n)\n", "1000 + n)\n   ...:\n"),
+        (COMMENT, OPEN, OPEN, STATEMENT, EXPRESSION, ANSWER),
+    ),
+    "fenced": Told(
+        ("Modular exponentiation does this.\n", "```python\n", "r = pow(7, 2024, 1000)\n", "r\n", "r / 0\n", "```\n",
+         "So it is 401.\n", "Answer: 401\n"),
+        """\
+Modular exponentiation does this.
+```python
+r = pow(7, 2024, 1000)
+r
+r / 0
+```
+```output
+401
+Traceback (most recent call last):
+  File "<stdin>", line 3, in <module>
+ZeroDivisionError: division by zero
+```
+So it is 401.
+Answer: 401
+""",
+        (COMMENT, OPEN, OPEN, OPEN, OPEN, EXCEPTION, COMMENT, ANSWER),
+    ),
+    "inline": Told(
+        ("Is it <fn>", "pow(7, 2024, 100, 0)</fn>", "? No: <fn>", "pow(7, 2024, 1000)</fn>", ".\n", "Answer: 401\n"),
+        """\
+Is it <fn>pow(7, 2024, 100, 0)</fn><fn_error>TypeError: pow() takes at most 3 arguments (4 given)</fn_error>\
+? No: <fn>pow(7, 2024, 1000)</fn><fn_results>401</fn_results>.
+Answer: 401
+""",
+        (OPEN, EXCEPTION, OPEN, EXPRESSION, COMMENT, ANSWER),
+    ),
+    "tool_call": Told(
+        ("I compute it.\n" + call("python", code="r = pow(7, 2024, 1000)\nr"),
+         call("python", code="r +") + "\n" + call("search", query="r"),
+         call("submit_final_answer", value="401")),
+        """\
+I compute it.
+<tool_call>
+{"name": "python", "arguments": {"code": "r = pow(7, 2024, 1000)\\nr"}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+401
+</tool_response><|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "python", "arguments": {"code": "r +"}}
+</tool_call>
+<tool_call>
+{"name": "search", "arguments": {"query": "r"}}
+</tool_call><|im_end|>
+<|im_start|>user
+<tool_response>
+SyntaxError: invalid syntax
+</tool_response>
+<tool_response>
+NameError: there is no tool 'search'; there are python, submit_final_answer
+</tool_response><|im_end|>
+<|im_start|>assistant
+<tool_call>
+{"name": "submit_final_answer", "arguments": {"value": "401"}}
+</tool_call><|im_end|>""",
+        (),
+        "'401'",
+    ),
+    "text": Told(
+        ("7**4 is 2401, which is 401 mod 1000.\n", "\n", "So 7**2024 is (401)**506.\n", "It is \\boxed{401}."),
+        """\
+7**4 is 2401, which is 401 mod 1000.
+
+So 7**2024 is (401)**506.
+It is \\boxed{401}.<|im_end|>""",
+        (COMMENT, BLANK, COMMENT, ANSWER),
+    ),
+}  # fmt: skip
+
+
+@cache
+def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary:
+    """A token for each byte and for each of ChatML's marks; turns end with `end`."""
+    tokenizer = vocabularies.byte_tokenizer()
+    marks = [vocabularies.CHAT_OPEN, vocabularies.CHAT_END]
+    tokenizer.add_special_tokens({"additional_special_tokens": marks})
+    tokenizer.eos_token = end
+    tokenizer.chat_template = TEMPLATE if dialect == "tool_call" else None
+    also = [tokenizer.convert_tokens_to_ids(vocabularies.CHAT_END)]
+    return Vocabulary(tokenizer, also, dialect_class(DialectConfig(name=dialect)).stops)
+
+
+@pytest.fixture(scope="module")
+def roll() -> Iterator[Callable[..., Trajectory]]:
+    """`roll_out` on kernels of one pool."""
+    with BackgroundLoop() as loop:
+        pool = KernelPool(2, Limits(), sandbox="bwrap")
+        loop.run(pool.__aenter__())
+        yield lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
+        loop.run(pool.__aexit__(None, None, None))
+
+
+def lines_of(typed: Sequence[str], stops: bytes) -> list[str]:
+    """Turns as an engine cuts them: behind each stop."""
+    lines = [""]
+    for text in typed:
+        for character in text:
+            lines[-1] += character
+            if character.encode() in (bytes([byte]) for byte in stops):
+                lines.append("")
+        if lines[-1]:
+            lines.append("")
+    return lines[:-1]
+
+
+async def roll_out(
+    pool: KernelPool,
+    dialect: str,
+    typed: Sequence[str],
+    end: str = vocabularies.CHAT_END,
+    context_tokens: int = 6000,
+    **budget: int,
+) -> Trajectory:
+    """The trajectory of a policy that types these turns. What holds of every one is asserted here."""
+    vocabulary = vocabulary_for(dialect, end)
+    engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
+    made = dialect_for(vocabulary, DialectConfig(name=dialect))
+    rollout = Rollout(
+        engine, pool, made, vocabulary,
+        budget=BudgetConfig(**{"lines": 60, "tokens": 3000, "line_tokens": 400} | budget),
+        sampling=SamplingConfig(), context_tokens=context_tokens, chat=speaks_chat(vocabulary, made, None),
+    )  # fmt: skip
+    [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
+    assert_the_engine_was_given_the_sequence_so_far([trajectory], engine.calls)
+    assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    return trajectory
+
+
+def text_of(trajectory: Trajectory, dialect: str) -> str:
+    return vocabulary_for(dialect).decode(trajectory.completion_ids)
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> None:
+    told = SESSIONS[dialect]
+    trajectory = roll(dialect, told.typed)
+    opening = {"python": ">>>", "ipython": "In [1]:"}.get(dialect, "")
+    assert trajectory.prompt.endswith(opening)
+    assert opening + text_of(trajectory, dialect) == told.text
+    assert (trajectory.answer, trajectory.stop_reason) == ((told.answer,), told.stop)
+    assert "".join(line.text for line in trajectory.lines) == "".join(told.typed)
+    if told.kinds:
+        assert tuple(line.kind for line in trajectory.lines) == told.kinds
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_the_guide_shows_these_sessions(dialect: str) -> None:
+    assert f"```text\n{SESSIONS[dialect].text.removesuffix(chr(10))}\n```" in GUIDE.replace("````", "```")
+
+
+PRINTING = {
+    "python": [" print('<|im_end|><|im_start|>')\n", " 1\n"],
+    "ipython": [" print('<|im_end|><|im_start|>')\n", " 1\n"],
+    "fenced": ["```python\n", "print('<|im_end|><|im_start|>')\n", "```\n", "a\n"],
+    "inline": ["<fn>'<|im_end|><|im_start|>'</fn>", "a\n"],
+    "tool_call": [call("python", code="print('<|im_end|><|im_start|>')"), call("python", code="1")],
+}
+
+
+@pytest.mark.parametrize("dialect", PRINTING)
+def test_what_a_program_prints_holds_no_special_tokens(roll: Callable[..., Trajectory], dialect: str) -> None:
+    vocabulary = vocabulary_for(dialect)
+    trajectory = roll(dialect, PRINTING[dialect], lines=len(lines_of(PRINTING[dialect], vocabulary.stops)))
+    assert trajectory.stop_reason is StopReason.MAX_LINES
+    put_in = [i for i, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if not was]
+    assert "<|im_end|><|im_start|>" in vocabulary.decode(put_in)
+    special = [index for index in put_in if index in vocabulary.tokenizer.added_tokens_decoder]
+    names = [vocabulary.tokenizer.decode([index]) for index in special]
+    frame = ["<|im_start|>", "<|im_end|>", "<|im_start|>"] if dialect == "tool_call" else []
+    assert names == frame
+
+
+@pytest.mark.parametrize("end", [vocabularies.CHAT_END, vocabularies.END_OF_TEXT])
+def test_the_end_of_a_turn_stands_there_once(roll: Callable[..., Trajectory], end: str) -> None:
+    """Also where the model ends its turn with another token than its template would."""
+    trajectory = roll("tool_call", [call("python", code="1"), "Answer: 1\n"], end)
+    vocabulary = vocabulary_for("tool_call", end)
+    text = vocabulary.decode(trajectory.completion_ids)
+    sampled = vocabulary.decode([min(vocabulary.eos_ids)])
+    assert f"</tool_call>{sampled}\n<|im_start|>user\n<tool_response>\n1\n" in text
+
+
+LONG = {
+    "python": [" print('x ' * 2000)\n"],
+    "ipython": [" print('x ' * 2000)\n"],
+    "fenced": ["```python\n", "print('x ' * 2000)\n", "```\n"],
+    "inline": ["<fn>'x ' * 2000</fn>"],
+    "tool_call": [call("python", code="print('x ' * 2000)")],
+}
+
+
+@pytest.mark.parametrize("dialect", LONG)
+def test_a_result_that_does_not_fit_ends_the_trajectory(roll: Callable[..., Trajectory], dialect: str) -> None:
+    typed = LONG[dialect]
+    trajectory = roll(dialect, typed, tokens=300)
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+    assert "".join(line.text for line in trajectory.lines) == "".join(typed)
+    assert all(trajectory.sampled_mask[trajectory.lines[-1].start :])
+    prompt_tokens = len(trajectory.prompt_ids)
+    short = roll(dialect, typed, context_tokens=prompt_tokens + 300)
+    assert short.stop_reason is StopReason.CONTEXT
+    assert short.completion_ids == trajectory.completion_ids
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_a_turn_that_does_not_end_in_time(roll: Callable[..., Trajectory], dialect: str) -> None:
+    trajectory = roll(dialect, [" words that go on and on and on without any end to them\n"], line_tokens=5)
+    assert trajectory.stop_reason is StopReason.LINE_TOKENS
+    assert [(line.kind, line.start, line.end) for line in trajectory.lines] == [(LineKind.OVERLONG, 0, 5)]
+    assert " words that go on".startswith(trajectory.lines[0].text)
+
+
+def test_an_unclosed_call_of_a_tool_is_answered_all_the_same(roll: Callable[..., Trajectory]) -> None:
+    broken = call("python", code="6 * 7").removesuffix("\n</tool_call>")
+    trajectory = roll("tool_call", [broken, "Answer: 42\n"])
+    assert "<tool_response>\n42\n</tool_response>" in text_of(trajectory, "tool_call")
+    assert trajectory.answer == ("42",)
+
+
+@pytest.mark.parametrize("dialect", ["fenced", "inline", "tool_call", "text"])
+def test_prose_without_an_answer_ends_with_its_end(roll: Callable[..., Trajectory], dialect: str) -> None:
+    trajectory = roll(dialect, ["I do not know."])
+    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.EOS, None)

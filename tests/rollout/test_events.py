@@ -1,0 +1,343 @@
+"""`Rollout.stream` of one task: what it tells is the trajectory, a line is told before it runs, leaving frees all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import vocabularies
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_fakes import FakeKernel, FakeKernelPool
+from scripted import LOGPROB, ScriptedEngine
+from test_dialect_rollouts import SESSIONS, lines_of, vocabulary_for
+from test_rollout import FailingKernels
+from test_three_views import (
+    AMPLE,
+    BUDGETS,
+    CONTEXT_TOKENS,
+    LAST_RESULTS,
+    OK,
+    RESULTS,
+    RecordingKernels,
+    TypingSeat,
+    ids_of,
+    sampled_ids,
+)
+
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.dialect import PythonDialect
+from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.errors import ConfigError, EngineError, KernelStartError
+from repl_rl.kernel import ExecResult, HostCalls, KernelSource
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.episode import Extensions, make_extensions
+from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.prompts import dialect_for, speaks_chat
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+
+TASK = Task("t1", "What is 6 * 7?", "42")
+LINES = (" x = 42\n", " x\n", " submit_final_answer(x)\n")
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(str(NANO_PATH))
+
+
+def rollout_of(
+    engine: Engine,
+    vocabulary: Vocabulary,
+    kernels: object | None = None,
+    budget: BudgetConfig = AMPLE,
+    extensions: Extensions | None = None,
+) -> Rollout:
+    source: KernelSource = kernels or FakeKernelPool()  # type: ignore[assignment]
+    return Rollout(
+        engine, source, PythonDialect(), vocabulary,
+        budget=budget, sampling=SamplingConfig(), context_tokens=CONTEXT_TOKENS, extensions=extensions,
+    )  # fmt: skip
+
+
+def scripted(vocabulary: Vocabulary, lines: Sequence[str] = LINES) -> ScriptedEngine:
+    return ScriptedEngine(vocabulary, lambda prompt: lines)
+
+
+async def heard(rollout: Rollout, task: Task = TASK) -> list[Event]:
+    return [event async for event in rollout.stream(task)]
+
+
+def listen(rollout: Rollout) -> list[Event]:
+    return asyncio.run(heard(rollout))
+
+
+def trajectory_in(events: Sequence[Event]) -> Trajectory:
+    """The one that ends them, checked against everything that was told before it."""
+    began, *between, ended = events
+    assert isinstance(ended, Ended)
+    trajectory = ended.trajectory
+    assert began == Began(TASK, trajectory.prompt, trajectory.prompt_ids)
+    ran = {event.index: event.line for event in between if isinstance(event, Ran)}
+    assert [ran[index] for index in sorted(ran)] == list(trajectory.lines)
+    sampled = [event for event in between if isinstance(event, Sampled)]
+    assert [event.index for event in sampled] == list(range(len(trajectory.lines)))
+    for event, line in zip(sampled, trajectory.lines, strict=True):
+        assert event.ids == trajectory.completion_ids[line.start : line.end]
+        assert event.logprobs == trajectory.logprobs[line.start : line.end]
+        assert between.index(event) < next(n for n, other in enumerate(between) if other == Ran(event.index, line))
+    assert [event.text for event in sampled[:-1]] == [line.text for line in trajectory.lines[:-1]]
+    if sampled:  # half a character that is left over belongs to the last line, and is known at the end
+        assert trajectory.lines[-1].text in (sampled[-1].text, sampled[-1].text + "\ufffd")
+    return trajectory
+
+
+def test_the_events_of_a_session_by_hand(vocabulary: Vocabulary) -> None:
+    events = listen(rollout_of(scripted(vocabulary), vocabulary))
+    told = [event.text if isinstance(event, Sampled) else event for event in events]
+    trajectory = trajectory_in(events)
+    first, second, third = trajectory.lines
+    assert told == [
+        Began(TASK, trajectory.prompt, trajectory.prompt_ids),
+        " x = 42\n", Ran(0, first), " x\n", Ran(1, second), " submit_final_answer(x)\n", Ran(2, third),
+        Ended(trajectory),
+    ]  # fmt: skip
+    assert (second.output, second.kind) == ("42\n>>>", LineKind.EXPRESSION)
+    assert events[1] == Sampled(0, " x = 42\n", trajectory.completion_ids[: first.end], (LOGPROB,) * first.end)
+    assert (trajectory.answer, trajectory.stop_reason) == (("42",), StopReason.ANSWER)
+
+
+def test_a_finished_trajectory_tells_what_it_told_as_it_ran(vocabulary: Vocabulary) -> None:
+    events = listen(rollout_of(scripted(vocabulary), vocabulary))
+    assert list(events_of(TASK, trajectory_in(events))) == events
+
+
+def test_one_task_gives_the_same_trajectory_as_a_batch_of_it(vocabulary: Vocabulary) -> None:
+    [batch] = asyncio.run(rollout_of(scripted(vocabulary), vocabulary).many([TASK]))
+    single = trajectory_in(listen(rollout_of(scripted(vocabulary), vocabulary)))
+    times = {"duration_s": 0.0, "engine_s": 0.0, "kernel_s": 0.0, "queue_s": 0.0}
+    untimed = [
+        replace(each, **times, lines=tuple(replace(line, duration_s=0.0) for line in each.lines))
+        for each in (single, batch)
+    ]
+    assert untimed[0] == untimed[1]
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_every_dialect_tells_its_lines(dialect: str) -> None:
+    vocabulary = vocabulary_for(dialect)
+    made = dialect_for(vocabulary, DialectConfig(name=dialect))
+    engine = scripted(vocabulary, lines_of(SESSIONS[dialect].typed, vocabulary.stops))
+    rollout = Rollout(
+        engine, FakeKernelPool(), made, vocabulary,
+        budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400), sampling=SamplingConfig(),
+        context_tokens=6000, chat=speaks_chat(vocabulary, made, None),
+    )  # fmt: skip
+    events = listen(rollout)
+    trajectory = trajectory_in(events)
+    assert (trajectory.stop_reason, len(events)) == (SESSIONS[dialect].stop, 2 * len(trajectory.lines) + 2)
+    typed = "".join(event.text for event in events if isinstance(event, Sampled))
+    assert typed == "".join(SESSIONS[dialect].typed)
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(data: st.DataObject) -> None:
+    gpt2 = vocabularies.gpt2_like()
+    results = data.draw(st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
+    last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
+    kernels = RecordingKernels([*results * 2, *last] if last else results)
+    seat = TypingSeat(gpt2, data.draw(sampled_ids("gpt2_like")))
+    trajectory = trajectory_in(listen(rollout_of(seat, gpt2, kernels, data.draw(BUDGETS))))
+    assert [trajectory.completion_ids[line.start : line.end] for line in trajectory.lines] == [
+        line.ids for line in seat.sampled
+    ]
+
+
+class Gate(FakeKernel):
+    """Runs nothing before it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_asked = asyncio.Event()
+        self.may_run = asyncio.Event()
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        self.is_asked.set()
+        await self.may_run.wait()
+        return await super().execute(source, host)
+
+
+class Gates:
+    """Sessions behind gates; counts those that are open."""
+
+    def __init__(self) -> None:
+        self.made: list[Gate] = []
+        self.open = 0
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Gate]:
+        self.made.append(Gate())
+        self.open += 1
+        try:
+            yield self.made[-1]
+        finally:
+            self.open -= 1
+
+
+class Counting(ScriptedEngine):
+    """Counts the seats that are taken."""
+
+    seats = 0
+
+    @asynccontextmanager
+    async def seat(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
+        self.seats += 1
+        try:
+            yield self
+        finally:
+            self.seats -= 1
+
+
+def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
+    kernels = Gates()
+
+    async def go() -> list[Event]:
+        stream = rollout_of(scripted(vocabulary), vocabulary, kernels).stream(TASK)
+        told = [await anext(stream), await anext(stream)]
+        next_one = asyncio.ensure_future(anext(stream))
+        await kernels.made[0].is_asked.wait()
+        await asyncio.sleep(0)
+        assert not next_one.done(), "its code has not run, so there is nothing to tell"
+        kernels.made[0].may_run.set()
+        return [*told, await next_one, *[event async for event in stream]]
+
+    events = asyncio.run(go())
+    assert isinstance(events[1], Sampled)
+    assert events[1].text == " x = 42\n"
+    assert events[2] == Ran(0, trajectory_in(events).lines[0])
+    assert kernels.open == 0
+
+
+def test_closing_the_iterator_in_the_middle_of_a_cell_frees_seat_and_kernel(vocabulary: Vocabulary) -> None:
+    kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
+
+    async def go() -> None:
+        async with aclosing(rollout_of(engine, vocabulary, kernels).stream(TASK)) as stream:
+            async for event in stream:
+                if isinstance(event, Sampled):
+                    await kernels.made[0].is_asked.wait()
+                    assert (engine.seats, kernels.open) == (1, 1)
+                    break
+        assert (engine.seats, kernels.open) == (0, 0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(go())
+
+
+def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> None:
+    kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
+
+    async def go() -> None:
+        listening = asyncio.ensure_future(heard(rollout_of(engine, vocabulary, kernels)))
+        while not kernels.made:
+            await asyncio.sleep(0)
+        await kernels.made[0].is_asked.wait()
+        listening.cancel()
+        await asyncio.wait([listening])
+        assert listening.cancelled()
+        assert (engine.seats, kernels.open) == (0, 0)
+
+    asyncio.run(go())
+
+
+def test_a_kernel_that_breaks_under_a_line_ends_it_as_an_aborted_trajectory(vocabulary: Vocabulary) -> None:
+    events = listen(rollout_of(scripted(vocabulary), vocabulary, FailingKernels(broken=1, cells=1)))
+    trajectory = trajectory_in(events)
+    assert [type(event) for event in events] == [Began, Sampled, Ran, Sampled, Ran, Ended]
+    assert trajectory.stop_reason is StopReason.ABORTED
+    assert trajectory.error == "KernelDiedError: the connection broke"
+    assert (trajectory.lines[1].text, trajectory.lines[1].kind) == (" x\n", LineKind.KILLED)
+
+
+def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vocabulary) -> None:
+    class Nothing:
+        @asynccontextmanager
+        async def session(self) -> AsyncIterator[FakeKernel]:
+            raise KernelStartError("no room")
+            yield FakeKernel()
+
+    events = listen(rollout_of(scripted(vocabulary), vocabulary, Nothing()))
+    assert [type(event) for event in events] == [Began, Ended]
+    assert trajectory_in(events).error == "KernelStartError: no room"
+
+
+def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
+    gpt2 = vocabularies.gpt2_like()
+    seat = TypingSeat(gpt2, ids_of(gpt2, " 1", b"\n\xe2"))
+    events = listen(rollout_of(seat, gpt2, RecordingKernels([OK]), AMPLE.model_copy(update={"lines": 1})))
+    assert [type(event) for event in events] == [Began, Sampled, Ran, Ran, Ended]
+    sampled, before, after = events[1:4]
+    assert isinstance(sampled, Sampled)
+    assert isinstance(before, Ran)
+    assert isinstance(after, Ran)
+    assert (sampled.text, before.line.text, after.line.text) == (" 1\n", " 1\n", " 1\n\ufffd")
+    assert trajectory_in(events).lines == (after.line,)
+
+
+def test_an_overlong_line_is_told_and_did_not_run(vocabulary: Vocabulary) -> None:
+    kernels = RecordingKernels([OK])
+    budget = BudgetConfig(line_tokens=3)
+    events = listen(rollout_of(scripted(vocabulary, [" print('on and on')\n"]), vocabulary, kernels, budget))
+    assert [type(event) for event in events] == [Began, Sampled, Ran, Ended]
+    assert trajectory_in(events).lines[0].kind is LineKind.OVERLONG
+    assert kernels.sources == []
+
+
+def test_a_failing_engine_raises_out_of_the_iterator_behind_what_was_told(vocabulary: Vocabulary) -> None:
+    class Broken(ScriptedEngine):
+        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            if self.given:
+                raise EngineError("the weights are broken")
+            return await super().sample_line(ids, max_tokens, sampling)
+
+    told: list[Event] = []
+
+    async def go() -> None:
+        async for event in rollout_of(Broken(vocabulary, lambda prompt: LINES), vocabulary).stream(TASK):
+            told.append(event)
+
+    with pytest.raises(EngineError, match="the weights are broken"):
+        asyncio.run(go())
+    assert [type(event) for event in told] == [Began, Sampled, Ran]
+
+
+def test_a_prompt_without_room_is_refused_before_anything_is_told(vocabulary: Vocabulary) -> None:
+    rollout = rollout_of(scripted(vocabulary), vocabulary)
+    with pytest.raises(ConfigError, match="the prompt of task 'long' has"):
+        asyncio.run(heard(rollout, Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
+
+
+def test_a_cut_is_for_batches(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ConfigError, match="a cut is for several tasks, and this is one: 't1'"):
+        rollout_of(scripted(vocabulary), vocabulary).stream(TASK, None, Cut(0.5, 2))  # type: ignore[call-overload]
+
+
+def test_a_question_is_no_task(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ConfigError, match=r"^'What is it\?' is no task: give Task\(id, question, answer\)"):
+        rollout_of(scripted(vocabulary), vocabulary).stream("What is it?")  # type: ignore[call-overload]
+
+
+def test_a_loop_of_ones_own_is_told_when_it_has_ended(vocabulary: Vocabulary) -> None:
+    trajectory = trajectory_in(listen(rollout_of(scripted(vocabulary), vocabulary)))
+
+    async def own(tasks: Sequence[Task], engine: object, kernels: object) -> list[Trajectory]:
+        return [trajectory]
+
+    extensions = make_extensions(sampler=own)
+    events = listen(rollout_of(scripted(vocabulary), vocabulary, extensions=extensions))
+    assert events == list(events_of(TASK, trajectory))

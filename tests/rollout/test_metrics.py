@@ -1,0 +1,44 @@
+"""What a batch says about the policy, in numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from repl_rl.rollout.metrics import batch_metrics, credit_metrics
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+
+
+def trajectory(reason: StopReason, engine_s: float, kernel_s: float, queue_s: float, duration_s: float) -> Trajectory:
+    line = Line(0, 2, " 1\n", LineKind.EXPRESSION, duration_s=0.25)
+    one = Trajectory("t", ">>>", (0,), (1, 2), (True, True), (-0.5, -0.5), reason, (line,), outcome_reward=1.0)
+    return replace(one, engine_s=engine_s, kernel_s=kernel_s, queue_s=queue_s, duration_s=duration_s)
+
+
+def test_the_means_of_the_four_times_add_up_to_the_mean_duration() -> None:
+    batch = [trajectory(StopReason.ANSWER, 4.0, 1.0, 0.5, 6.0), trajectory(StopReason.EOS, 2.0, 3.0, 1.5, 8.0)]
+    values = batch_metrics(batch, seconds=8.0)
+    times = {name: value for name, value in values.items() if name.startswith("time/")}
+    assert times == {"time/engine_s": 3.0, "time/kernel_s": 2.0, "time/queue_s": 1.0, "time/own_s": 1.0}
+    assert (values["tokens_per_s"], values["kernel_ms_p50"]) == (0.5, 250.0)
+
+
+def test_what_was_cut_or_aborted_counts_among_the_stops_alone() -> None:
+    finished = trajectory(StopReason.ANSWER, 4.0, 1.0, 0.5, 6.0)
+    void = [trajectory(reason, 99.0, 99.0, 99.0, 999.0) for reason in (StopReason.UNFINISHED, StopReason.ABORTED)]
+    alone, together = batch_metrics([finished], 8.0), batch_metrics([finished, finished, *void], 16.0)
+    assert together == {**alone, "stops/answer": 0.5, "stops/unfinished": 0.25, "stops/aborted": 0.25}
+    assert batch_metrics(void, 8.0) == {"stops/unfinished": 0.5, "stops/aborted": 0.5}
+
+
+def credited(advantage: float | None, reason: StopReason = StopReason.ANSWER) -> Trajectory:
+    one = trajectory(reason, 1.0, 1.0, 1.0, 3.0)
+    return replace(one, lines=(replace(one.lines[0], advantage=advantage),))
+
+
+def test_groups_in_which_no_line_has_an_advantage_are_counted_but_not_those_of_void_trajectories() -> None:
+    varied, even = [credited(0.5), credited(0.0)], [credited(0.0), credited(0.0)]
+    half_void = [credited(0.0), credited(0.0, StopReason.ABORTED)]
+    void = [credited(0.0, StopReason.ABORTED), credited(0.0, StopReason.UNFINISHED)]
+    counts = credit_metrics([*varied, *even, *half_void, *void], 2)
+    assert counts == {"credit/groups_without_variance": 2.0, "credit/void_trajectories": 3.0}
+    assert credit_metrics([], 2) == {"credit/groups_without_variance": 0.0, "credit/void_trajectories": 0.0}

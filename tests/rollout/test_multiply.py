@@ -1,0 +1,120 @@
+"""TRL's multiply example in our trainer, its tool in the sandbox and on the host. Slow: an imitation, then GRPO twice.
+
+nano first imitates sessions that call `multiply` rightly, with an argument missing, or not at all; GRPO has to find out
+which of them pays. Prints the share of right answers and the tool's frequencies per step.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import make_dialect
+from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.models.nano.sessions import load_interpreter
+from repl_rl.tools import as_tools
+
+STEPS, IMITATED = 16, 150
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
+
+
+def accuracy(completions: list[Any], result: list[int], scored: list[Any], **_: Any) -> list[float]:
+    """As TRL's example pays it: for the product."""
+    return [float(item.trajectory.answer == (str(right),)) for item, right in zip(scored, result, strict=True)]
+
+
+def session(a: int, b: int, rng: Random) -> list[tuple[str, bool]]:
+    """What is put in and what is typed, in turn."""
+    prompt = make_dialect(DialectConfig(), as_tools([multiply])).completion_prompt(f"Multiply {a} and {b}.")
+    way = rng.choices(["right", "missing", "guess"], [35, 25, 40])[0]
+    if way == "guess":
+        return [(prompt, False), (f" submit_final_answer({rng.choice([10, 500, 1000, 5000])})\n", True)]
+    call = f"multiply({a}, {b})" if way == "right" else f"multiply({a})"
+    interpreter = load_interpreter().Interpreter()
+    interpreter.namespace["multiply"] = multiply
+    answer = "_" if way == "right" else "1000"
+    shown = f"{interpreter.run(call).output}>>>"
+    return [(prompt, False), (f" {call}\n", True), (shown, False), (f" submit_final_answer({answer})\n", True)]
+
+
+def imitate(model: Any, vocabulary: Vocabulary) -> None:
+    rng = Random(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(IMITATED):
+        rows = [session(rng.randint(11, 99), rng.randint(11, 99), rng) for _ in range(32)]
+        encoded = [[(vocabulary.encode_output(text), typed) for text, typed in row] for row in rows]
+        ids = pad_sequence([torch.tensor([i for part, _ in row for i in part]) for row in encoded], batch_first=True)
+        typed = pad_sequence(
+            [torch.tensor([was for part, was in row for _ in part]) for row in encoded], batch_first=True
+        )
+        labels = ids.masked_fill(~typed, -100)
+        logits = model(input_ids=ids).logits
+        loss = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.fixture(scope="module")
+def imitator(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("imitator")
+    torch.manual_seed(0)
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype="float32")
+    imitate(model, vocabulary)
+    model.save_pretrained(folder)
+    vocabulary.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", ["sandbox", "host"])
+def test_the_multiply_example_is_solved(imitator: str, tmp_path: Path, where: Any) -> None:
+    rng = Random(1)
+    rows = [(rng.randint(11, 99), rng.randint(11, 99)) for _ in range(256)]
+    dataset = Dataset.from_list(
+        [{"prompt": [{"role": "user", "content": f"Multiply {a} and {b}."}], "result": a * b} for a, b in rows]
+    )
+    args = ReplGRPOConfig(
+        output_dir=str(tmp_path), per_device_train_batch_size=32, num_generations=8, max_steps=STEPS,
+        learning_rate=3e-4, bf16=False, model_init_kwargs={"dtype": "float32"}, gradient_checkpointing=False,
+        logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, kernel={"size": 16},
+        engine={"context_tokens": 512, "places": 32}, budget={"lines": 4, "tokens": 300, "line_tokens": 48},
+        credit={"estimator": "outcome"}, seed=0,
+    )  # fmt: skip
+    trainer = ReplGRPOTrainer(
+        imitator, args=args, train_dataset=dataset, tools=[multiply], tools_where=where, reward_funcs=accuracy
+    )
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    logged = [row for row in trainer.state.log_history if "reward" in row]
+    names = ("rewards/accuracy/mean", "tools/multiply/call_frequency", "tools/multiply/failure_frequency")
+    for row in logged:
+        print(where, [round(row[name], 3) for name in names], "seconds", round(row["tools/multiply/seconds"], 4))
+    before, after = (sum(row[names[0]] for row in part) / 3 for part in (logged[:3], logged[-3:]))
+    assert before < 0.7 < 0.9 < after
+    assert logged[-1]["tools/multiply/call_frequency"] > 0.9
+    assert logged[-1]["tools/multiply/failure_frequency"] < 0.1

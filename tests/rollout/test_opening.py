@@ -1,0 +1,163 @@
+"""From a config or a model to an open rollout, and what is left behind it: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine
+
+import repl_rl
+from repl_rl.config import Config, load_config, parse_config
+from repl_rl.engine import Vocabulary
+from repl_rl.errors import ConfigError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.events import Ended
+from repl_rl.rollout.opening import config_of, open_rollout
+from repl_rl.trajectory import StopReason, Task
+
+TASK = Task("t1", "What is 6 * 7?", "42")
+QUICK = ("kernel.size=2", "engine.context_tokens=512")
+
+
+def test_what_may_name_a_config(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: {path: nano}\nseed: 7\n")
+    assert config_of(file) == config_of(str(file)) == load_config(str(file))
+    assert config_of("quickstart", ["seed=3"]) == load_config("quickstart", ("seed=3",))
+    assert config_of("nano") == parse_config({"model": {"path": "nano"}})
+    assert config_of(str(NANO_PATH), ["seed=3"]).model.path == str(NANO_PATH)
+    assert config_of("some/model").model.path == "some/model"
+    assert config_of("gemma-270m") == load_config("gemma-270m"), "a config stands before the model that it names"
+
+
+def test_overrides_go_over_a_config_that_is_made() -> None:
+    config = Config(seed=7)
+    assert config_of(config) is config
+    assert config_of(config, ["budget.lines=3"]) == parse_config({"seed": 7, "budget": {"lines": 3}})
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("quikstart", r"no config 'quikstart': neither a file nor a shipped name \(conv.*'quikstart' is no model"),
+        ("mine.yml", r"no config 'mine.yml'"),
+        ("", "an empty config: give a YAML file, a model, or one of conventions"),
+        (str(Path(__file__).parent), "is a folder without config.json"),
+    ],
+)  # fmt: skip
+def test_what_names_nothing_is_refused(source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(source)
+
+
+def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None:
+    async def go() -> tuple[Any, Ended]:
+        async with repl_rl.open_rollout("nano", ["engine.backend=transformers", *QUICK]) as rollout:
+            *_, ended = [event async for event in rollout.stream(TASK)]
+        assert isinstance(ended, Ended)
+        return rollout.engine, ended
+
+    engine, ended = asyncio.run(go())
+    assert ended.trajectory.stop_reason not in (StopReason.ABORTED, StopReason.UNFINISHED)
+    assert ended.trajectory.lines
+    assert not any(thread.name == "the transformers engine" for thread in threading.enumerate())
+    assert engine.version == 0
+
+
+def test_the_guides_program_about_events_runs() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding="utf-8")
+    [program] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "asyncio.run" in block]
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    assert ">>> # What is 6 * 7?\n>>>\nabout to run: " in done.stdout
+    assert done.stdout.splitlines()[-1].split()[0] in set(StopReason) - {StopReason.ABORTED, StopReason.UNFINISHED}
+
+
+class Closing(ScriptedEngine):
+    """Says when it is closed."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary, lambda prompt: [" submit_final_answer(42)\n"])
+        self.is_closed = threading.Event()
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+class Loading:
+    """Stands for `make_engine`: takes as long as it is let, and not on the loop's thread."""
+
+    def __init__(self) -> None:
+        self.engines: list[Closing] = []
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self, path: str, vocabulary: Vocabulary, *rest: Any, **named: Any) -> Closing:
+        assert threading.current_thread() is not threading.main_thread()
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        self.engines.append(Closing(vocabulary))
+        return self.engines[-1]
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
+    loading = Loading()
+    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", loading)
+    return loading
+
+
+def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
+    async def go() -> None:
+        async with open_rollout("nano", QUICK) as rollout:
+            [(_, trajectory)] = [each async for each in rollout.stream([TASK])]
+            assert trajectory.answer == ("42",)
+            assert not loading.engines[0].is_closed.is_set()
+
+    async def both() -> None:
+        opening = asyncio.ensure_future(go())
+        while not loading.has_begun.is_set():
+            await asyncio.sleep(0.01)
+        loading.may_end.set()
+        await opening
+
+    asyncio.run(both())
+    assert loading.engines[0].is_closed.is_set()
+
+
+def test_what_fails_in_the_block_closes_the_engine(loading: Loading) -> None:
+    loading.may_end.set()
+
+    async def go() -> None:
+        async with open_rollout("nano", QUICK):
+            raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        asyncio.run(go())
+    assert loading.engines[0].is_closed.is_set()
+
+
+def test_what_was_loading_when_it_was_cancelled_is_closed_when_it_has_come(loading: Loading) -> None:
+    async def opened() -> None:
+        async with open_rollout("nano", QUICK):
+            raise AssertionError("it was cancelled")
+
+    async def go() -> None:
+        opening = asyncio.ensure_future(opened())
+        while not loading.has_begun.is_set():
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        await asyncio.wait([opening])
+        assert opening.cancelled()
+        assert loading.engines == []
+        loading.may_end.set()
+
+    asyncio.run(go())
+    while not loading.engines:
+        threading.Event().wait(0.01)
+    assert loading.engines[0].is_closed.wait(60)

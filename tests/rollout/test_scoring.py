@@ -1,0 +1,119 @@
+"""From finished trajectories to advantages per token: grading, groups, and what stays unassigned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from repl_rl.config import CreditConfig, RewardsConfig
+from repl_rl.rewards import RewardTable
+from repl_rl.rollout.score import credit, credit_numbers, score
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+
+TABLE = RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.5}))
+TASK = Task("t", "What is 6 * 7?", "42")
+
+
+def answering(*answer: str, stop_reason: StopReason = StopReason.ANSWER) -> Trajectory:
+    """An exception, its traceback of one token, then an answer of two tokens."""
+    return Trajectory(
+        task_id="t",
+        prompt=">>>",
+        prompt_ids=(0,),
+        completion_ids=(1, 2, 3, 4),
+        sampled_mask=(True, False, True, True),
+        logprobs=(-1.0, 0.0, -1.0, -1.0),
+        stop_reason=stop_reason,
+        lines=(Line(0, 1, "x\n", LineKind.EXCEPTION, "NameError"), Line(2, 4, "submit\n", LineKind.ANSWER)),
+        answer=answer or None,
+    )
+
+
+def test_right_and_wrong_answers_by_hand() -> None:
+    scored = score([TASK] * 3, [answering("42"), answering("41"), answering()], grade, TABLE)
+    assert [item.line_rewards for item in scored] == [(-0.5, 1.0), (-0.5, 0.0), (-0.5, 0.0)]
+    assert [item.trajectory.outcome_reward for item in scored] == [1.0, 0.0, 0.0]
+
+
+def test_schedules_stand_at_the_training_step() -> None:
+    weight = {"start": 1.0, "end": 0.0, "steps": 4}
+    table = RewardTable(RewardsConfig(kinds={LineKind.EXCEPTION: -0.5}, shaping={"weight": weight}))
+    scored = [score([TASK], [answering("42")], grade, table, step)[0] for step in (0, 2, 4)]
+    assert [item.line_rewards for item in scored] == [(-0.5, 1.0), (-0.25, 1.0), (0.0, 1.0)]
+    assert score([TASK], [answering("42")], grade, table) == scored[:1]
+
+
+def test_a_void_trajectory_is_never_graded() -> None:
+    def refuse(task: Task, answer: Sequence[str] | None) -> float:
+        raise AssertionError("an aborted trajectory reached the grader")
+
+    scored = score([TASK], [answering("42", stop_reason=StopReason.ABORTED)], refuse, TABLE)
+    assert scored[0].trajectory.outcome_reward == 0.0
+
+
+def test_each_trajectory_is_graded_against_its_own_task() -> None:
+    other = Task("u", "What is 5 * 5?", "25")
+    scored = score([TASK, other], [answering("25"), answering("25")], grade, TABLE)
+    assert [item.trajectory.outcome_reward for item in scored] == [0.0, 1.0]
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        score([TASK, other], [answering("42")], grade, TABLE)
+
+
+def test_advantages_stay_within_a_group() -> None:
+    """Two groups of two: in the first one answers, in the second both do, so that it teaches nothing."""
+    answers = ["42", "41", "42", "42"]
+    scored = score([TASK] * 4, [answering(answer) for answer in answers], grade, TABLE)
+    credited = credit(scored, 2, CreditConfig(estimator="outcome", scale=False))
+    # tokens                                           exception  traceback  answer
+    assert [item.token_advantages for item in credited] == [
+        (0.5, 0.0, 0.5, 0.5),
+        (-0.5, 0.0, -0.5, -0.5),
+        (0.0, 0.0, 0.0, 0.0),
+        (0.0, 0.0, 0.0, 0.0),
+    ]
+
+
+def test_lines_carry_their_advantage_and_components_travel() -> None:
+    scored = score([TASK] * 2, [answering("42"), answering("41")], grade, TABLE)
+    first, second = credit(scored, 2, CreditConfig(estimator="return_to_go", scale=False))
+    # returns to go 0.5, 1 and -0.5, 0: mean 0.25
+    assert [line.advantage for line in first.trajectory.lines] == [0.25, 0.75]
+    assert [line.advantage for line in second.trajectory.lines] == [-0.75, -0.25]
+    assert first.token_advantages == (0.25, 0.0, 0.75, 0.75)
+    assert first.components == {"outcome": (0.0, 1.0), "table": (-0.5, 0.0)}
+    assert [line.reward for line in first.trajectory.lines] == [-0.5, 1.0]
+
+
+def test_an_aborted_trajectory_gets_zeros_and_moves_nobody() -> None:
+    trajectories = [answering("42"), answering("42", stop_reason=StopReason.ABORTED), answering("41")]
+    credited = credit(score([TASK] * 3, trajectories, grade, TABLE), 3, CreditConfig(estimator="outcome", scale=False))
+    assert [item.token_advantages[0] for item in credited] == [0.5, 0.0, -0.5]
+
+
+def test_reinforce_pp_is_scaled_over_all_groups() -> None:
+    """Returns of 0.5 and -0.5 about their means, twice, over 3 tokens each; the last group has no variance."""
+    answers = ["42", "41", "41", "42", "42", "42"]
+    scored = score([TASK] * 6, [answering(answer) for answer in answers], grade, TABLE)
+    credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
+    value = 0.5 / ((12 * 0.25 / 11) ** 0.5 + 1e-4)
+    lines = [line.advantage for item in credited for line in item.trajectory.lines]
+    assert lines == pytest.approx([value] * 2 + [-value] * 4 + [value] * 2 + [0.0] * 4)
+
+
+def test_what_teaches_nothing_is_counted() -> None:
+    """Groups: one that varies, one all right with a void one, one all void."""
+    void = answering("42", stop_reason=StopReason.ABORTED)
+    trajectories = [answering("42"), answering("41"), void, answering("42"), answering("42"), answering("42")]
+    trajectories += [void, void, void]
+    scored = score([TASK] * 9, trajectories, grade, TABLE)
+    numbers = credit_numbers(credit(scored, 3, CreditConfig(estimator="rloo")), 3)
+    assert numbers == {"credit/groups_without_variance": 1.0, "credit/void_trajectories": 4.0}
+
+
+def test_groups_have_to_come_out_even() -> None:
+    scored = score([TASK] * 3, [answering("42")] * 3, grade, TABLE)
+    with pytest.raises(ValueError, match="3 trajectories don't divide into groups of 2"):
+        credit(scored, 2, CreditConfig())
+    assert credit([], 2, CreditConfig()) == []

@@ -1,0 +1,294 @@
+"""Rollouts in a process of their own, with real kernels there and a scripted policy here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import ScriptedEngine
+
+from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.episode import make_extensions
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.worker import RolloutWorker
+from repl_rl.trajectory import StopReason, Task, Trajectory
+
+TASKS = [Task(f"t{number}", f"What is {number} * 7?", str(number * 7)) for number in range(1, 5)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return load_vocabulary(str(NANO_PATH))
+
+
+def lines_for(prompt: str) -> Sequence[str]:
+    number = next(number for number in range(1, 5) if f"{number} * 7" in prompt)
+    return [f" r = {number} * 7\n", " r, nothing\n", " # Well.\n", " submit_final_answer(r)\n"]
+
+
+def open_service(
+    engine: Engine, vocabulary: Vocabulary, apart: bool = True, kernel: KernelConfig | None = None, **more: Any
+) -> RolloutService:
+    return RolloutService(
+        engine, vocabulary, kernel=kernel or KernelConfig(size=2), dialect=DialectConfig(), budget=BudgetConfig(),
+        sampling=SamplingConfig(), context_tokens=1024, chat=False, apart=apart, **more,
+    )  # fmt: skip
+
+
+def worker_pid(service: RolloutService) -> int:
+    assert isinstance(service._runner, RolloutWorker)
+    return service._runner._process.pid
+
+
+def children(pid: int) -> list[int]:
+    lists = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for listed in lists for child in listed.split()]
+
+
+def descendants(pid: int) -> list[int]:
+    return [below for child in children(pid) for below in (child, *descendants(child))]
+
+
+def without_times(trajectory: Trajectory) -> Trajectory:
+    lines = tuple(replace(line, duration_s=0.0) for line in trajectory.lines)
+    return replace(trajectory, lines=lines, duration_s=0.0, engine_s=0.0, kernel_s=0.0, queue_s=0.0)
+
+
+class ActingEngine(ScriptedEngine):
+    """Before it types turn `turn` of the session whose prompt holds `question`, does something else."""
+
+    def __init__(self, vocabulary: Vocabulary, question: str, turn: int) -> None:
+        super().__init__(vocabulary, lines_for)
+        self.act: Callable[[], Any] | None = None
+        self._at = (question, turn)
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        prompt, turn = self._session(tuple(ids))
+        if self.act is not None and self._at[0] in prompt and self._at[1] == turn:
+            act, self.act = self.act, None
+            act()
+            await asyncio.Event().wait()
+        return await super().sample_line(ids, max_tokens, sampling)
+
+
+def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabulary) -> None:
+    made = []
+    for apart in (False, True):
+        engine = ScriptedEngine(vocabulary, lines_for)
+        engine.version = 3
+        with open_service(engine, vocabulary, apart) as service:
+            first = service.generate(TASKS)
+            engine.version = 4
+            engine._sessions.clear()
+            second = service.generate(TASKS[:1], SamplingConfig(temperature=0.5))
+            made.append([without_times(trajectory) for trajectory in first + second])
+            numbers = service.kernel_numbers()
+            assert (numbers["sessions"], numbers["executions"], numbers["failed_starts"]) == (5, 15, 0)
+            assert (numbers["status_ok"], numbers["status_error"]) == (10, 5)
+            assert 0 < service.loop_share <= 1
+    here, there = made
+    assert here == there
+    assert [trajectory.task_id for trajectory in there] == ["t1", "t2", "t3", "t4", "t1"]
+    assert [trajectory.answer for trajectory in there] == [("7",), ("14",), ("21",), ("28",), ("7",)]
+    assert [trajectory.version for trajectory in there] == [3, 3, 3, 3, 4]
+    assert [line.error_name for line in there[1].lines] == [None, "NameError", None, None]
+
+
+def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_usual_one(
+    vocabulary: Vocabulary,
+) -> None:
+    asked: list[float] = []
+
+    class Noting(ScriptedEngine):
+        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            asked.append(sampling.temperature)
+            return await super().sample_line(ids, max_tokens, sampling)
+
+    engine = Noting(vocabulary, lines_for)
+    with open_service(engine, vocabulary) as service:
+        service.generate(TASKS[:1], SamplingConfig(temperature=0.25))
+        engine._sessions.clear()
+        service.generate(TASKS[:1])
+    assert asked == [0.25] * 4 + [SamplingConfig().temperature] * 4
+
+
+def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: Vocabulary) -> None:
+    class FailsOnce(ScriptedEngine):
+        has_failed = False
+
+        async def sample_line(self, *arguments: Any) -> SampledLine:
+            if len(self.given) == 5 and not self.has_failed:
+                self.has_failed = True
+                raise EngineError("out of memory on the third line")
+            return await super().sample_line(*arguments)
+
+    engine = FailsOnce(vocabulary, lines_for)
+    with open_service(engine, vocabulary) as service:
+        with pytest.raises(EngineError, match=r"^out of memory on the third line$"):
+            service.generate(TASKS)
+        engine._sessions.clear()
+        assert [t.answer for t in service.generate(TASKS)] == [("7",), ("14",), ("21",), ("28",)]
+
+
+def test_what_is_no_error_of_ours_arrives_as_an_engine_error(vocabulary: Vocabulary) -> None:
+    class Broken(ScriptedEngine):
+        async def sample_line(self, *arguments: Any) -> SampledLine:
+            raise ZeroDivisionError("by zero")
+
+    with (
+        open_service(Broken(vocabulary, lines_for), vocabulary) as service,
+        pytest.raises(EngineError, match=r"^the engine failed: ZeroDivisionError\('by zero'\)$"),
+    ):
+        service.generate(TASKS)
+
+
+async def stumbling(tasks: Sequence[Task], engine: Any, kernels: Any) -> list[Trajectory]:
+    raise KeyError(tasks[0].id)
+
+
+def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary: Vocabulary) -> None:
+    extensions = make_extensions(sampler=stumbling)
+    with (
+        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, extensions=extensions) as service,
+        pytest.raises(KeyError, match="t1") as caught,
+    ):
+        service.generate(TASKS)
+    [note] = caught.value.__notes__
+    assert "in stumbling\n    raise KeyError(tasks[0].id)" in note
+
+
+def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
+    engine = ActingEngine(vocabulary, "2 * 7", turn=2)
+    service = open_service(engine, vocabulary)
+    pid = worker_pid(service)
+    kernels: list[int] = []
+
+    def kill() -> None:
+        kernels.extend(descendants(pid))
+        os.kill(pid, signal.SIGKILL)
+
+    engine.act = kill
+    with pytest.raises(KernelError, match="the process that runs the rollouts has ended"):
+        service.generate(TASKS)
+    assert len(kernels) >= 2
+    with pytest.raises(KernelError, match="has ended"):
+        service.generate(TASKS)
+    with pytest.raises(KernelError, match="has ended"):
+        service.kernel_numbers()
+    service.close()
+    service.close()
+    for kernel in kernels:
+        wait_until_gone(kernel)
+
+
+def wait_until_gone(pid: int) -> None:
+    """A zombie is gone as well: it holds nothing and only waits for its parent."""
+    waiting = threading.Event()
+    while is_alive(pid):
+        waiting.wait(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> None:
+    service = open_service(ScriptedEngine(vocabulary, lines_for), vocabulary)
+    pid = worker_pid(service)
+    service.generate(TASKS)
+    kernels = descendants(pid)
+    assert kernels
+    service.close()
+    assert [kernel for kernel in (pid, *kernels) if is_alive(kernel)] == []
+    service.close()
+
+
+@contextmanager
+def nothing_is_left() -> Iterator[None]:
+    """No process, no thread."""
+    before = (set(children(os.getpid())), set(threading.enumerate()))
+    yield
+    assert (set(children(os.getpid())), set(threading.enumerate())) == before
+
+
+def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **named: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with nothing_is_left(), pytest.raises(ConfigError, match=r"can't be sent to the process.*with apart=False"):
+        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, kernels=lambda pool: pool)
+
+
+@pytest.mark.parametrize(
+    "kernel", [KernelConfig(size=2, backend="no-such-kernel"), KernelConfig(size=2, profile="no-such-profile")]
+)
+def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
+    vocabulary: Vocabulary, kernel: KernelConfig
+) -> None:
+    raised: list[tuple[type, str]] = []
+    for apart in (False, True):
+        with nothing_is_left(), pytest.raises(ReplRLError) as failure:
+            open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, apart, kernel)
+        raised.append((type(failure.value), str(failure.value)))
+    here, there = raised
+    assert here == there
+    assert "no-such-" in there[1]
+
+
+def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
+    """Task 1 never gets its second line. Once tasks 2 and 3 are through, it is cut, and task 4 does not begin."""
+    is_stuck = asyncio.Event()
+
+    class Waiting(ActingEngine):
+        async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+            if "1 * 7" not in self._session(tuple(ids))[0]:
+                await is_stuck.wait()
+            return await super().sample_line(ids, max_tokens, sampling)
+
+    engine = Waiting(vocabulary, "1 * 7", turn=1)
+    engine.act = is_stuck.set
+    with open_service(engine, vocabulary) as service:
+        made = service.generate(TASKS, cut=Cut(share=0.5, group_size=4))
+        assert [trajectory.stop_reason for trajectory in made] == [
+            StopReason.UNFINISHED,
+            StopReason.ANSWER,
+            StopReason.ANSWER,
+            StopReason.UNFINISHED,
+        ]
+        assert [len(trajectory.lines) for trajectory in made] == [1, 4, 4, 0]
+        assert made[0].lines[0].text == " r = 1 * 7\n"
+        assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
+        engine._sessions.clear()
+        assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
+
+
+@pytest.mark.parametrize(("value", "why"), [(lambda: 1, "pickle"), (Task.__init__, None)])
+def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
+    vocabulary: Vocabulary, value: Any, why: str | None
+) -> None:
+    with open_service(ScriptedEngine(vocabulary, lines_for), vocabulary) as service:
+        odd = replace(TASKS[0], metadata={"value": value})
+        if why is None:
+            assert service.generate([odd])[0].answer == ("7",)
+        else:
+            with pytest.raises(ConfigError, match=rf"{why}.*apart=False"):
+                service.generate([odd])
+        assert service.generate(TASKS[1:2])[0].answer == ("14",)

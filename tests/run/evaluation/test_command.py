@@ -1,0 +1,124 @@
+"""`repl-rl eval` from the command line on nano and on nano with noise: real engines, real kernels, real files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.evaluation.checkpoints import noisy_nano
+
+from repl_rl.config import load_config
+from repl_rl.run.evaluation.statistics import pass_at_k
+from repl_rl.run.folder import new_run
+from repl_rl.run.held_out import heldout_tasks
+from repl_rl.tasks import grade
+from repl_rl.trajectory import Trajectory, read_jsonl
+
+PROBLEMS, SAMPLES = 10, 3
+
+
+def evaluate(folder: Path, *arguments: str) -> str:
+    command = [
+        sys.executable,
+        "-m",
+        "repl_rl.cli",
+        "eval",
+        "quickstart",
+        "--json",
+        "out/e.json",
+        "--out",
+        "out/e.jsonl",
+    ]
+    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], list[Trajectory], str]:
+    """nano, a run's newest checkpoint with noise in its weights, and nano again: report, rollouts, screen."""
+    folder = tmp_path_factory.mktemp("eval")
+    run = new_run(load_config("quickstart"), folder / "runs")
+    noisy_nano(run.checkpoints / "checkpoint-3", share=3.0)
+    (run.checkpoints / "checkpoint-3" / "trainer_state.json").write_text("{}")
+    settings = ["--set", "engine={backend: transformers, deterministic: true, context_tokens: 512}"]
+    counts = ["--problems", str(PROBLEMS), "-n", str(SAMPLES), "--k", "2,3"]
+    screen = evaluate(folder, *settings, *counts, "--model", "nano", "runs/quickstart", "nano", "--dialect", "python")
+    return json.loads((folder / "out/e.json").read_text()), list(read_jsonl(folder / "out/e.jsonl")), screen
+
+
+def untimed(trajectory: Trajectory) -> Trajectory:
+    lines = tuple(replace(line, duration_s=0.0) for line in trajectory.lines)
+    return replace(trajectory, lines=lines, duration_s=0.0, engine_s=0.0, kernel_s=0.0, queue_s=0.0)
+
+
+def rows_of(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    size = PROBLEMS * SAMPLES
+    return [[untimed(one) for one in trajectories[start : start + size]] for start in range(0, 3 * size, size)]
+
+
+def test_every_model_gets_the_same_problems_in_the_same_order(
+    compared: tuple[dict[str, Any], list[Trajectory], str],
+) -> None:
+    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    expected = [task.id for task in tasks for _ in range(SAMPLES)]
+    assert len(compared[1]) == 3 * len(expected)
+    assert [[one.task_id for one in row] for row in rows_of(compared[1])] == [expected] * 3
+
+
+def test_one_seed_repeats_every_token_and_another_model_types_others(
+    compared: tuple[dict[str, Any], list[Trajectory], str],
+) -> None:
+    first, noisy, again = rows_of(compared[1])
+    assert first == again
+    assert sum(a.completion_ids != b.completion_ids for a, b in zip(first, noisy, strict=True)) > len(first) / 2
+    assert len({one.completion_ids for one in first[:SAMPLES]}) > 1
+
+
+def test_the_figures_are_those_of_the_rollouts(compared: tuple[dict[str, Any], list[Trajectory], str]) -> None:
+    tasks = heldout_tasks(load_config("quickstart", (f"eval.problems={PROBLEMS}",)))
+    for row, trajectories in zip(compared[0]["rows"], rows_of(compared[1]), strict=True):
+        right = [
+            sum(grade(task, one.answer) for one in trajectories[index * SAMPLES : (index + 1) * SAMPLES])
+            for index, task in enumerate(tasks)
+        ]
+        for k in (1, 2, 3):
+            expected = sum(pass_at_k(SAMPLES, int(count), k) for count in right) / PROBLEMS
+            assert row["pass_at"][str(k)]["value"] == pytest.approx(expected)
+        assert row["tokens"] == pytest.approx(sum(one.sampled_tokens for one in trajectories) / len(trajectories))
+        assert row["lines"] == pytest.approx(sum(len(one.lines) for one in trajectories) / len(trajectories))
+        assert sum(row["stops"].values()) == pytest.approx(1)
+        assert row["seconds"] > 0
+
+
+def test_the_report_says_which_checkpoint_was_meant(compared: tuple[dict[str, Any], list[Trajectory], str]) -> None:
+    report, _, screen = compared
+    assert [(row["model"], row["checkpoint"]) for row in report["rows"]] == [
+        ("nano", "nano"),
+        ("runs/quickstart", "runs/quickstart/checkpoints/checkpoint-3"),
+        ("nano", "nano"),
+    ]
+    first, noise, again = report["rows"]
+    assert first["pass_at"]["1"]["value"] > noise["pass_at"]["1"]["value"] == 0.0
+    assert noise["difference_to_first"]["value"] == pytest.approx(-first["pass_at"]["1"]["value"])
+    assert again["difference_to_first"]["value"] == 0.0
+    assert (report["k"], report["problems"], report["samples"], report["seed"]) == ([1, 2, 3], PROBLEMS, SAMPLES, 0)
+    assert "2 of 3: runs/quickstart, python, 30 rollouts" in screen
+    assert f"{PROBLEMS} held-out problems, {SAMPLES} samples each" in screen
+
+
+def test_two_models_one_after_the_other_on_the_default_engine(tmp_path: Path) -> None:
+    noisy_nano(tmp_path / "noisy")
+    evaluate(tmp_path, "--problems", "4", "--model", "noisy", "nano")
+    report = json.loads((tmp_path / "out/e.json").read_text())
+    assert [(row["model"], row["graded"], row["aborted"]) for row in report["rows"]] == [
+        ("noisy", 4, 0),
+        ("nano", 4, 0),
+    ]
+    assert len(list(read_jsonl(tmp_path / "out/e.jsonl"))) == 8

@@ -1,0 +1,206 @@
+"""pass@k against every subset, intervals against simulated problems."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations, product
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.run.evaluation.statistics import (
+    Estimate,
+    Tally,
+    estimate_pass_at_k,
+    mean_of_shares,
+    paired_difference,
+    pass_at_k,
+    wilson,
+)
+
+
+@st.composite
+def tallies(draw: st.DrawFn, most: int = 8) -> Tally:
+    samples = draw(st.integers(1, most))
+    return Tally(samples, draw(st.integers(0, samples)))
+
+
+@given(tallies(), st.integers(1, 8))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(tally: Tally, k: int) -> None:
+    k = min(k, tally.samples)
+    grades = [index < tally.right for index in range(tally.samples)]
+    subsets = list(combinations(grades, k))
+    assert pass_at_k(tally.samples, tally.right, k) == pytest.approx(
+        float(Fraction(sum(map(any, subsets)), len(subsets))), abs=1e-15
+    )
+
+
+def test_pass_at_k_of_the_paper_s_size() -> None:
+    assert pass_at_k(200, 3, 1) == pytest.approx(0.015)
+    assert pass_at_k(200, 3, 200) == 1.0
+    assert pass_at_k(200, 0, 100) == 0.0
+    assert pass_at_k(200, 3, 100) == pytest.approx(1 - (100 * 99 * 98) / (200 * 199 * 198))
+
+
+@pytest.mark.parametrize(("samples", "k"), [(4, 5), (4, 0), (0, 1)])
+def test_more_samples_than_there_are_can_t_be_drawn(samples: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"pass@{k} needs"):
+        pass_at_k(samples, 0, k)
+
+
+@pytest.mark.parametrize(("samples", "right"), [(2, 3), (2, -1)])
+def test_a_tally_adds_up(samples: int, right: int) -> None:
+    with pytest.raises(ValueError, match=f"{right} right of {samples} samples"):
+        Tally(samples, right)
+
+
+def test_wilson_s_interval_as_published() -> None:
+    """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
+    assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
+    assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
+
+
+def test_one_sample_of_each_problem_gives_wilson_s_interval() -> None:
+    found = estimate_pass_at_k([Tally(1, 1)] * 15 + [Tally(1, 0)] * 133, 1)
+    assert found == Estimate(15 / 148, *wilson(15 / 148, 148), 148)
+
+
+def test_samples_count_by_what_they_tell() -> None:
+    all_or_nothing = [Tally(8, 8)] * 5 + [Tally(8, 0)] * 5
+    all_alike = [Tally(8, 4)] * 10
+    assert estimate_pass_at_k(all_or_nothing, 1) == Estimate(0.5, *wilson(0.5, 10), 10)
+    assert estimate_pass_at_k(all_alike, 1) == Estimate(0.5, *wilson(0.5, 80), 10)
+    chance = pass_at_k(8, 4, 3)
+    assert estimate_pass_at_k(all_alike, 3) == Estimate(chance, *wilson(chance, 20), 10)
+
+
+def test_the_effective_size_worked_out_by_hand() -> None:
+    """Shares 1/4, 1/2, 3/4: s² = 1/16, of the mean 1/48, and 1/4 over it is 12 tosses; of 12 that were made."""
+    assert mean_of_shares([0.25, 0.5, 0.75], most=99) == Estimate(0.5, *wilson(0.5, 12), 3)
+    assert mean_of_shares([0.25, 0.5, 0.75], most=9) == Estimate(0.5, *wilson(0.5, 9), 3)
+
+
+def test_the_interval_has_a_width_where_nothing_or_everything_was_solved() -> None:
+    assert estimate_pass_at_k([Tally(8, 0)] * 20, 1) == Estimate(0.0, *wilson(0.0, 20), 20)
+    assert estimate_pass_at_k([Tally(8, 8)] * 20, 4) == Estimate(1.0, *wilson(1.0, 20), 20)
+    assert estimate_pass_at_k([Tally(8, 2)], 1) == Estimate(0.25, *wilson(0.25, 1), 1)
+
+
+def test_problems_with_too_few_graded_samples_are_left_out_and_not_failed() -> None:
+    problems = [Tally(4, 4), Tally(3, 0), Tally(0, 0)]
+    assert estimate_pass_at_k(problems, 4) == Estimate(1.0, *wilson(1.0, 1), 1)
+    assert estimate_pass_at_k(problems, 1) == Estimate(0.5, *wilson(0.5, 2), 2)
+    assert estimate_pass_at_k([Tally(3, 3)], 4) is None
+    assert estimate_pass_at_k([], 1) is None
+
+
+@given(st.lists(tallies(), min_size=1, max_size=30), st.integers(1, 8))
+def test_the_interval_lies_around_the_value(problems: list[Tally], k: int) -> None:
+    found = estimate_pass_at_k(problems, k)
+    if found is None:
+        assert all(tally.samples < k for tally in problems)
+    else:
+        assert 0 <= found.low <= found.value <= found.high <= 1
+        assert found.high - found.low > 0
+
+
+def draw_tally(rng: Random, chance: float, samples: int) -> Tally:
+    return Tally(samples, sum(rng.random() < chance for _ in range(samples)))
+
+
+def beta_pass_at_k(a: float, b: float, k: int) -> float:
+    """The true pass@k of problems whose chances are Beta(a, b): one minus the mean of (1 - p)**k."""
+    failed = 1.0
+    for index in range(k):
+        failed *= (b + index) / (a + b + index)
+    return 1 - failed
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.5), (2.0, 2.0), (0.5, 8.0)])
+@pytest.mark.parametrize("k", [1, 4])
+def test_95_of_100_intervals_hold_the_truth(a: float, b: float, k: int) -> None:
+    rng, truth, held, trials = Random(f"{a}/{b}/{k}"), beta_pass_at_k(a, b, k), 0, 800
+    for _ in range(trials):
+        found = estimate_pass_at_k([draw_tally(rng, rng.betavariate(a, b), 8) for _ in range(40)], k)
+        held += found is not None and found.low <= truth <= found.high
+    assert 0.93 <= held / trials <= 0.98
+
+
+def test_intervals_that_count_samples_as_if_they_were_problems_hold_it_far_too_rarely() -> None:
+    rng, truth, held, trials = Random("naive"), beta_pass_at_k(0.3, 0.5, 1), 0, 800
+    for _ in range(trials):
+        right = sum(draw_tally(rng, rng.betavariate(0.3, 0.5), 8).right for _ in range(40))
+        low, high = wilson(right / 320, 320)
+        held += low <= truth <= high
+    assert held / trials < 0.75
+
+
+def test_the_paired_interval_holds_the_true_difference() -> None:
+    """The second policy is right 0.1 more often on every problem, and both find the same problems hard."""
+    rng, held, trials = Random("paired"), 0, 100
+    for _ in range(trials):
+        chances = [0.9 * rng.betavariate(0.5, 0.5) for _ in range(50)]
+        first = [draw_tally(rng, chance, 4) for chance in chances]
+        ours = [draw_tally(rng, chance + 0.1, 4) for chance in chances]
+        found = paired_difference(ours, first, "0")
+        held += found is not None and found.low <= 0.1 <= found.high
+    assert 90 <= held <= 99
+
+
+def test_what_makes_problems_hard_for_both_cancels_out() -> None:
+    first = [Tally(4, 0)] * 20 + [Tally(4, 3)] * 20
+    ours = [Tally(4, 1)] * 20 + [Tally(4, 4)] * 18 + [Tally(4, 3)] * 2
+    found = paired_difference(ours, first, "0")
+    alone = estimate_pass_at_k(ours, 1)
+    assert found is not None
+    assert alone is not None
+    assert found.value == pytest.approx(38 / 40 / 4)
+    assert 0.19 < found.low < found.value < found.high < 0.3
+    assert alone.high - alone.low > 0.2
+
+
+@pytest.mark.parametrize(
+    ("right", "drawn", "expected"),
+    [((2, 0, 0), (1, 0, 0, 1, -1), (-0.4, 0.8)), ((0, 0, 0), (0, 0, 0, 1, -1), (-0.6, 0.6))],
+)
+def test_a_bootstrap_that_can_be_counted(
+    right: tuple[int, ...], drawn: tuple[int, ...], expected: tuple[float, float]
+) -> None:
+    """Three problems, and the two that are drawn along: 5**5 resamples."""
+    means = sorted(sum(resample) / 5 for resample in product(drawn, repeat=5))
+    assert (means[round(0.025 * len(means))], means[round(0.975 * len(means))]) == expected
+    found = paired_difference([Tally(2, count) for count in right], [Tally(2, 0)] * 3, "0")
+    assert found == Estimate(sum(right) / 6, *expected, 3)
+
+
+@pytest.mark.parametrize(("gained", "is_shown"), [(0, False), (4, False), (8, True)])
+def test_a_few_gained_problems_prove_nothing(gained: int, is_shown: bool) -> None:
+    """McNemar's exact test, two-sided: p = 0.125 for four gained and none lost, and 0.008 for eight."""
+    first = [Tally(1, 0)] * 240
+    found = paired_difference([Tally(1, 1)] * gained + first[gained:], first, "0")
+    assert found is not None
+    assert found.value == gained / 240
+    assert (found.low > 0) == is_shown
+    assert found.low < found.value < found.high
+
+
+def test_one_seed_gives_one_interval() -> None:
+    rng = Random(1)
+    ours, first = ([draw_tally(rng, rng.random(), 4) for _ in range(30)] for _ in range(2))
+    assert paired_difference(ours, first, "3") == paired_difference(ours, first, "3")
+    assert paired_difference(ours, first, "3") != paired_difference(ours, first, "4")
+
+
+def test_only_problems_that_both_have_are_compared() -> None:
+    ours = [Tally(2, 2), Tally(0, 0), Tally(2, 0)]
+    first = [Tally(2, 1), Tally(2, 2), Tally(0, 0)]
+    found = paired_difference(ours, first, "0")
+    assert found is not None
+    assert (found.value, found.problems) == (0.5, 1)
+    assert paired_difference(ours[1:], first[1:], "0") is None
+    with pytest.raises(ValueError, match="shorter"):
+        paired_difference(ours, first[:2], "0")

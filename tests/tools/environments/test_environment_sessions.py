@@ -1,0 +1,318 @@
+"""One environment per trajectory: tools with state outside, text for the model, rewards, and every way to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import pickle
+import sqlite3
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from repl_rl.errors import EnvironmentFailure, KernelError
+from repl_rl.kernel.results import HostCall, HostReply
+from repl_rl.tools import Toolbox, as_tools, tool
+from repl_rl.tools.environments import EnvironmentSession, environment_factory
+from repl_rl.trajectory import StopReason, Task, Trajectory
+
+TASK = Task("t", "What is it?", "42", metadata={"secret": 42})
+ENDED = Trajectory("t", "", (0,), (), (), (), StopReason.ANSWER)
+
+Use = Callable[[EnvironmentSession], Awaitable[Any]]
+
+
+def within(environment: Any, use: Use, limit_s: float = 60.0) -> Any:
+    """What `use` makes of a session that is closed behind it."""
+
+    async def run() -> Any:
+        session = EnvironmentSession(environment_factory(environment), limit_s=limit_s)
+        try:
+            return await use(session)
+        finally:
+            await session.close()
+
+    return asyncio.run(run())
+
+
+async def ask(box: Toolbox, name: str, *args: Any) -> HostReply:
+    answer = box.host_calls()
+    assert answer is not None
+    return await answer(HostCall(name, args, {}))
+
+
+class Guess:
+    """Guess a number: warmer or colder."""
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        self.secret, self.tries, self.said = task.metadata["secret"], 0, "\nThink of a number."
+        return {"guess": self.guess, "most": 100}
+
+    @tool(timeout_s=5.0)
+    def guess(self, number: int) -> str:
+        """Guess the number."""
+        self.tries += 1
+        if number > 100:
+            raise ValueError("100 at most")
+        self.said = f"{self.tries} so far"
+        return "yes" if number == self.secret else "no"
+
+    def observe(self) -> str | None:
+        said, self.said = self.said, ""
+        return said or None
+
+    def reward(self, trajectory: Trajectory) -> float:
+        return 1 / self.tries
+
+
+class AsyncGuess(Guess):
+    async def reset(self, task: Task) -> dict[str, Any]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().reset(task)
+
+    @tool(timeout_s=5.0)
+    async def guess(self, number: int) -> str:  # type: ignore[override]
+        """Guess the number."""
+        return super().guess(number)
+
+    async def observe(self) -> str | None:  # type: ignore[override]
+        return super().observe()
+
+    async def reward(self, trajectory: Trajectory) -> float:  # type: ignore[override]
+        return super().reward(trajectory)
+
+
+@pytest.mark.parametrize("environment", [Guess, AsyncGuess, Guess(), lambda: Guess(), lambda: AsyncGuess()])
+def test_a_trajectory_from_reset_to_reward(environment: Any) -> None:
+    async def use(session: EnvironmentSession) -> None:
+        box, observation = await session.open(TASK)
+        assert (repr(box), box.values, observation) == ("Toolbox(guess, most)", {"most": 100}, "\nThink of a number.")
+        [made] = box.tools
+        assert (made.where, made.timeout_s, made.signature) == ("host", 5.0, "guess(number: int) -> str")
+        assert await session.after_line() == ""
+        assert await ask(box, "guess", 7) == HostReply(value="no")
+        assert await session.after_line() == "1 so far\n"
+        assert await ask(box, "guess", 101) == HostReply(error_name="ValueError", error_message="100 at most")
+        assert (await ask(box, "guess", "7")).error_name == "TypeError"
+        assert await ask(box, "guess", 42) == HostReply(value="yes")
+        assert await session.reward(ENDED) == 1 / 3
+        assert session.instance.tries == 3
+
+    within(environment, use)
+
+
+def test_an_object_is_copied_for_every_trajectory() -> None:
+    original = Guess()
+    seen = [within(original, _open_and_guess) for _ in range(2)]
+    assert [each.tries for each in seen] == [1, 1]
+    assert seen[0] is not seen[1]
+    assert not hasattr(original, "tries")
+
+
+async def _open_and_guess(session: EnvironmentSession) -> Any:
+    box, _ = await session.open(TASK)
+    await ask(box, "guess", 1)
+    return session.instance
+
+
+class Shelf:
+    """State that may not change threads."""
+
+    def __init__(self) -> None:
+        self.base = sqlite3.connect(":memory:")
+        self.base.execute("create table book (title text)")
+        self.closed_in: int | None = None
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        return {"put": self.put, "titles": self.titles}
+
+    def put(self, title: str) -> None:
+        """Put a book on the shelf."""
+        self.base.execute("insert into book values (?)", (title,))
+
+    def titles(self) -> list[str]:
+        """What stands there."""
+        return [title for (title,) in self.base.execute("select title from book")]
+
+    def reward(self, trajectory: Trajectory) -> float:
+        return float(len(self.titles()))
+
+    def close(self) -> None:
+        self.base.close()
+        self.closed_in = threading.get_ident()
+
+
+def test_everything_runs_in_one_thread() -> None:
+    async def use(session: EnvironmentSession) -> Shelf:
+        box, observation = await session.open(TASK)
+        assert observation == ""
+        assert await ask(box, "put", "Emma") == HostReply()
+        assert await ask(box, "titles") == HostReply(value=["Emma"])
+        assert await session.reward(ENDED) == 1.0
+        made: Shelf = session.instance
+        await session.close()
+        assert made.closed_in not in (None, threading.get_ident())
+        return made
+
+    within(Shelf, use)
+
+
+class Bare:
+    def reset(self, task: Task) -> None:
+        return None
+
+
+def test_reset_alone_is_enough() -> None:
+    async def use(session: EnvironmentSession) -> None:
+        box, observation = await session.open(TASK)
+        assert (bool(box), box.host_calls(), observation) == (False, None, "")
+        assert await session.after_line() == ""
+        assert await session.reward(ENDED) is None
+
+    within(Bare, use)
+
+
+def test_tools_may_be_made_already_and_functions_keep_their_key_as_name() -> None:
+    def double(a: int) -> int:
+        """Double it."""
+        return 2 * a
+
+    [known] = as_tools([double])
+
+    class Mixed:
+        def reset(self, task: Task) -> dict[str, Any]:
+            return {"double": known, "twice": double}
+
+    async def use(session: EnvironmentSession) -> None:
+        box, _ = await session.open(TASK)
+        assert [(each.name, each.where) for each in box.tools] == [("double", "sandbox"), ("twice", "host")]
+        assert box.tools[1].signature == "twice(a: int) -> int"
+        assert await ask(box, "twice", 4) == HostReply(value=8)
+
+    within(Mixed, use)
+
+
+def made(**methods: Any) -> type:
+    """A class with a good `reset` and these methods."""
+    return type("Made", (), {"reset": lambda self, task: None, **methods})
+
+
+def raising(error: BaseException) -> Callable[..., Any]:
+    def fail(*args: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    return lambda self, *args: value
+
+
+async def drive(session: EnvironmentSession) -> None:
+    await session.open(TASK)
+    await session.after_line()
+    await session.reward(ENDED)
+
+
+def undocumented(a: int) -> int:
+    return a
+
+
+async def abandoned(self: Any, *args: Any) -> None:
+    raise asyncio.CancelledError
+
+
+async def leaving(self: Any, *args: Any) -> None:
+    raise SystemExit(2)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (made(__init__=raising(OSError("no port"))), "environment Made: __init__ raised OSError: no port"),
+        (made(observe=raising(KeyError("x"))), "environment Made: observe raised KeyError: 'x'"),
+        (made(observe=raising(StopIteration(1))), "environment Made: observe raised StopIteration: 1"),
+        (made(observe=raising(SystemExit(2))), "environment Made: observe raised SystemExit: 2"),
+        (made(observe=leaving), "environment Made: observe raised SystemExit: 2"),
+        (made(observe=abandoned), "environment Made: observe raised CancelledError: it cancelled itself"),
+        (made(observe=returning(7)), "environment Made: observe returned int"),
+        (made(reward=raising(ZeroDivisionError("x"))), "environment Made: reward raised ZeroDivisionError: x"),
+        (made(reward=returning(math.nan)), "environment Made: reward returned nan on task 't'"),
+        (made(reward=returning("much")), "environment Made: reward returned 'much' on task 't'"),
+        (made(reward=returning(10**999)), "environment Made: reward returned 1000"),
+        (made(reset=lambda self, task: [1]), r"environment Made: reset returned \[1\]"),
+        (made(reset=lambda self, task: {1: 1}), r"environment Made: reset returned \{1: 1\}"),
+        (made(reset=lambda self, task: {"f": undocumented}), "tool 'f' has no docstring"),
+        (made(reset=lambda self, task: {"a-b": 1}), "'a-b' is no name"),
+        (made(reset=lambda self, task: {"gate": threading.Lock()}), "'gate' holds, or refers to"),
+        (made(reset=lambda self, task: {"g": as_tools([Guess().guess])[0]}), "tool 'guess' stands under the name 'g'"),
+    ],
+)
+def test_failures_of_its_code_are_failures_of_the_machinery(environment: type, message: str) -> None:
+    with pytest.raises(EnvironmentFailure, match=message) as caught:
+        within(environment, drive)
+    assert isinstance(caught.value, KernelError)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_what_hangs_is_late_and_closes_all_the_same() -> None:
+    gate = threading.Event()
+
+    class Stuck(Bare):
+        def observe(self) -> None:
+            gate.wait()
+
+    class StuckOnLoop(Bare):
+        async def observe(self) -> None:
+            await asyncio.Event().wait()
+
+    try:
+        for environment in (Stuck, StuckOnLoop):
+            with pytest.raises(EnvironmentFailure, match=r"environment Stuck\w*: observe took longer than 0.05 s"):
+                within(environment, drive, limit_s=0.05)
+    finally:
+        gate.set()
+
+
+def test_a_failing_close_is_logged_and_done_once(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+
+    class Sour(Bare):
+        async def close(self) -> None:
+            calls.append(1)
+            raise OSError("still open")
+
+    async def use(session: EnvironmentSession) -> None:
+        await session.open(TASK)
+        await session.close()
+
+    with caplog.at_level(logging.WARNING):
+        within(Sour, use)
+    assert calls == [1]
+    assert caplog.messages == ["environment Sour: close raised OSError: still open; what it holds may stay"]
+
+
+def test_its_thread_ends_with_the_session() -> None:
+    threads: list[threading.Thread] = []
+
+    class Seen(Bare):
+        def reset(self, task: Task) -> None:
+            threads.append(threading.current_thread())
+
+    within(Seen, drive)
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+
+
+def test_a_session_that_is_not_open_says_so() -> None:
+    async def use(session: EnvironmentSession) -> None:
+        assert session.instance is None
+        await session.open(TASK)
+        await session.close()
+        await session.reward(ENDED)
+
+    with pytest.raises(EnvironmentFailure, match="environment Guess: reward was asked for while it was not open"):
+        within(Guess, use)

@@ -1,0 +1,159 @@
+"""Packed passes of real architectures give what one sequence at a time gives: values, entropies, gradients."""
+
+from __future__ import annotations
+
+import logging
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+from trl.trainer.utils import add_fused_lm_head
+
+from repl_rl.trainer.packed import TypedForward, pack
+
+VOCAB = 97
+TEMPERATURE = 0.7
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SMALL),
+    "qwen3": Qwen3Config(**SMALL, tie_word_embeddings=True),
+    # windows of 4 tokens in every other layer: shorter than the sequences below
+    "gemma3": Gemma3TextConfig(**SMALL, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
+    "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0),
+}
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
+COMPLETIONS = [[20, 21, 22, 23, 24, 25, 26, 27, 28], [30, 31, 32], [40, 41, 42, 43, 44, 45]]
+MASKS = [[1, 1, 0, 0, 1, 0, 1, 1, 0], [1, 0, 1], [0, 1, 1, 1, 0, 0]]
+
+
+def make_model(name: str, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[name]), dtype=torch.float64, **arguments)
+    add_fused_lm_head(model, temperature=TEMPERATURE, outputs=("log_probs", "entropy"))
+    return model.eval()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    width, length = max(map(len, PROMPTS)), max(map(len, COMPLETIONS))
+    rows = [
+        [0] * (width - len(prompt)) + prompt + completion + [0] * (length - len(completion))
+        for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True)
+    ]
+    ids = torch.tensor(rows)
+    return ids, (ids > 0).long(), torch.tensor([mask + [0] * (length - len(mask)) for mask in MASKS])
+
+
+def plainly(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy of each typed token, by log_softmax over one sequence after another."""
+    logprobs, entropies = [], []
+    for prompt, completion, mask in zip(PROMPTS, COMPLETIONS, MASKS, strict=True):
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0] / TEMPERATURE  # (S, V)
+        all_logprobs = torch.log_softmax(logits, dim=-1)
+        for place, (token, was_typed) in enumerate(zip(completion, mask, strict=True)):
+            if was_typed:
+                at = all_logprobs[len(prompt) + place - 1]
+                logprobs.append(at[token])
+                entropies.append(-(at.exp() * at).sum())
+    return torch.stack(logprobs), torch.stack(entropies)
+
+
+def gradient(model: Any, values: torch.Tensor) -> torch.Tensor:
+    model.zero_grad()
+    (values * torch.linspace(-1.0, 2.0, len(values), dtype=values.dtype)).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """To a millionth of the largest entry: TRL's head accumulates in float32."""
+    largest = expected.abs().max().item()
+    assert largest > 1e-2
+    torch.testing.assert_close(found, expected, atol=1e-6 * largest, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name: str) -> None:
+    model = make_model(name)
+    expected, expected_entropy = plainly(model)
+    expected_gradient = gradient(model, expected)
+    forward = TypedForward.open(model)
+    assert forward is not None
+    found, entropy = forward(model, pack(*batch()))
+    assert entropy is not None
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-6, rtol=0)
+    assert_same_gradient(gradient(model, found), expected_gradient)
+
+
+def test_a_model_that_was_opened_still_computes_padded_batches_and_plain_logits() -> None:
+    model = make_model("llama")
+    ids, attention, _ = batch()
+    before = model(input_ids=ids, attention_mask=attention).logits
+    assert TypedForward.open(model) is not None
+    torch.testing.assert_close(model(input_ids=ids, attention_mask=attention).logits, before, atol=0, rtol=0)
+
+
+def test_the_head_sees_typed_tokens_only() -> None:
+    model = make_model("llama")
+    forward = TypedForward.open(model)
+    assert forward is not None
+    seen: list[torch.Size] = []
+    model.base_model.register_forward_hook(lambda module, given, output: seen.append(output.last_hidden_state.shape))
+    forward(model, pack(*batch()))
+    assert seen == [(1, sum(map(sum, MASKS)), 32)]
+
+
+def test_lora_and_checkpointing_change_nothing() -> None:
+    torch.manual_seed(0)
+    model = get_peft_model(make_model("llama"), LoraConfig(r=2, target_modules=["q_proj", "v_proj"]))
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    expected = plainly(model)[0]
+    expected_gradient = gradient(model, expected)
+    forward = TypedForward.open(model)
+    assert forward is not None
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    found, _ = forward(model, pack(*batch()))
+    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
+    assert_same_gradient(gradient(model, found), expected_gradient)
+
+
+def test_a_model_that_mixes_the_sequences_is_refused_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    recurrent = MambaConfig(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=1, state_size=4)
+    torch.manual_seed(0)
+    mamba = AutoModelForCausalLM.from_config(recurrent, dtype=torch.float64)
+    add_fused_lm_head(mamba)
+    with caplog.at_level(logging.WARNING):
+        assert TypedForward.open(mamba) is None
+        assert TypedForward.open(make_model("llama", attn_implementation="eager")) is None
+    assert "can't take several sequences in one row" in caplog.messages[0]
+    assert "'eager'" in caplog.messages[1]
+
+
+def test_a_model_that_ignores_where_sequences_end_is_found_out(caplog: pytest.LogCaptureFixture) -> None:
+    model = make_model("llama")
+    layer = model.base_model.layers[0].self_attn
+    original = layer.forward
+
+    def forgetful(*arguments: Any, sequence_lengths: Any = None, **named: Any) -> Any:
+        return original(*arguments, **named)
+
+    layer.forward = forgetful
+    with caplog.at_level(logging.WARNING):
+        assert TypedForward.open(model) is None
+    assert model.config._attn_implementation == "sdpa"

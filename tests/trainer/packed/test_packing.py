@@ -1,0 +1,85 @@
+"""A padded batch as one row: by hand, and against a literal reading of what the row has to hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.trainer.packed import pack
+
+IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
+#                    .  prompt   typed out typed out      prompt    out typed out .
+ATTENTION = torch.tensor([[0, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0]])
+TYPED = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 0]])
+
+
+def test_a_batch_by_hand() -> None:
+    packed = pack(IDS, ATTENTION, TYPED)
+    # nothing behind the token that predicts the last typed one: 23 of the first row, 42 of the second
+    assert packed.ids.tolist() == [[11, 12, 21, 22, 31, 32, 33, 41]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert packed.lengths == (4, 4)
+    assert packed.bounds.tolist() == [0, 4, 8]
+    assert packed.at.tolist() == [1, 3, 7]
+    assert packed.targets.tolist() == [21, 23, 42]
+    values = torch.tensor([-1.0, -2.0, -3.0])
+    assert packed.spread(values, (2, 4)).tolist() == [[-1.0, 0.0, -2.0, 0.0], [0.0, -3.0, 0.0, 0.0]]
+
+
+def test_a_row_in_which_nothing_was_typed_is_left_out() -> None:
+    packed = pack(IDS, ATTENTION, torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]))
+    assert packed.ids.tolist() == [[31, 32, 33, 41]]
+    assert packed.places.tolist() == [5]
+
+
+def test_where_nothing_was_typed_at_all_one_token_stays() -> None:
+    packed = pack(IDS, ATTENTION, torch.zeros(2, 4, dtype=torch.long))
+    assert (packed.ids.tolist(), packed.at.tolist(), packed.targets.tolist()) == ([[11]], [0], [12])
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="prompts can't be empty"):
+        pack(torch.tensor([[0, 5]]), torch.tensor([[0, 1]]), torch.tensor([[1]]))
+    with pytest.raises(ValueError, match="prompts can't be empty"):
+        pack(torch.tensor([[5, 6]]), torch.tensor([[1, 1]]), torch.tensor([[1, 1]]))
+
+
+@given(st.data())
+def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 4))
+    prompts = [data.draw(st.lists(st.integers(100, 199), min_size=1, max_size=4)) for _ in range(rows)]
+    masks = [data.draw(st.lists(st.booleans(), min_size=1, max_size=6)) for _ in range(rows)]
+    completions = [[200 + 10 * row + place for place in range(len(mask))] for row, mask in enumerate(masks)]
+    width, length = max(map(len, prompts)), max(map(len, completions))
+    ids = torch.tensor(
+        [
+            [0] * (width - len(prompt)) + prompt + completion + [0] * (length - len(completion))
+            for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+    )
+    typed = torch.tensor([[int(was) for was in mask] + [0] * (length - len(mask)) for mask in masks])
+    packed = pack(ids, (ids > 0).long(), typed)
+    expected = [
+        (row * length + place, completion[place], prompt + completion[:place])
+        for row, (prompt, completion, mask) in enumerate(zip(prompts, completions, masks, strict=True))
+        for place, was in enumerate(mask)
+        if was
+    ]
+    sequences = list(zip(packed.ids[0].split(packed.lengths), packed.positions[0].split(packed.lengths), strict=True))
+    assert all(positions.tolist() == list(range(len(ids))) for ids, positions in sequences)
+    before = [ids.tolist()[: place + 1] for ids, _ in sequences for place in range(len(ids))]
+    found = [
+        (place, target, before[at])
+        for at, target, place in zip(packed.at.tolist(), packed.targets.tolist(), packed.places.tolist(), strict=True)
+    ]
+    if expected:
+        assert found == expected
+        assert sum(packed.lengths) == sum(
+            max(len(history) for place, _, history in expected if place // length == row)
+            for row in range(rows)
+            if any(masks[row])
+        )
+    else:
+        assert len(found) == 1

@@ -1,0 +1,190 @@
+"""`ReplGRPOTrainer` from Python, with the arguments that people know from TRL, on real vLLM and real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Trajectory, read_jsonl
+from repl_rl.config import BudgetConfig
+from repl_rl.errors import ConfigError, TrainingError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.tasks import make_tasks
+from repl_rl.trainer import training_row
+from repl_rl.trainer.reward_functions import component_sum
+from repl_rl.trajectory import Line, LineKind, StopReason
+
+
+def brevity(trajectory: Trajectory) -> list[float]:
+    return [-0.01 * len(line.text) for line in trajectory.lines]
+
+
+def submitted(completions: list[str], scored: list[Any], **columns: Any) -> list[float]:
+    """TRL's kind of reward: one number per completion."""
+    assert set(columns) >= {"answer", "task_id", "prompts"}
+    return [0.5 * ("submit_final_answer" in completion) for completion in completions]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trainer")
+
+
+@pytest.fixture(scope="module")
+def trainer(folder: Path) -> Iterator[ReplGRPOTrainer]:
+    args = ReplGRPOConfig(
+        output_dir=str(folder),
+        rollout_dir=str(folder / "rollouts"),
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_steps=2,
+        learning_rate=1e-4,
+        bf16=False,
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        kernel={"size": 8},
+        engine={"context_tokens": 384, "places": 16},
+        budget={"lines": 4, "tokens": 96, "line_tokens": 32},
+        rewards={"kinds": {"exception": -0.25}},
+        credit={"estimator": "outcome"},
+    )
+    tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train")
+    trainer = ReplGRPOTrainer(str(NANO_PATH), args, tasks, line_rewards=[brevity], reward_funcs=submitted)
+    yield trainer
+    trainer.close()
+    trainer.close()
+
+
+@pytest.fixture(scope="module")
+def history(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
+    before = {name: value.clone() for name, value in trainer.model.named_parameters()}
+    trainer.train()
+    assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
+    return [row for row in trainer.state.log_history if "reward" in row]
+
+
+def test_every_reward_is_logged_under_its_own_name(history: list[dict[str, float]]) -> None:
+    assert len(history) == 2
+    for row in history:
+        parts = [row[f"rewards/{name}/mean"] for name in ("outcome", "table", "brevity", "submitted")]
+        assert sum(parts) == pytest.approx(row["reward"], abs=1e-5)
+        assert row["rewards/brevity/mean"] < 0
+
+
+def test_metrics_per_line_stand_in_the_trainers_own_logs(history: list[dict[str, float]]) -> None:
+    for row in history:
+        assert sum(value for key, value in row.items() if key.startswith("kinds/")) == pytest.approx(1.0)
+        assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
+        assert 1.0 <= row["lines_per_trajectory"] <= 4.0
+        assert 0.0 < row["kernel_ms_p50"] <= row["kernel_ms_p99"]
+        assert row["tokens_per_s"] > 0.0
+        assert row["kernels/sessions"] > 0
+        assert row["kernels/restarts"] == row["kernels/failed_starts"] == 0
+        assert 0.0 < row["kernels/queue_s_p50"] <= row["kernels/queue_s_p99"]
+        assert min(row[f"time/{name}"] for name in ("engine_s", "kernel_s", "queue_s", "own_s", "loop_share")) > 0.0
+
+
+def test_drift_is_logged_in_every_step_as_trl_measures_it(history: list[dict[str, float]]) -> None:
+    for row in history:
+        assert 0.0 <= row["drift/reencoded_share"] < 0.5
+        assert 0.0 < row["drift/logprob_mean"] <= row["drift/logprob_max"] < 1e-3
+        assert row["drift/logprob_mean"] == pytest.approx(row["sampling/sampling_logp_difference/mean"], rel=1e-4)
+        assert row["drift/logprob_max"] == pytest.approx(row["sampling/sampling_logp_difference/max"], rel=1e-4)
+
+
+def test_without_trls_importance_ratios_the_trainers_logprobs_are_the_same(
+    trainer: ReplGRPOTrainer, history: list[dict[str, float]]
+) -> None:
+    trainer.model.train()
+    output = trainer._generate_and_score_completions(trainer.train_dataset.to_list()[:8])
+    typed = (output["completion_mask"] * output["tool_mask"]).bool()
+    expected = output.pop("old_per_token_logps")[typed]
+    torch.testing.assert_close(trainer._trainer_logprobs(output)[typed], expected, rtol=0, atol=1e-5)
+
+
+def test_logprobs_that_are_no_numbers_stop_the_run(trainer: ReplGRPOTrainer, history: list[dict[str, float]]) -> None:
+    ones = torch.ones(1, 2)
+    output = {"completion_mask": ones, "tool_mask": ones, "sampling_per_token_logps": -ones}
+    with pytest.raises(TrainingError, match=r"differ by nan at step 2: the weights are no numbers any more"):
+        trainer._log_logprob_drift({**output, "old_per_token_logps": torch.tensor([[-1.0, torch.nan]])})
+
+
+def test_only_training_batches_are_cut(
+    trainer: ReplGRPOTrainer, history: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.args, "budget", BudgetConfig(finish_share=0.75))
+    trainer.model.train()
+    assert trainer._cut() == Cut(share=0.75, group_size=4)
+    trainer.model.eval()
+    assert trainer._cut() is None
+    trainer.model.train()
+    monkeypatch.setattr(trainer.args, "budget", BudgetConfig())
+    assert trainer._cut() is None
+
+
+def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:
+    trajectories = list(read_jsonl(folder / "rollouts" / "step_00001.jsonl"))
+    assert len(trajectories) == 16
+    for trajectory in trajectories:
+        typed = "".join(line.text for line in trajectory.lines)
+        *_, last = trajectory.lines
+        expected = -0.01 * len(last.text) + (trajectory.outcome_reward or 0.0) + 0.5 * ("submit_final_answer" in typed)
+        expected -= 0.25 * (last.kind == "exception")
+        assert last.reward == pytest.approx(expected)
+
+
+def test_the_outcome_estimator_gives_every_line_of_a_trajectory_one_advantage(
+    history: list[dict[str, float]], folder: Path
+) -> None:
+    for trajectory in read_jsonl(folder / "rollouts" / "step_00002.jsonl"):
+        assert len({line.advantage for line in trajectory.lines}) == 1
+
+
+def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str, float]], folder: Path) -> None:
+    for step, row in enumerate(history, start=1):
+        trajectories = list(read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl"))
+        groups = [trajectories[start : start + 4] for start in range(0, len(trajectories), 4)]
+        idle = [group for group in groups if not any(line.advantage for one in group for line in one.lines)]
+        assert row["credit/groups_without_variance"] == len(idle)
+        assert row["credit/void_trajectories"] == sum(trajectory.is_void for trajectory in trajectories)
+
+
+def test_a_void_trajectory_is_one_masked_token() -> None:
+    aborted = Trajectory("t", "p", (1, 2), (3, 4), (False, False), (0.0, 0.0), StopReason.ABORTED, error="x")
+    row = training_row(aborted, pad_id=9)
+    assert row == {"prompt_ids": [1, 2], "completion_ids": [9], "logprobs": [0.0], "env_mask": [0]}
+
+
+def test_void_trajectories_are_left_out_of_the_rewards_that_are_logged() -> None:
+    line = Line(0, 1, " 1\n", LineKind.EXPRESSION)
+    ended, cut = (
+        Trajectory("t", "p", (1,), (3,), (True,), (-0.5,), reason, (line,))
+        for reason in (StopReason.ANSWER, StopReason.UNFINISHED)
+    )
+    scored = [ScoredTrajectory(trajectory, {"table": (-0.25,)}) for trajectory in (ended, cut)]
+    assert component_sum("table")(scored, prompts=["x", "x"]) == [-0.25, None]
+
+
+def test_a_section_with_an_unknown_key_is_refused_with_the_nearest(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unknown key 'budget\.line'; did you mean 'lines'\?"):
+        ReplGRPOConfig(output_dir=str(folder), budget={"line": 4})
+
+
+def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None:
+    args = ReplGRPOConfig(output_dir=str(folder), bf16=False, report_to="none")
+    with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]; it has \['prompt'\]"):
+        ReplGRPOTrainer(str(NANO_PATH), args, Dataset.from_list([{"prompt": "What is 1 + 1?"}]))
+    with pytest.raises(ConfigError, match="the task set is empty"):
+        ReplGRPOTrainer(str(NANO_PATH), args, [])

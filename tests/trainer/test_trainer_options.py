@@ -1,0 +1,253 @@
+"""What people switch on in TRL works here too: real steps on nano, with real kernels and engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
+from repl_rl.trainer.packed.forward import base_of
+from repl_rl.trajectory import StopReason, Task, Trajectory
+
+Row = dict[str, float]
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Iterator[Callable[..., ReplGRPOTrainer]]:
+    """`trainer` holds the trainer's further arguments, the others those of its config."""
+    made: list[ReplGRPOTrainer] = []
+
+    def make(trainer: dict[str, Any] | None = None, **settings: Any) -> ReplGRPOTrainer:
+        args = ReplGRPOConfig(
+            **{
+                "output_dir": str(tmp_path),
+                "per_device_train_batch_size": 8,
+                "num_generations": 4,
+                "max_steps": 2,
+                "learning_rate": 3e-3,
+                "bf16": False,
+                "model_init_kwargs": {"dtype": "float32"},
+                "gradient_checkpointing": False,
+                "logging_steps": 1,
+                "save_strategy": "no",
+                "report_to": "none",
+                "disable_tqdm": True,
+                "kernel": {"size": 8},
+                "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
+                "budget": {"lines": 4, "tokens": 96, "line_tokens": 32},
+                "rewards": {"kinds": {"exception": -0.25, "syntax_error": -0.25}},
+                **settings,
+            }
+        )
+        tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train")
+        made.append(ReplGRPOTrainer(str(NANO_PATH), args, tasks, **(trainer or {})))
+        return made[-1]
+
+    yield make
+    for trainer in made:
+        trainer.close()
+
+
+def steps_of(trainer: ReplGRPOTrainer) -> list[Row]:
+    trainer.train()
+    return [row for row in trainer.state.log_history if "reward" in row]
+
+
+def weights_of(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it_merged(
+    make_trainer: Callable[..., ReplGRPOTrainer], backend: str
+) -> None:
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+    engine = {"backend": backend, "context_tokens": 384, "places": 16}
+    trainer = make_trainer({"peft_config": adapter}, engine=engine, max_steps=3, learning_rate=2e-2)
+    before = weights_of(trainer.model)
+    history = steps_of(trainer)
+    moved = {name for name, value in trainer.model.named_parameters() if (value - before[name]).abs().max() > 1e-4}
+    assert moved
+    assert all("lora_" in name for name in moved), "merging and unmerging rounds the others, and no more"
+    assert max(row["drift/logprob_max"] for row in history) < 1e-3, "it samples with the merged weights of its step"
+    probe = torch.arange(1, 40)[None]
+    with torch.no_grad():
+        adapted = trainer.model(input_ids=probe).logits
+        with trainer.model.disable_adapter():
+            plain = trainer.model(input_ids=probe).logits
+    assert (adapted - plain).abs().max() > 1e-2, "the adapter says enough for the drift to show its absence"
+
+
+def test_evaluation_takes_larger_batches_than_training(make_trainer: Callable[..., ReplGRPOTrainer]) -> None:
+    """Six problems of four rollouts, sixteen at a time: the last batch is a smaller one."""
+    heldout = make_tasks(["product"], 6, seed=2, split="heldout")
+    trainer = make_trainer(
+        {"eval_dataset": heldout}, per_device_eval_batch_size=16, eval_strategy="steps", eval_steps=1, redraws=1
+    )
+    history = steps_of(trainer)
+    evaluations = [row for row in trainer.state.log_history if "eval_reward" in row]
+    assert [row["step"] for row in history] == [row["step"] for row in evaluations] == [1, 2]
+    for row in evaluations:
+        assert row["eval_drift/logprob_max"] < 1e-3
+        assert sum(value for key, value in row.items() if key.startswith("eval_stops/")) == pytest.approx(1.0)
+        assert "eval_credit/redrawn_groups" not in row
+    assert all("credit/redrawn_groups" in row for row in history)
+
+
+def test_several_epochs_learn_from_one_batch_of_rollouts(make_trainer: Callable[..., ReplGRPOTrainer]) -> None:
+    trainer = make_trainer(num_iterations=2, max_steps=4)
+    trainer.train()
+    sampled = [row["step"] for row in trainer.state.log_history if "drift/logprob_max" in row]
+    assert sampled == [1, 3]
+    drift = [row["drift/logprob_max"] for row in trainer.state.log_history if "drift/logprob_max" in row]
+    assert max(drift) < 1e-3, "it is measured against the weights that sampled"
+
+
+def test_a_stop_that_only_some_batches_have_is_averaged_over_all_of_them(tmp_path: Path) -> None:
+    """Two evaluation batches of two problems, each rolled out twice: only in the first did a line run out of tokens."""
+
+    def recording(task: Task, place: int) -> Trajectory:
+        is_short = task.id != "long"
+        return recorded(task, place, stop_reason=StopReason.ANSWER if is_short else StopReason.LINE_TOKENS)
+
+    tasks = make_tasks_named("a", "b", "c", "long")
+    trainer = recorded_trainer(
+        tmp_path,
+        recording,
+        tasks,
+        trainer={"eval_dataset": tasks},
+        per_device_train_batch_size=2,
+        per_device_eval_batch_size=4,
+    )
+    found = trainer.evaluate()
+    assert {name: found[name] for name in found if name.startswith("eval_stops/")} == {
+        "eval_stops/answer": 0.75,
+        "eval_stops/line_tokens": 0.25,
+    }
+
+
+def first_is_right(task: Task, place: int) -> Trajectory:
+    return recorded(task, place, is_right=place == 0)
+
+
+class WatchedTrainer(RecordedTrainer):
+    """Keeps what each loss was given, and the log-probabilities that it found."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self.given: list[dict[str, Any]] = []
+        self.found: list[torch.Tensor] = []
+        super().__init__(*arguments, **named)
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        self.given.append(inputs)
+        loss = super()._compute_loss(model, inputs)
+        self.found.append(self._trainer_logprobs_now(inputs))
+        return loss
+
+    def _trainer_logprobs_now(self, inputs: dict[str, Any]) -> torch.Tensor:
+        return self._trainer_logprobs({key: inputs[key] for key in inputs if key != "old_per_token_logps"})
+
+
+def watched(folder: Path, **settings: Any) -> WatchedTrainer:
+    trainer = recorded_trainer(
+        folder,
+        first_is_right,
+        make_tasks_named("a", "b", "c", "d"),
+        kind=WatchedTrainer,
+        per_device_train_batch_size=8,
+        optim="sgd",
+        learning_rate=0.1,
+        **settings,
+    )
+    assert isinstance(trainer, WatchedTrainer)
+    return trainer
+
+
+def test_in_the_second_epoch_ratios_are_to_the_policy_that_sampled(tmp_path: Path) -> None:
+    trainer = watched(tmp_path, num_iterations=2, max_steps=2)
+    trainer.train()
+    assert len(trainer.service.calls) == 1
+    assert trainer.weight_syncs == 1
+    first, second = trainer.given
+    assert torch.equal(first["completion_ids"], second["completion_ids"])
+    assert torch.equal(first["old_per_token_logps"], second["old_per_token_logps"])
+    typed = (first["completion_mask"] * first["tool_mask"]).bool()
+    apart = [(now - first["old_per_token_logps"])[typed].abs().max().item() for now in trainer.found]
+    assert apart[0] < 1e-5
+    assert apart[1] > 1e-3
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_gradient_checkpointing_changes_no_weight(tmp_path: Path, with_lora: bool) -> None:
+    adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights="gaussian")
+    moved: list[dict[str, torch.Tensor]] = []
+    for is_on in (False, True):
+        torch.manual_seed(0)
+        trainer = recorded_trainer(
+            tmp_path,
+            first_is_right,
+            make_tasks_named("a", "b", "c", "d"),
+            trainer={"peft_config": adapter} if with_lora else {},
+            per_device_train_batch_size=8,
+            optim="sgd",
+            learning_rate=0.1,
+            gradient_checkpointing=is_on,
+        )
+        before = weights_of(trainer.model)
+        trainer.train()
+        assert base_of(trainer.model).is_gradient_checkpointing is is_on
+        moved.append({name: value - before[name] for name, value in weights_of(trainer.model).items()})
+    plain, checkpointed = moved
+    assert max(change.abs().max().item() for change in plain.values()) > 1e-4
+    for name, change in plain.items():
+        torch.testing.assert_close(checkpointed[name], change, atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_kl_is_between_policy_and_first_policy_over_typed_tokens(tmp_path: Path, with_lora: bool) -> None:
+    """Logged is the mean over typed tokens of (exp(r) - r - 1) p / p_old, r = log reference - log p: Schulman's k3, and
+    the ratio that DeepSeek-V3.2 puts before it."""
+    adapter = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = watched(
+        tmp_path, beta=0.5, max_steps=2, num_iterations=2, trainer={"peft_config": adapter} if with_lora else {}
+    )
+    trainer.train()
+    kls = [row["kl"] for row in trainer.state.log_history if "kl" in row]
+    for inputs, policy, kl in zip(trainer.given, trainer.found, kls, strict=True):
+        typed = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+        apart = (inputs["ref_per_token_logps"] - policy)[typed]
+        ratio = (policy - inputs["old_per_token_logps"])[typed].exp()
+        assert kl == pytest.approx(((apart.exp() - apart - 1) * ratio).mean().item(), rel=1e-3, abs=1e-6)
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)
+    assert kls[1] > 1e-5
+    first, _ = trainer.given
+    torch.testing.assert_close(first["ref_per_token_logps"], first["old_per_token_logps"], atol=1e-5, rtol=0)
+
+
+def test_the_reference_at_outputs_and_padding_changes_no_gradient(tmp_path: Path) -> None:
+    trainer = watched(tmp_path, beta=0.5)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = trainer.train_dataset.to_list()
+    inputs = trainer._generate_and_score_completions([dict(row) for row in rows for _ in range(2)])
+    typed = (inputs["completion_mask"] * inputs["tool_mask"]).bool()
+    assert not typed.all()
+
+    def gradient(elsewhere: float, among_typed: float) -> torch.Tensor:
+        shift = torch.where(typed, among_typed, elsewhere)
+        trainer.model.zero_grad()
+        trainer._compute_loss(
+            trainer.model, {**inputs, "ref_per_token_logps": inputs["ref_per_token_logps"] + shift}
+        ).backward()
+        return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+    torch.testing.assert_close(gradient(2.0, 0.3), gradient(0.0, 0.3), atol=0.0, rtol=0.0)
+    assert not torch.allclose(gradient(0.0, 0.3), gradient(0.0, 0.0), atol=1e-4)

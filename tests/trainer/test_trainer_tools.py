@@ -1,0 +1,156 @@
+"""`ReplGRPOTrainer` with tools, an environment written for TRL, and the data sets and rewards that TRL users have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Task, Trajectory, read_jsonl
+from repl_rl.errors import ConfigError, ToolError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.trainer.rows import as_dataset, task_of
+from repl_rl.trajectory import Message, StopReason
+
+SEEN: dict[str, Any] = {}
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two integers.
+
+    Args:
+        a: The first factor.
+        b: The second factor.
+    """
+    return a * b
+
+
+class Counter:
+    """An environment as TRL's documentation writes them."""
+
+    def reset(self, **row: Any) -> str:
+        self.start = self.count = row["start"]
+        return f" The counter is at {self.count}."
+
+    def increment(self, step: int) -> int:
+        """Raise the counter.
+
+        Args:
+            step: By how much.
+        """
+        self.count += step
+        return self.count
+
+
+def accuracy(completions: list[Any], result: list[int], prompts: list[Any], **columns: Any) -> list[float]:
+    SEEN.update(completions=completions, result=result, prompts=prompts, columns=columns)
+    return [float(str(right) in str(completion)) for completion, right in zip(completions, result, strict=True)]
+
+
+def started(environments: list[Any], start: list[int], **_: Any) -> list[float]:
+    return [float(made.start == wanted) for made, wanted in zip(environments, start, strict=True)]
+
+
+def arguments(folder: Path, **more: Any) -> ReplGRPOConfig:
+    return ReplGRPOConfig(
+        output_dir=str(folder), rollout_dir=str(folder / "rollouts"), per_device_train_batch_size=8, num_generations=4,
+        max_steps=1, learning_rate=1e-4, bf16=False, model_init_kwargs={"dtype": "float32"}, logging_steps=1,
+        gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, kernel={"size": 8},
+        per_device_eval_batch_size=16, engine={"context_tokens": 512, "places": 16}, seed=0,
+        budget={"lines": 3, "tokens": 96, "line_tokens": 32}, credit={"estimator": "outcome"}, **more,
+    )  # fmt: skip
+
+
+def dataset(rows: int) -> Dataset:
+    return Dataset.from_list(
+        [
+            {"prompt": [{"role": "user", "content": f"Multiply {n} and 7."}], "result": 7 * n, "start": n}
+            for n in range(11, 11 + rows)
+        ]
+    )
+
+
+def test_a_step_as_trl_users_write_it(tmp_path: Path) -> None:
+    trainer = ReplGRPOTrainer(
+        str(NANO_PATH), args=arguments(tmp_path), train_dataset=dataset(8), eval_dataset=dataset(4),
+        tools=[multiply], environment_factory=Counter, reward_funcs=[accuracy, started],
+    )  # fmt: skip
+    try:
+        trainer.train()
+        metrics = trainer.evaluate()
+    finally:
+        trainer.close()
+    [logged] = [row for row in trainer.state.log_history if "reward" in row]
+    assert logged["rewards/started/mean"] == 1.0
+    assert {"tools/multiply/call_frequency", "tools/failure_frequency"} <= logged.keys()
+    assert "eval_rewards/accuracy/mean" in metrics
+    assert len(SEEN["result"]) == len(SEEN["completions"])
+    assert SEEN["prompts"][0][0]["content"].startswith("Multiply")
+    trajectories = list(read_jsonl(next((tmp_path / "rollouts").glob("*.jsonl"))))
+    assert len(trajectories) == 8
+    for trajectory in trajectories:
+        assert "multiply(a: int, b: int) -> int: Multiply two integers." in trajectory.prompt
+        assert "increment(step: int) -> int: Raise the counter." in trajectory.prompt
+        assert " The counter is at 1" in trajectory.prompt
+
+
+def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_sees_it(tmp_path: Path) -> None:
+    made: list[Counter] = []
+
+    class Flaky(Counter):
+        def __init__(self) -> None:
+            made.append(self)
+            if len(made) == 3:
+                raise OSError("connection refused")
+
+    async def later(environments: list[Any], start: list[int], **_: Any) -> list[float]:
+        return started(environments, start)
+
+    trainer = ReplGRPOTrainer(
+        str(NANO_PATH), args=arguments(tmp_path), train_dataset=dataset(8), environment_factory=Flaky,
+        reward_funcs=[started, later],
+    )  # fmt: skip
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    [logged] = [row for row in trainer.state.log_history if "reward" in row]
+    assert (logged["rewards/started/mean"], logged["rewards/later/mean"]) == (1.0, 1.0)
+    stops = [trajectory.stop_reason for trajectory in read_jsonl(next((tmp_path / "rollouts").glob("*.jsonl")))]
+    assert stops.count(StopReason.ABORTED) == 1
+
+
+def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    def refuse(match: str, error: type[Exception] = ConfigError, **given: Any) -> None:
+        with pytest.raises(error, match=match):
+            ReplGRPOTrainer("no/such/model", args=arguments(tmp_path), **{"train_dataset": dataset(8), **given})
+
+    def undocumented(a: int) -> int:
+        return a
+
+    refuse("no docstring", ToolError, tools=[undocumented])
+    refuse("two tools", ToolError, tools=[multiply, multiply])
+    refuse("two names for one thing", environment=Counter, environment_factory=Counter)
+    with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]"):
+        as_dataset(dataset(2))
+
+
+def test_messages_and_metadata_come_through_the_data_set() -> None:
+    history = (Message("user", "A?"), Message("assistant", "Which?"))
+    task = Task("t", "That one.", "1", "f", {"operands": [1, 2]}, history)
+    assert task_of(as_dataset([task])[0]) == task
+    with pytest.raises(ConfigError, match="the last is the user's"):
+        task_of({"prompt": [{"role": "assistant", "content": "Hello"}], "answer": ""})
+
+
+def test_a_grade_of_the_environment_needs_no_answer() -> None:
+    assert as_dataset(dataset(2), graded=False).num_rows == 2
+    assert Trajectory.from_dict({**VOID, "environment_reward": 0.5}).environment_reward == 0.5
+
+
+VOID = {
+    "task_id": "t", "prompt": "", "prompt_ids": [], "completion_ids": [], "sampled_mask": [], "logprobs": [],
+    "stop_reason": "aborted",
+}  # fmt: skip

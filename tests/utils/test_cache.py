@@ -1,0 +1,113 @@
+"""A folder is made once, whole or not at all, whoever asks and whoever dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from repl_rl.utils.cache import cache_home, made_once
+
+MAKER = """
+import os, signal, sys, time
+from pathlib import Path
+from repl_rl.utils.cache import made_once
+
+base, how = Path(sys.argv[1]), sys.argv[2]
+
+def make(part):
+    with (base / "log").open("a") as log:
+        log.write("made\\n")
+    (part / "first").write_text("first")
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + 60  # a test that fails leaves nobody behind
+    while how == "wait" and not (base / "go").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    (part / "second").write_text("second")
+
+print(made_once(base / "cache" / "model", make))
+"""
+
+
+def start(base: Path, how: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", MAKER, str(base), how]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    while not path.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+
+
+def contents(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    calls: list[Path] = []
+
+    def make(part: Path) -> None:
+        assert contents(part) == []
+        calls.append(part)
+        (part / "weights").write_text("numbers")
+
+    folder = tmp_path / "a" / "b" / "model"
+    for _ in range(2):
+        assert made_once(folder, make) == folder
+    assert (folder / "weights").read_text() == "numbers"
+    assert len(calls) == 1
+    assert calls[0].parent == folder.parent != calls[0]  # renaming is atomic within a file system only
+    assert contents(folder.parent) == [".model.lock", "model"]
+
+
+def test_what_fails_half_way_leaves_no_folder(tmp_path: Path) -> None:
+    def make(part: Path) -> None:
+        (part / "weights").write_text("half of the numb")
+        raise ValueError("disk on fire")
+
+    with pytest.raises(ValueError, match="disk on fire"):
+        made_once(tmp_path / "model", make)
+    assert contents(tmp_path) == [".model.lock"]
+
+
+def test_what_a_killed_process_left_is_not_taken_for_the_folder(tmp_path: Path) -> None:
+    killed = start(tmp_path, "die")
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    cache = tmp_path / "cache"
+    assert not (cache / "model").exists()
+    assert contents(cache / ".model.part") == ["first"]
+
+    made_once(cache / "model", lambda part: (part / "third").touch())
+    assert contents(cache / "model") == ["third"]
+    assert contents(cache) == [".model.lock", "model"]
+
+
+def test_the_second_of_two_at_once_waits_and_takes_what_the_first_made(tmp_path: Path) -> None:
+    first = start(tmp_path, "wait")
+    wait_for(tmp_path / "cache" / ".model.part" / "first", first)
+    second = start(tmp_path, "wait")
+    assert second.stderr is not None
+    assert second.stderr.readline() == f"another process is making {tmp_path}/cache/model; waiting for it\n"
+    assert not (tmp_path / "cache" / "model").exists()
+    (tmp_path / "go").touch()
+    for process in (first, second):
+        output, errors = process.communicate()
+        assert (process.returncode, output, errors) == (0, f"{tmp_path}/cache/model\n", "")
+    assert contents(tmp_path / "cache" / "model") == ["first", "second"]
+    assert (tmp_path / "log").read_text() == "made\n"
+
+
+def test_where_caches_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for value, home in (("/elsewhere", Path("/elsewhere")), ("", tmp_path / ".cache"), ("~/c", tmp_path / "c")):
+        monkeypatch.setenv("XDG_CACHE_HOME", value)
+        assert cache_home() == home / "repl-rl"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_home() == tmp_path / ".cache" / "repl-rl"

@@ -1,0 +1,137 @@
+"""A run in two processes: real ones, on the CPU, with gradients averaged between them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from repl_rl.cli import main
+from repl_rl.trajectory import read_jsonl
+from repl_rl.utils.distributed import any_of_all, from_main, gather, is_main_process
+
+SMALL = {
+    "name": "two",
+    "seed": 5,
+    "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
+    "kernel": {"size": 8},
+    "budget": {"line_tokens": 32, "lines": 4, "tokens": 120},
+    "train": {
+        "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 2,
+        "redraws": 1, "mask_overlong": True,
+    },
+    "eval": {"problems": 5},
+}  # fmt: skip
+
+
+def test_one_process_is_all_of_them() -> None:
+    assert is_main_process() is True
+    assert from_main(lambda: "made") == "made"
+    assert gather([1, 2]) == [1, 2]
+    assert (any_of_all(True), any_of_all(False)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("processes", "started_in", "message"),
+    [
+        ("2", None, "train.processes is 2, and this run was started in 1; start it with `accelerate launch "
+                    "--num_processes 2 -m repl_rl.cli train ...`, or set train.processes"),
+        ("1", "4", "train.processes is 1, and this run was started in 4; start it with `repl-rl train ...`, or"),
+    ],
+)  # fmt: skip
+def test_another_number_of_processes_than_the_config_names_is_refused(
+    processes: str, started_in: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if started_in is not None:
+        monkeypatch.setenv("WORLD_SIZE", started_in)
+    assert main(["train", "quickstart", "--set", f"train.processes={processes}"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two.yaml").write_text(yaml.safe_dump(SMALL))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [*command, "-m", "repl_rl.cli", "train", "two.yaml"], cwd=folder, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("step    1") == 1
+    return folder / "runs" / "two"
+
+
+def test_two_processes_make_one_run(run: Path) -> None:
+    assert [path.name for path in run.parent.iterdir()] == ["two"]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["kind"], row["step"]) for row in rows] == [("eval", 0), ("train", 1), ("train", 2), ("eval", 2)]
+    for row in rows[1:3]:
+        assert row["drift/logprob_max"] < 1e-3, "each process samples with the weights of its step"
+        assert row["credit/redrawn_groups"] in range(5)
+        assert 0.0 <= row["credit/overlong_share"] <= 1.0
+        assert sum(value for key, value in row.items() if key.startswith("stops/")) == pytest.approx(1.0)
+    assert (run / "report.html").exists()
+    assert (run / "model" / "model.safetensors").exists()
+
+
+def test_the_processes_share_a_step_by_whole_groups(run: Path) -> None:
+    for step in (1, 2):
+        trajectories = list(read_jsonl(run / "rollouts" / f"step_{step:05d}.jsonl"))
+        groups = [trajectories[start : start + 4] for start in range(0, 16, 4)]
+        assert len(trajectories) == 16
+        assert [len({trajectory.task_id for trajectory in group}) for group in groups] == [1, 1, 1, 1]
+        assert len({trajectory.task_id for trajectory in trajectories}) == 4
+        for group in groups:
+            advantages = [line.advantage or 0.0 for trajectory in group for line in trajectory.lines]
+            assert sum(advantages) == pytest.approx(0.0, abs=1e-3)
+
+
+def test_the_processes_share_the_held_out_problems(run: Path) -> None:
+    for step in (0, 2):
+        trajectories = list(read_jsonl(run / "eval" / f"step_{step:05d}.jsonl"))
+        assert len({trajectory.task_id for trajectory in trajectories}) == len(trajectories) == 5
+
+
+SHARED_CREDIT = """
+import json
+from repl_rl.config import CreditConfig
+from repl_rl.utils.distributed import leave, process_rank
+from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rollout.score import credit, credit_numbers
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+
+def earning(reward, tokens):
+    line = Line(0, tokens, "x", LineKind.STATEMENT, reward=reward)
+    ids = tuple(range(tokens))
+    made = Trajectory("t", "p", (0,), ids, (True,) * tokens, (0.0,) * tokens, StopReason.EOS, (line,))
+    return ScoredTrajectory(made, {})
+
+# two groups each, one of them without variance
+rewards = [(1.0, 1.0), (8.0, 0.0)][process_rank()], [(3.0, 1.0), (0.0, 0.0)][process_rank()]
+scored = [earning(reward, tokens) for group in rewards for reward, tokens in zip(group, (1, 2))]
+credited = credit(scored, 2, CreditConfig(estimator="reinforce++"))
+found = [line.advantage for item in credited for line in item.trajectory.lines], credit_numbers(credited, 2)
+open(f"{process_rank()}.json", "w").write(json.dumps(found))
+leave()
+"""
+
+
+def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
+    """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
+    (tmp_path / "shared.py").write_text(SHARED_CREDIT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "shared.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (first, counts), (second, same_counts) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    mean = -5 / 6
+    std = ((51 - 6 * mean**2) / 5) ** 0.5 + 1e-4
+    assert first == pytest.approx([0.0, 0.0, (1 - mean) / std, (-1 - mean) / std])
+    assert second == pytest.approx([(4 - mean) / std, (-4 - mean) / std, 0.0, 0.0])
+    assert counts == same_counts == {"credit/groups_without_variance": 2.0, "credit/void_trajectories": 0.0}

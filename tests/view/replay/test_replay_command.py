@@ -1,0 +1,101 @@
+"""`repl-rl replay`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import pytest
+from view.conftest import solved_trajectory
+
+from repl_rl.cli import main
+from repl_rl.errors import RunError
+from repl_rl.kernel.limits import Limits
+from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
+from repl_rl.view.replay import read_sources
+
+
+def wrong() -> Trajectory:
+    """Its record says 7 where the session says 6."""
+    good = solved_trajectory("wrong/<b>")
+    return replace(good, lines=(*good.lines[:5], replace(good.lines[5], output="7\n>>>"), good.lines[6]))
+
+
+def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What can be read is replayed, exported and written down; the rest is a note."""
+    path, notebooks, figures = tmp_path / "some.jsonl", tmp_path / "notebooks", tmp_path / "new" / "figures.json"
+    write_jsonl(path, [solved_trajectory(), wrong()])
+    path.write_text(path.read_text() + '{"task_id": "cut')
+    code = main(["replay", str(path), "--notebooks", str(notebooks), "--json", str(figures)])
+    said = capsys.readouterr().out
+    assert code == 1
+    assert "note: some.jsonl is read up to its trajectory 2" in said
+    assert "2 notebooks, 8 cells: 1 equal, 1 differ\n" in said
+    assert "1 with an unexplained difference, 0 that could not be replayed" in said
+    names = sorted(child.name for child in notebooks.iterdir())
+    assert [name.endswith(f"-some-0000{n}.ipynb") for n, name in enumerate(names)] == [True, True]
+    nbformat.validate(nbformat.read(notebooks / names[0], 4))
+    first, second = json.loads(figures.read_text())
+    assert (first["is_equal"], first["cells"], first["task_id"]) == (True, 4, "gcd-heldout-12-18")
+    [difference] = second["differences"]
+    assert (difference["source"], difference["cause"], difference["lines"]) == ("r", "other", [5])
+    assert (difference["expected"]["text"], difference["got"]["text"]) == ("7\n", "6\n")
+    assert main(["replay", str(notebooks / names[0])]) == 0
+    assert "1 notebook, 4 cells: 1 equal, 0 differ" in capsys.readouterr().out
+
+
+def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
+    for folder in (tmp_path / "run" / "rollouts", tmp_path / "alone"):
+        write_jsonl(folder / "step_00001.jsonl", [solved_trajectory(), solved_trajectory()])
+    kernel = {"line_s": 2.5, "grace_s": 0.5, "memory_mb": 300, "size": 64}
+    (tmp_path / "run" / "config.yaml").write_text(json.dumps({"dialect": {"name": "ipython"}, "kernel": kernel}))
+    paths = [tmp_path / "run" / "rollouts" / "step_00001.jsonl", tmp_path / "alone" / "step_00001.jsonl"]
+    sources, notes = read_sources(paths, first=1)
+    assert notes == []
+    assert [source.notebook.metadata.repl_rl.dialect for source in sources] == ["ipython", "python"]
+    assert [source.limits for source in sources] == [Limits(line_s=2.5, grace_s=0.5, memory_mb=300), Limits()]
+    assert [source.name for source in sources] == ["rollouts-step_00001-00000", "alone-step_00001-00000"]
+    [told, _] = read_sources(paths, first=1, dialect="fenced")[0]
+    assert told.notebook.metadata.repl_rl.dialect == "fenced"
+
+
+@pytest.mark.parametrize("config", ["dialect: 3\nkernel: 4\n", "- a list", "{", "kernel: {line_s: -1}", ""])
+def test_a_config_that_says_nothing_usable(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.yaml").write_text(config)
+    write_jsonl(tmp_path / "eval" / "x.jsonl", [solved_trajectory()])
+    [source], _ = read_sources([tmp_path / "eval" / "x.jsonl"])
+    assert (source.limits, source.notebook.metadata.repl_rl.dialect) == (Limits(), "python")
+
+
+def test_void_rollouts_are_left_out(tmp_path: Path) -> None:
+    void = replace(solved_trajectory(), stop_reason=StopReason.ABORTED, error="gone")
+    write_jsonl(tmp_path / "x.jsonl", [void, solved_trajectory()])
+    assert [source.name[-5:] for source in read_sources([tmp_path / "x.jsonl"])[0]] == ["00001"]
+
+
+def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
+    names = ("foreign.ipynb", "broken.ipynb", "unreadable.jsonl", "empty.jsonl")
+    foreign, broken, unreadable, empty = (tmp_path / name for name in names)
+    foreign.write_text(nbformat.writes(nbformat.v4.new_notebook()))
+    broken.write_text("[]")
+    unreadable.write_text("no\n")
+    empty.write_text("")
+    for path, message in (
+        (foreign, "is no exported rollout: make one with"),
+        (broken, "can't be read as a notebook"),
+        (unreadable, "holds no trajectory that can be read"),
+        (empty, "nothing to replay: no session that ran in .*empty.jsonl"),
+        (tmp_path / "nowhere.jsonl", "nothing to replay at"),
+    ):
+        with pytest.raises(RunError, match=message):
+            read_sources([path])
+
+
+def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", "x.jsonl", "-n", "0"]) == 2
+    assert main(["replay", "x.jsonl", "--json", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "-n 0: give at least one trajectory" in said
+    assert "can't be written: Is a directory" in "".join(said.split("\n"))
