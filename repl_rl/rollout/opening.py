@@ -4,8 +4,8 @@
         async for event in rollout.stream(Task("t", "What is 6 * 7?", "42")):
             ...
 
-Engine and line loop share this process, so they take turns at the interpreter lock. For large batches `repl_rl.rollout.service`
-puts the loop into a process of its own.
+Engine and line loop share this process, so they take turns at the interpreter lock. For large batches
+`repl_rl.rollout.service` puts the loop into a process of its own.
 """
 
 from __future__ import annotations

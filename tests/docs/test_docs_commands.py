@@ -92,7 +92,7 @@ YAML = [(page, block) for page, text in TEXTS.items() for block in [*blocks(text
 def test_yaml_is_a_config(page: str, block: str) -> None:
     values = yaml.safe_load(block)
     if page == "docs/dialects.md" and "dialect" in values and isinstance(values["dialect"], str):
-        pytest.skip("a file of texts for a dialect: tests/test_dialect_guide.py uses it")
+        pytest.skip("a file of texts for a dialect: tests/docs/test_dialect_guide.py uses it")
     assert set(values) <= set(Config.model_fields)
     parse_config(values)
 

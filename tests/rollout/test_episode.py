@@ -141,10 +141,10 @@ def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(first: str, s
 def test_host_tools_need_a_kernel_that_calls() -> None:
     with pytest.raises(ConfigError, match=r"tool 'look_up' runs on the host.*kernel.backend 'python3'; take"):
         load_extensions(
-            parse_config({"tools": {"functions": ["test_scene:look_up"]}, "kernel": {"backend": "python3"}})
+            parse_config({"tools": {"functions": ["test_episode:look_up"]}, "kernel": {"backend": "python3"}})
         )
-    assert load_extensions(parse_config({"tools": {"functions": ["test_scene:look_up"]}})).toolbox.tools
-    make_extensions(["test_scene:sandboxed"]).require_backend("python3")
+    assert load_extensions(parse_config({"tools": {"functions": ["test_episode:look_up"]}})).toolbox.tools
+    make_extensions(["test_episode:sandboxed"]).require_backend("python3")
 
 
 LOCK = threading.Lock()

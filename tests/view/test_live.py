@@ -365,7 +365,8 @@ ASLEEP = """
 import repl_rl.rollout.opening
 from scripted import ScriptedEngine
 typed = [" import time\\n", " time.sleep(600)\\n"]
-repl_rl.rollout.opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
+opening = repl_rl.rollout.opening
+opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
 """
 """A policy that types a line which never comes back, at a real interpreter."""
 

@@ -1,7 +1,7 @@
 """nano: a Llama of about 0.9M parameters that types into the interpreter, well at copying and badly at policy.
 
-The weights travel with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this package
-loads no torch.
+The weights travel with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this
+package loads no torch.
 """
 
 from pathlib import Path

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.evaluation.checkpoints import noisy_nano
+from tests.run.evaluation.checkpoints import noisy_nano
 
 from repl_rl.config import load_config
 from repl_rl.run.evaluation.statistics import pass_at_k
