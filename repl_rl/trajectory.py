@@ -172,7 +172,7 @@ class Trajectory:
     kernel_s: float = 0.0
     """Of `duration_s`: waiting for cells to run."""
     queue_s: float = 0.0
-    """Of `duration_s`: waiting for its turn, a seat at the engine, and a kernel."""
+    """Of `duration_s`: waiting for its turn, a slot at the engine, and a kernel."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Seat, Vocabulary
+from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary
 from repl_rl.trajectory import Trajectory
 
 
@@ -26,22 +26,22 @@ class RecordingEngine:
         return self._engine.version
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[RecordingSeat]:
-        async with self._engine.seat(tokens) as seat:
-            yield RecordingSeat(seat, self.calls)
+    async def slot(self, tokens: int) -> AsyncIterator[RecordingSlot]:
+        async with self._engine.slot(tokens) as slot:
+            yield RecordingSlot(slot, self.calls)
 
     def close(self) -> None:
         self._engine.close()
 
 
-class RecordingSeat:
-    def __init__(self, seat: Seat, calls: list[tuple[tuple[int, ...], SampledLine]]) -> None:
-        self._seat = seat
+class RecordingSlot:
+    def __init__(self, slot: Slot, calls: list[tuple[tuple[int, ...], SampledLine]]) -> None:
+        self._slot = slot
         self._calls = calls
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         given = tuple(ids)
-        line = await self._seat.sample_line(ids, max_tokens, sampling)
+        line = await self._slot.sample_line(ids, max_tokens, sampling)
         self._calls.append((given, line))
         return line
 

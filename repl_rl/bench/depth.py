@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Seat
+from repl_rl.engine import Engine, SampledLine, Slot
 from repl_rl.rollout.service import RolloutService
 from repl_rl.trajectory import Task, Trajectory
 
@@ -117,7 +117,7 @@ def cost_of(timings: Sequence[Timing], tokens: float) -> LineCost | None:
 
 
 class Stopwatch:
-    """An engine that notes when its seats are asked for lines."""
+    """An engine that notes when its slots are asked for lines."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -128,17 +128,17 @@ class Stopwatch:
         return self._engine.version
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
-        async with self._engine.seat(tokens) as seat:
-            yield _WatchedSeat(seat, self.lines)
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+        async with self._engine.slot(tokens) as slot:
+            yield _WatchedSlot(slot, self.lines)
 
     def close(self) -> None:
         self._engine.close()
 
 
-class _WatchedSeat:
-    def __init__(self, seat: Seat, lines: list[TimedLine]) -> None:
-        self._seat = seat
+class _WatchedSlot:
+    def __init__(self, slot: Slot, lines: list[TimedLine]) -> None:
+        self._slot = slot
         self._lines = lines
         self._last: tuple[float, int] | None = None
         self._number = 0
@@ -148,6 +148,6 @@ class _WatchedSeat:
         if self._last is not None:
             self._number += 1
             self._lines.append(TimedLine(self._number, asked - self._last[0], self._last[1]))
-        line = await self._seat.sample_line(ids, max_tokens, sampling)
+        line = await self._slot.sample_line(ids, max_tokens, sampling)
         self._last = (asked, len(line.ids))
         return line

@@ -71,7 +71,7 @@ class Report:
 
 
 class CannedEngine:
-    """Types the script again and again; each seat begins with its first line."""
+    """Types the script again and again; each slot begins with its first line."""
 
     version = 0
 
@@ -80,14 +80,14 @@ class CannedEngine:
         self._lines = [SampledLine(line, (-0.25,) * len(line), Finish.NEWLINE) for line in ids]
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[CannedSeat]:
-        yield CannedSeat(self._lines)
+    async def slot(self, tokens: int) -> AsyncIterator[CannedSlot]:
+        yield CannedSlot(self._lines)
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class CannedSeat:
+class CannedSlot:
     def __init__(self, lines: Sequence[SampledLine]) -> None:
         self._lines = cycle(lines)
 
@@ -173,9 +173,9 @@ async def _fakes_alone(vocabulary: Vocabulary, count: int, at_once: int, lines: 
     places = asyncio.Semaphore(at_once)
 
     async def one() -> None:
-        async with places, engine.seat(0) as seat, kernels.session() as kernel:
+        async with places, engine.slot(0) as slot, kernels.session() as kernel:
             for _, printed in islice(cycle(SCRIPT), lines):
-                await seat.sample_line((), 0, sampling)
+                await slot.sample_line((), 0, sampling)
                 if printed is not None:
                     await kernel.execute("")
 

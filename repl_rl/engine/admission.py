@@ -18,13 +18,13 @@ _REMEMBERED = 256
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """What one trajectory asks for; once it is `seated`, the tokens that are set aside for it."""
+    """What one trajectory asks for; once it is `admitted`, the tokens that are set aside for it."""
 
     asked_tokens: int
-    seated: Callable[[], object]
+    admitted: Callable[[], object]
     tokens: int = 0
     used: int = 0
-    is_seated: bool = False
+    has_slot: bool = False
 
 
 class Admission:
@@ -39,17 +39,17 @@ class Admission:
         self.capacity_tokens = capacity_tokens
         self._learns = learns
         self.taken_tokens = 0
-        self.seated = 0
+        self.admitted = 0
         self._waiting: deque[Reservation] = deque()
         self._lengths: deque[int] = deque(maxlen=_REMEMBERED)
         self._lock = threading.Lock()
 
-    def ask(self, tokens: int, seated: Callable[[], object]) -> Reservation:
-        """Room for a trajectory of at most `tokens` tokens; `seated` is called when it is there, behind those before.
+    def ask(self, tokens: int, admitted: Callable[[], object]) -> Reservation:
+        """Room for a trajectory of at most `tokens` tokens; `admitted` is called when it is there, behind those before.
 
         It is called by whoever makes room, so it must not wait.
         """
-        reservation = Reservation(tokens, seated)
+        reservation = Reservation(tokens, admitted)
         with self._lock:
             self._waiting.append(reservation)
             let_in = self._let_in()
@@ -67,8 +67,8 @@ class Admission:
     def leave(self, reservation: Reservation) -> None:
         """Give the room back, or stop waiting for it."""
         with self._lock:
-            if reservation.is_seated:
-                self.seated -= 1
+            if reservation.has_slot:
+                self.admitted -= 1
                 self.taken_tokens -= reservation.tokens
                 if reservation.used and self._learns:
                     self._lengths.append(reservation.used)
@@ -84,7 +84,7 @@ class Admission:
         is_there = asyncio.Event()
         reservation = self.ask(tokens, lambda: loop.call_soon_threadsafe(is_there.set))
         try:
-            if not reservation.is_seated:
+            if not reservation.has_slot:
                 await is_there.wait()
             yield reservation
         finally:
@@ -94,14 +94,14 @@ class Admission:
         let_in: list[Reservation] = []
         while self._waiting and self._fits(self._waiting[0].asked_tokens):
             reservation = self._waiting.popleft()
-            reservation.tokens, reservation.is_seated = self._expected(reservation.asked_tokens), True
-            self.seated += 1
+            reservation.tokens, reservation.has_slot = self._expected(reservation.asked_tokens), True
+            self.admitted += 1
             self.taken_tokens += reservation.tokens
             let_in.append(reservation)
         return let_in
 
     def _fits(self, tokens: int) -> bool:
-        return not self.seated or self.taken_tokens + self._expected(tokens) <= self.capacity_tokens
+        return not self.admitted or self.taken_tokens + self._expected(tokens) <= self.capacity_tokens
 
     def _expected(self, tokens: int) -> int:
         if not self._lengths:
@@ -111,4 +111,4 @@ class Admission:
 
 def _tell(let_in: list[Reservation]) -> None:
     for reservation in let_in:
-        reservation.seated()
+        reservation.admitted()

@@ -39,7 +39,7 @@ class SampledLine:
             raise ValueError(f"a sampled line of {len(self.ids)} ids and {len(self.logprobs)} logprobs")
 
 
-class Seat(Protocol):
+class Slot(Protocol):
     """One trajectory's place at an engine. What the engine keeps for it (keys and values, a server) ends with it."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
@@ -50,13 +50,13 @@ class Seat(Protocol):
 
 
 class Engine(Protocol):
-    """A policy that samples lines. Seats work side by side; a line being sampled is one sequence of the batch."""
+    """A policy that samples lines. Slots work side by side; a line being sampled is one sequence of the batch."""
 
     @property
     def version(self) -> int:
         """How many weight updates the policy has seen."""
 
-    def seat(self, tokens: int) -> AbstractAsyncContextManager[Seat]:
+    def slot(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
         """A place for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room."""
 
     def close(self) -> None:
@@ -64,8 +64,8 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class ServesSeats(Protocol):
-    """An engine that lets another process take seats without help from a loop of this one."""
+class ServesSlots(Protocol):
+    """An engine that lets another process take slots without help from a loop of this one."""
 
     @property
     def threads(self) -> int | None:

@@ -1,7 +1,7 @@
 """vLLM's scheduler, stopping at the end of a line: a token's row in a table says whether it ends one.
 
 vLLM's own `stop_token_ids` is a list that every sampled token is looked for in: 72 µs with 5,000 ids. Here it is one
-byte of a table. Between two lines of a seat the blocks of its keys and values stay where they are (`parked`), so that
+byte of a table. Between two lines of a slot the blocks of its keys and values stay where they are (`parked`), so that
 the next line computes what is new and nothing else; when blocks run short they are given back, and prefix caching has
 what is left of them.
 
@@ -27,7 +27,7 @@ class Ends(IntEnum):
 
 
 class LineRequest(Request):  # type: ignore[misc]
-    """One line of a seat; all lines of a seat have one request id, one after another."""
+    """One line of a slot; all lines of a slot have one request id, one after another."""
 
 
 class LineScheduler(Scheduler):  # type: ignore[misc]
@@ -40,11 +40,11 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
         self.stop_table = b""
         """One `Ends` per row of the model's vocabulary."""
         self.parked: dict[str, LineRequest] = {}
-        """By request id: the last line of a seat whose next one has not come yet."""
+        """By request id: the last line of a slot whose next one has not come yet."""
         self._spare_blocks = self.max_num_running_reqs + -(-self.max_model_len // self.block_size)
 
     def add_line(self, request: LineRequest) -> None:
-        """Take in a seat's next line. Where its last one is parked, `request` has to go on from all of its ids."""
+        """Take in a slot's next line. Where its last one is parked, `request` has to go on from all of its ids."""
         past = self.parked.pop(request.request_id, None)
         if past is not None:
             request.num_computed_tokens = past.num_computed_tokens

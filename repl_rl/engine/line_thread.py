@@ -24,24 +24,24 @@ from repl_rl.engine.base import SampledLine
 from repl_rl.engine.threads import limit_openmp
 from repl_rl.errors import EngineError, ReplRLError
 
-SeatT = TypeVar("SeatT")
+SlotT = TypeVar("SlotT")
 Done = Callable[[SampledLine | ReplRLError], None]
 
 
-class Stepper(Protocol[SeatT]):
-    """A batch of lines, at most one per seat. Used from one thread at a time."""
+class Stepper(Protocol[SlotT]):
+    """A batch of lines, at most one per slot. Used from one thread at a time."""
 
-    def add(self, seat: SeatT, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
+    def add(self, slot: SlotT, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
         """Begin the line that follows `ids`."""
 
-    def step(self) -> Iterable[tuple[SeatT, SampledLine | EngineError]]:
+    def step(self) -> Iterable[tuple[SlotT, SampledLine | EngineError]]:
         """Sample one token for every line; the lines that end with it. Whatever it raises ends the engine."""
 
-    def abort(self, seat: SeatT) -> None:
-        """Drop the line of this seat."""
+    def abort(self, slot: SlotT) -> None:
+        """Drop the line of this slot."""
 
-    def leave(self, seat: SeatT) -> None:
-        """Forget a seat: it has no line and will ask for none."""
+    def leave(self, slot: SlotT) -> None:
+        """Forget a slot: it has no line and will ask for none."""
 
 
 class Port(Protocol):
@@ -69,10 +69,10 @@ class _Call:
     done: Done
 
 
-class LineThread(Generic[SeatT]):
+class LineThread(Generic[SlotT]):
     """Steps `stepper` while it has lines. A failure of it is heard by everybody who waits, and by all who come."""
 
-    def __init__(self, stepper: Stepper[SeatT], name: str, openmp_threads: int | None = None) -> None:
+    def __init__(self, stepper: Stepper[SlotT], name: str, openmp_threads: int | None = None) -> None:
         self._stepper = stepper
         self.openmp_threads = openmp_threads
         self._name = name
@@ -80,7 +80,7 @@ class LineThread(Generic[SeatT]):
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_asleep = False
         self._ports: list[Port] = []
-        self._running: dict[SeatT, _Call] = {}
+        self._running: dict[SlotT, _Call] = {}
         self._answers: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         self._closing = False
         self._down: EngineError | None = None
@@ -90,24 +90,24 @@ class LineThread(Generic[SeatT]):
         self._thread.start()
 
     async def sample_line(
-        self, seat: SeatT, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig
+        self, slot: SlotT, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
-        """The next line of a seat that has none under way. Cancelling the call drops it. Raises EngineError."""
+        """The next line of a slot that has none under way. Cancelling the call drops it. Raises EngineError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[SampledLine] = loop.create_future()
-        begin = partial(self.begin, seat, list(ids), max_tokens, sampling, partial(self._note, loop, future))
+        begin = partial(self.begin, slot, list(ids), max_tokens, sampling, partial(self._note, loop, future))
         with self._door:
             self._raise_if_down()
             self.post(begin)
         try:
             return await future
         except asyncio.CancelledError:
-            self.post(lambda: self._drop_unless_settled(seat, future))
+            self.post(lambda: self._drop_unless_settled(slot, future))
             raise
 
-    def leave(self, seat: SeatT) -> None:
-        """The seat asks for no more lines."""
-        self.post(lambda: self._stepper.leave(seat))
+    def leave(self, slot: SlotT) -> None:
+        """The slot asks for no more lines."""
+        self.post(lambda: self._stepper.leave(slot))
 
     def add_port(self, port: Port) -> None:
         """Serve it from now on. Raises EngineError if the engine is down."""
@@ -145,19 +145,19 @@ class LineThread(Generic[SeatT]):
 
     # What follows runs in the thread.
 
-    def begin(self, seat: SeatT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
+    def begin(self, slot: SlotT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
         """Start a line; `done` is called when it has ended."""
-        self._running[seat] = _Call(done)
-        self._stepper.add(seat, ids, max_tokens, sampling)
+        self._running[slot] = _Call(done)
+        self._stepper.add(slot, ids, max_tokens, sampling)
 
-    def drop(self, seat: SeatT) -> None:
-        """End the line of a seat, if one is under way, without telling anybody."""
-        if self._running.pop(seat, None) is not None:
-            self._stepper.abort(seat)
+    def drop(self, slot: SlotT) -> None:
+        """End the line of a slot, if one is under way, without telling anybody."""
+        if self._running.pop(slot, None) is not None:
+            self._stepper.abort(slot)
 
-    def forget(self, seat: SeatT) -> None:
+    def forget(self, slot: SlotT) -> None:
         """`leave`, from within the thread."""
-        self._stepper.leave(seat)
+        self._stepper.leave(slot)
 
     def _step_forever(self) -> None:
         try:
@@ -199,9 +199,9 @@ class LineThread(Generic[SeatT]):
             port.read()
         self._ports = [port for port in self._ports if port.is_open]
 
-    def _deliver(self, finished: Iterable[tuple[SeatT, SampledLine | EngineError]]) -> None:
-        for seat, result in finished:
-            self._running.pop(seat).done(result)
+    def _deliver(self, finished: Iterable[tuple[SlotT, SampledLine | EngineError]]) -> None:
+        for slot, result in finished:
+            self._running.pop(slot).done(result)
 
     def _answer(self) -> None:
         for port in self._ports:
@@ -224,10 +224,10 @@ class LineThread(Generic[SeatT]):
         """Have `future` settled on its loop, together with the others of this step."""
         self._answers.setdefault(loop, []).append(partial(_settle, future, result))
 
-    def _drop_unless_settled(self, seat: SeatT, future: asyncio.Future[SampledLine]) -> None:
-        call = self._running.get(seat)
+    def _drop_unless_settled(self, slot: SlotT, future: asyncio.Future[SampledLine]) -> None:
+        call = self._running.get(slot)
         if call is not None and isinstance(call.done, partial) and call.done.args[-1] is future:
-            self.drop(seat)
+            self.drop(slot)
 
     def _raise_if_down(self) -> None:
         if self._down is not None:

@@ -26,7 +26,7 @@ _LEAST_SHARED_TOKENS = 32
 
 @dataclass(slots=True, eq=False)
 class RowSequence:
-    """One seat's sequence, at most `width` tokens long: `ids`, the first `cached` of them in its row."""
+    """One slot's sequence, at most `width` tokens long: `ids`, the first `cached` of them in its row."""
 
     draws: random.Random
     width: int

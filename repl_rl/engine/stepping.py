@@ -23,26 +23,26 @@ from repl_rl.errors import EngineError
 class FinishedLine:
     """What vLLM made of a line. `reason` is vLLM's: stop, length, abort or error."""
 
-    seat: str
+    slot: str
     ids: list[int]
     logprobs: list[float]
     reason: str
 
 
 class VLLMStepper(Protocol):
-    """At most one line of a seat is under way at any time."""
+    """At most one line of a slot is under way at any time."""
 
-    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
+    def add(self, slot: str, ids: list[int], params: SamplingParams, version: int) -> None:
         """Ask for the line that follows `ids`, under the weights of `version`."""
 
     def step(self) -> Iterator[FinishedLine]:
         """Sample one token for every running line."""
 
-    def abort(self, seat: str) -> None:
+    def abort(self, slot: str) -> None:
         """Drop the line under way, if there is one."""
 
-    def leave(self, seat: str) -> None:
-        """Forget a seat: it has no line under way and will ask for none."""
+    def leave(self, slot: str) -> None:
+        """Forget a slot: it has no line under way and will ask for none."""
 
 
 class LineStepper:
@@ -55,25 +55,25 @@ class LineStepper:
         self._scheduler.stop_table = stop_table(vocabulary, llm.llm_engine.model_config.get_vocab_size())
         self._numbers = itertools.count()
         self._names: dict[str, str] = {}
-        """By seat: the request id of its last line."""
+        """By slot: the request id of its last line."""
         self._arrivals = _Arrivals()
         self._running: dict[str, _Running] = {}
         """By request id."""
         self._past: dict[str, LineRequest] = {}
-        """By seat: its last line, whose block hashes the next one goes on from."""
+        """By slot: its last line, whose block hashes the next one goes on from."""
 
-    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
-        name = self._name(seat)
-        request = LineRequest(name, ids, params, None, arrival_time=self._arrivals.of(seat), cache_salt=f"w{version}")
-        past = self._past.pop(seat, None)
+    def add(self, slot: str, ids: list[int], params: SamplingParams, version: int) -> None:
+        name = self._name(slot)
+        request = LineRequest(name, ids, params, None, arrival_time=self._arrivals.of(slot), cache_salt=f"w{version}")
+        past = self._past.pop(slot, None)
         if past is not None and _goes_on_from(request, past):
             request.block_hashes = past.block_hashes
         else:
             self._scheduler.release(name)
         request._block_hasher = self._core.request_block_hasher
         request.update_block_hashes()
-        self._running[name] = _Running(seat, request)
-        self._names[seat] = name
+        self._running[name] = _Running(slot, request)
+        self._names[slot] = name
         self._scheduler.add_line(request)
 
     def step(self) -> Iterator[FinishedLine]:
@@ -85,26 +85,26 @@ class LineStepper:
                 running.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
             if output.finish_reason is not None:
                 del self._running[output.request_id]
-                self._past[running.seat] = running.request
+                self._past[running.slot] = running.request
                 ids = list(running.request.output_token_ids)
-                yield FinishedLine(running.seat, ids, running.logprobs, str(output.finish_reason))
+                yield FinishedLine(running.slot, ids, running.logprobs, str(output.finish_reason))
 
-    def abort(self, seat: str) -> None:
-        name = self._names.get(seat, seat)
+    def abort(self, slot: str) -> None:
+        name = self._names.get(slot, slot)
         if self._running.pop(name, None) is not None:
             self._core.abort_requests([name])
 
-    def leave(self, seat: str) -> None:
-        self._past.pop(seat, None)
-        self._arrivals.forget(seat)
-        self._scheduler.release(self._names.pop(seat, seat))
+    def leave(self, slot: str) -> None:
+        self._past.pop(slot, None)
+        self._arrivals.forget(slot)
+        self._scheduler.release(self._names.pop(slot, slot))
 
-    def _name(self, seat: str) -> str:
-        """The request id of a seat's next line: the seat's where its blocks wait for it, else a new one each time.
+    def _name(self, slot: str) -> str:
+        """The request id of a slot's next line: the slot's where its blocks wait for it, else a new one each time.
 
         vLLM hands the tokens of a step in flight to whichever request has the id by then.
         """
-        return seat if self._scheduler.parks_blocks else f"{seat}/{next(self._numbers)}"
+        return slot if self._scheduler.parks_blocks else f"{slot}/{next(self._numbers)}"
 
 
 class RequestStepper:
@@ -116,12 +116,12 @@ class RequestStepper:
         self._ids: dict[str, list[int]] = {}
         self._arrivals = _Arrivals()
 
-    def add(self, seat: str, ids: list[int], params: SamplingParams, version: int) -> None:
+    def add(self, slot: str, ids: list[int], params: SamplingParams, version: int) -> None:
         stopping = params.clone()
         stopping.stop_token_ids = self._stop_ids
-        self._ids[seat] = ids
+        self._ids[slot] = ids
         prompt = {"prompt_token_ids": ids, "cache_salt": f"w{version}"}
-        self._engine.add_request(seat, prompt, stopping, arrival_time=self._arrivals.of(seat))
+        self._engine.add_request(slot, prompt, stopping, arrival_time=self._arrivals.of(slot))
 
     def step(self) -> Iterator[FinishedLine]:
         for output in self._engine.step():
@@ -136,12 +136,12 @@ class RequestStepper:
         logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
         return FinishedLine(output.request_id, ids, logprobs, completion.finish_reason)
 
-    def abort(self, seat: str) -> None:
-        if self._ids.pop(seat, None) is not None:
-            self._engine.abort_request([seat])
+    def abort(self, slot: str) -> None:
+        if self._ids.pop(slot, None) is not None:
+            self._engine.abort_request([slot])
 
-    def leave(self, seat: str) -> None:
-        self._arrivals.forget(seat)
+    def leave(self, slot: str) -> None:
+        self._arrivals.forget(slot)
 
 
 def make_stepper(llm: LLM, vocabulary: Vocabulary) -> VLLMStepper:
@@ -172,7 +172,7 @@ def kv_capacity_tokens(llm: LLM) -> int:
 
 
 class _Arrivals:
-    """When each seat asked for its first line: what vLLM takes for the arrival of all its lines.
+    """When each slot asked for its first line: what vLLM takes for the arrival of all its lines.
 
     The batch then finishes what was begun first, as it does with sequences that never stop. By the arrival of each
     line, all trajectories would go on side by side and end together, their kernels with them.
@@ -180,21 +180,21 @@ class _Arrivals:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        self._by_seat: dict[str, int] = {}
+        self._by_slot: dict[str, int] = {}
 
-    def of(self, seat: str) -> float:
-        number = self._by_seat.get(seat)
+    def of(self, slot: str) -> float:
+        number = self._by_slot.get(slot)
         if number is None:
-            number = self._by_seat[seat] = next(self._numbers)
+            number = self._by_slot[slot] = next(self._numbers)
         return float(number)
 
-    def forget(self, seat: str) -> None:
-        self._by_seat.pop(seat, None)
+    def forget(self, slot: str) -> None:
+        self._by_slot.pop(slot, None)
 
 
 @dataclass(slots=True)
 class _Running:
-    seat: str
+    slot: str
     request: LineRequest
     logprobs: list[float] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.admission import Admission, Reservation
-from repl_rl.engine.base import SampledLine, Seat
+from repl_rl.engine.base import SampledLine, Slot
 from repl_rl.engine.line_thread import Done, LineThread
 from repl_rl.engine.remote.port import EnginePort
 from repl_rl.errors import ConfigError
@@ -41,22 +41,22 @@ class ThreadedEngine(ABC, Generic[PlaceT]):
         return self._thread.openmp_threads
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context."""
         self._refuse_long(tokens)
         async with self.admission.reserve(self.reserved_tokens(tokens)) as reservation:
             place = self.make_place(tokens)
             try:
-                yield _ThreadedSeat(self, place, reservation)
+                yield _ThreadedSlot(self, place, reservation)
             finally:
                 self._thread.leave(place)
 
     def serve(self, end: socket.socket) -> None:
-        """Let the process at the other end take seats (`RemoteEngine`), served by the engine's own thread."""
+        """Let the process at the other end take slots (`RemoteEngine`), served by the engine's own thread."""
         self._thread.add_port(EnginePort(self, end))
 
     def new_place(self, tokens: int) -> PlaceT:
-        """`make_place`, for ports. Raises ConfigError as `seat` does."""
+        """`make_place`, for ports. Raises ConfigError as `slot` does."""
         self._refuse_long(tokens)
         return self.make_place(tokens)
 
@@ -92,8 +92,8 @@ class ThreadedEngine(ABC, Generic[PlaceT]):
             )
 
 
-class _ThreadedSeat(Generic[PlaceT]):
-    """A `Seat` in this process."""
+class _ThreadedSlot(Generic[PlaceT]):
+    """A `Slot` in this process."""
 
     def __init__(self, engine: ThreadedEngine[PlaceT], place: PlaceT, reservation: Reservation) -> None:
         self._engine = engine

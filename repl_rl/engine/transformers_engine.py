@@ -1,7 +1,7 @@
 """transformers in this process: for machines without vLLM, and as the reference that other engines are held against.
 
-Each seat keeps its keys and values in a row of memory between lines, so a line costs its new tokens only. Every seat
-draws random numbers of its own: with one seed, the n-th seat draws the same numbers whatever runs beside it. They meet
+Each slot keeps its keys and values in a row of memory between lines, so a line costs its new tokens only. Every slot
+draws random numbers of its own: with one seed, the n-th slot draws the same numbers whatever runs beside it. They meet
 the same distributions only up to rounding: the last bits of a row's logits depend on the shape of the batch.
 
 transformers' own continuous batching lets go of a sequence when it ends, draws for all from one generator, and took
@@ -70,7 +70,7 @@ class TransformersEngine(ThreadedEngine["_Place"]):
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """One seat, and the line that it has asked for."""
+    """One slot, and the line that it has asked for."""
 
     sequence: RowSequence
     max_tokens: int = 0
@@ -88,13 +88,13 @@ class _RowStepper:
         self._running: dict[RowSequence, _Place] = {}
         self._waiting: deque[_Place] = deque()
 
-    def add(self, seat: _Place, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        seat.sequence.go_on_from(ids, sampling)
+    def add(self, slot: _Place, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
+        slot.sequence.go_on_from(ids, sampling)
         if isinstance(sampling, SeededSampling):
-            seat.sequence.draws = random.Random(sampling.line_seed(len(ids)))
-        seat.sequence.width = max(seat.sequence.width, len(ids) + max_tokens)
-        seat.max_tokens, seat.logprobs = max_tokens, []
-        self._waiting.append(seat)
+            slot.sequence.draws = random.Random(sampling.line_seed(len(ids)))
+        slot.sequence.width = max(slot.sequence.width, len(ids) + max_tokens)
+        slot.max_tokens, slot.logprobs = max_tokens, []
+        self._waiting.append(slot)
 
     def step(self) -> Iterator[tuple[_Place, SampledLine]]:
         while self._waiting and len(self._running) < self._places:
@@ -109,14 +109,14 @@ class _RowStepper:
                 self._stop(place)
                 yield place, SampledLine(tuple(sequence.ids[-len(place.logprobs) :]), tuple(place.logprobs), finish)
 
-    def abort(self, seat: _Place) -> None:
-        if seat.sequence in self._running:
-            self._stop(seat)
+    def abort(self, slot: _Place) -> None:
+        if slot.sequence in self._running:
+            self._stop(slot)
         else:
-            self._waiting.remove(seat)
+            self._waiting.remove(slot)
 
-    def leave(self, seat: _Place) -> None:
-        self._batch.release(seat.sequence)
+    def leave(self, slot: _Place) -> None:
+        self._batch.release(slot.sequence)
 
     def _stop(self, place: _Place) -> None:
         del self._running[place.sequence]

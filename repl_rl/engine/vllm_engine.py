@@ -1,4 +1,4 @@
-"""vLLM in this process. A thread of its own steps the engine; every seat has at most one line in the running batch.
+"""vLLM in this process. A thread of its own steps the engine; every slot has at most one line in the running batch.
 
 Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 """
@@ -47,7 +47,7 @@ class VLLMEngine(ThreadedEngine[str]):
         super().__init__(thread, Admission(kv_capacity_tokens(self.llm)), config.context_tokens)
 
     def make_place(self, tokens: int) -> str:
-        return f"seat-{next(self._names)}"
+        return f"slot-{next(self._names)}"
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -83,35 +83,35 @@ class _Lines:
     def _stepper(self) -> VLLMStepper:
         return self._engine.stepper
 
-    def add(self, seat: str, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
+    def add(self, slot: str, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
         if self._follows_seeds and isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
-        self._start(seat, _Asked(list(ids), params))
+        self._start(slot, _Asked(list(ids), params))
 
     def step(self) -> Iterator[tuple[str, SampledLine | EngineError]]:
         for line in self._stepper.step():
-            asked = self._asked.pop(line.seat)
+            asked = self._asked.pop(line.slot)
             if line.reason in ("stop", "length"):
-                yield line.seat, self._sampled(line)
+                yield line.slot, self._sampled(line)
             elif asked.attempts < _ATTEMPTS:
                 asked.attempts += 1
-                self._start(line.seat, asked)
+                self._start(line.slot, asked)
             else:
                 text = f"vLLM gave up on a line {_ATTEMPTS} times, the last time with {line.reason!r}"
-                yield line.seat, EngineError(text)
+                yield line.slot, EngineError(text)
 
-    def abort(self, seat: str) -> None:
-        self._asked.pop(seat, None)
-        self._stepper.abort(seat)
+    def abort(self, slot: str) -> None:
+        self._asked.pop(slot, None)
+        self._stepper.abort(slot)
 
-    def leave(self, seat: str) -> None:
-        self._stepper.leave(seat)
+    def leave(self, slot: str) -> None:
+        self._stepper.leave(slot)
 
-    def _start(self, seat: str, asked: _Asked) -> None:
-        self._asked[seat] = asked
-        self._stepper.add(seat, asked.ids, asked.params, self._engine.version)
+    def _start(self, slot: str, asked: _Asked) -> None:
+        self._asked[slot] = asked
+        self._stepper.add(slot, asked.ids, asked.params, self._engine.version)
 
     def _sampled(self, line: FinishedLine) -> SampledLine:
         if not all(map(math.isfinite, line.logprobs)):

@@ -43,7 +43,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its seat did
+        "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its slot did
         "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
     }
     try:

@@ -33,7 +33,7 @@ class SharedKernels:
     def __init__(self, config: KernelConfig) -> None:
         self._size = config.size
         self._taken = 0
-        self._lock = threading.RLock()  # a garbage collection may give a seat back while this thread takes one
+        self._lock = threading.RLock()  # a garbage collection may give a slot back while this thread takes one
         self._loop = BackgroundLoop()
         try:
             self._pool = self._loop.run(_open(config))
@@ -53,7 +53,7 @@ class SharedKernels:
         """A fresh interpreter, gone at exit; `KernelSource` of what runs on the loop."""
         return self._pool.session()
 
-    def seat(self) -> Seat:
+    def slot(self) -> Slot:
         """A place for one more environment with an interpreter of its own.
 
         Raises ConfigError where the pool has no kernel left for it: the others hold theirs, so waiting would not end.
@@ -67,7 +67,7 @@ class SharedKernels:
                     "the number of rollouts that run at once, in training or evaluation, whichever is more"
                 )
             self._taken += 1
-        return Seat(self)
+        return Slot(self)
 
     def give_back(self) -> None:
         """One environment less."""
@@ -86,7 +86,7 @@ class SharedKernels:
         self._loop.close()
 
 
-class Seat:
+class Slot:
     """What one environment holds: the right to a kernel, and the session of its present episode."""
 
     def __init__(self, kernels: SharedKernels) -> None:

@@ -24,7 +24,7 @@ from repl_rl.config import KernelConfig
 from repl_rl.dialect import SMALLEST_LIMIT_CHARS, truncate_middle
 from repl_rl.errors import ConfigError
 from repl_rl.integrations.pasted import read_program
-from repl_rl.integrations.shared import Seat, shared_kernels
+from repl_rl.integrations.shared import Slot, shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Task
 
@@ -41,8 +41,8 @@ class ReplEnvironment:
     """Longer outputs are cut in the middle."""
 
     def __init__(self) -> None:
-        self._seat: Seat = shared_kernels(self.kernel_config).seat()
-        weakref.finalize(self, self._seat.leave).atexit = False
+        self._slot: Slot = shared_kernels(self.kernel_config).slot()
+        weakref.finalize(self, self._slot.leave).atexit = False
 
     @classmethod
     def configured(
@@ -60,7 +60,7 @@ class ReplEnvironment:
 
     def reset(self, **row: Any) -> None:
         """Begin an episode in a fresh interpreter. Raises KernelStartError if none comes up."""
-        self._seat.begin()
+        self._slot.begin()
 
     def python(self, code: str) -> str:
         """Run Python code in a live interpreter and return what it prints, the values of bare expressions included.
@@ -72,19 +72,19 @@ class ReplEnvironment:
         """
         if not isinstance(code, str):
             raise TypeError(f"code has to be a string, got {type(code).__name__}")
-        answered = self._seat.type(read_program(code))
+        answered = self._slot.type(read_program(code))
         shown = answered.note + "".join(cell.text for cell in answered.cells)
         return truncate_middle(shown, self.max_output_chars)
 
     @property
     def answer(self) -> tuple[str, ...] | None:
         """The `repr` of each value that this episode handed to `submit_final_answer`; None while there is none."""
-        return self._seat.session.answer if self._seat.session else None
+        return self._slot.session.answer if self._slot.session else None
 
     @property
     def failure(self) -> str | None:
         """What failed in the machinery, through no fault of the code; such an episode deserves no reward."""
-        return self._seat.session.failure if self._seat.session else None
+        return self._slot.session.failure if self._slot.session else None
 
 
 def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any], **_: Any) -> list[float | None]:

@@ -10,7 +10,7 @@ and an env (who plays). Its commands and servers find them by the name of an ins
     from repl_rl.integrations.verifiers import ReplEnv, ReplHarness, ReplTaskset
     __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
 
-The seat samples with `stop: ["\n"]`, so a message is a line and the model sees what it did before it types the next.
+The slot samples with `stop: ["\n"]`, so a message is a line and the model sees what it did before it types the next.
 Unlike in our own rollouts the lines are chat messages: the template's tokens stand between them, and no line's kind
 becomes a reward; kinds are metrics. The harness runs in the process of the environment, since every kernel has a
 sandbox of its own.
@@ -177,7 +177,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
 
 
 class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One seat. A message ends with its line; an empty `sampling` lets the model type several at once."""
+    """One slot. A message ends with its line; an empty `sampling` lets the model type several at once."""
 
     agent: vf.AgentConfig = vf.AgentConfig(
         runtime=vf.SubprocessConfig(), sampling=vf.SamplingConfig(stop=["\n"]), network_notice=False

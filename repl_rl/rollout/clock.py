@@ -41,7 +41,7 @@ class Clock:
             self.waited_s[wait] += time.monotonic() - began
 
     def begin(self) -> None:
-        """Seat and kernel are there: from now on `budget.seconds` runs."""
+        """Slot and kernel are there: from now on `budget.seconds` runs."""
         self._began = time.monotonic()
 
     def end(self) -> None:

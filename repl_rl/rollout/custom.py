@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, Seat, Vocabulary
+from repl_rl.engine import Engine, Slot, Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelSource
 from repl_rl.trajectory import Task, Trajectory
@@ -25,7 +25,7 @@ Sampler = Callable[..., Awaitable[Sequence[Trajectory]]]
 
 @dataclass(frozen=True, slots=True)
 class SamplerEngine:
-    """The engine as a sampler sees it: seats, and what it needs to turn text into ids and back."""
+    """The engine as a sampler sees it: slots, and what it needs to turn text into ids and back."""
 
     engine: Engine
     vocabulary: Vocabulary
@@ -39,9 +39,9 @@ class SamplerEngine:
         """How many weight updates the policy has seen: `Trajectory.version`."""
         return self.engine.version
 
-    def seat(self, tokens: int | None = None) -> AbstractAsyncContextManager[Seat]:
+    def slot(self, tokens: int | None = None) -> AbstractAsyncContextManager[Slot]:
         """A place for one trajectory of at most `tokens` tokens, prompt included; None takes the whole context."""
-        return self.engine.seat(self.context_tokens if tokens is None else tokens)
+        return self.engine.slot(self.context_tokens if tokens is None else tokens)
 
 
 async def run_sampler(

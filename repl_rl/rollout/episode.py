@@ -84,7 +84,7 @@ def _extensions(data: bytes) -> Extensions:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Episode:
     """Of one trajectory. `environment` is open."""
 
     prompt: Prompt
@@ -108,8 +108,8 @@ class Scene:
         return replace(trajectory, environment_reward=await self.environment.reward(trajectory))
 
 
-class SceneMaker:
-    """Makes the scene of each trajectory.
+class EpisodeMaker:
+    """Makes the episode of each trajectory.
 
     `dialect_with` gives the dialect that offers some tools, `prompt_of` the prompt of a task in a dialect.
     """
@@ -127,11 +127,11 @@ class SceneMaker:
         self.dialect = self._dialect(extensions.toolbox)
         """With the tools that every trajectory has."""
 
-    async def make(self, task: Task, stack: AsyncExitStack) -> Scene:
+    async def make(self, task: Task, stack: AsyncExitStack) -> Episode:
         """Open the environment, which ends with `stack`. Raises EnvironmentFailure."""
         toolbox = self._extensions.toolbox
         if self._extensions.environment is None:
-            return Scene(self._prompt_of(self.dialect, task), self.dialect, toolbox)
+            return Episode(self._prompt_of(self.dialect, task), self.dialect, toolbox)
         environment = EnvironmentSession(self._extensions.environment)
         stack.push_async_callback(environment.close)
         own, observation = await environment.open(task)
@@ -139,7 +139,7 @@ class SceneMaker:
         try:  # what it brings may be too much in one trajectory of many, or collide with the tools of all
             toolbox = toolbox.joined(own)
             dialect = self._dialect(toolbox)
-            return Scene(self._prompt_of(dialect, seen), dialect, toolbox, environment)
+            return Episode(self._prompt_of(dialect, seen), dialect, toolbox, environment)
         except ConfigError as error:
             raise EnvironmentFailure(f"with tools and first observation of the environment, {error}") from error
 

@@ -19,12 +19,12 @@ from typing import Any, overload
 
 from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Dialect, OfferedTool, Shown
-from repl_rl.engine import Engine, Finish, SampledLine, Seat, Vocabulary
+from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
 from repl_rl.rollout.clock import Clock, Wait
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
-from repl_rl.rollout.episode import Extensions, Scene, SceneMaker
+from repl_rl.rollout.episode import Episode, EpisodeMaker, Extensions
 from repl_rl.rollout.events import Event, Tell, as_told
 from repl_rl.rollout.execute import Interpreter
 from repl_rl.rollout.prompts import Prompts
@@ -73,8 +73,8 @@ class Rollout:
         """The environments of the last batch, by the index of the task."""
         self._extensions = extensions or Extensions()
         self._prompts = Prompts(vocabulary, chat, context_tokens)
-        self._scenes = SceneMaker(self._extensions, dialect_with or (lambda tools: dialect), self._prompts.of)
-        self.dialect = self._scenes.dialect
+        self._episodes = EpisodeMaker(self._extensions, dialect_with or (lambda tools: dialect), self._prompts.of)
+        self.dialect = self._episodes.dialect
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(vocabulary.encode_output)
 
     def prompt(self, task: Task) -> Prompt:
@@ -157,7 +157,7 @@ class Rollout:
         refuse_if_all_aborted(trajectories)
         return trajectories
 
-    async def one(self, session: Session, scene: Scene, seat: Seat) -> None:
+    async def one(self, session: Session, episode: Episode, slot: Slot) -> None:
         """The line loop. What it does is in `session`, also if it is left by an exception."""
         while session.stop is None:
             allowance = session.allowance(self.budget, self.context_tokens)
@@ -165,7 +165,7 @@ class Rollout:
                 session.stop = allowance.reason
                 break
             with session.clock.waiting(Wait.ENGINE):
-                sampled = await seat.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
+                sampled = await slot.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
             start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
             turn = session.reader.read(*self._typed(sampled))
             session.typed(turn, sampled)
@@ -175,7 +175,7 @@ class Rollout:
                 break
             ran = await session.run(turn)
             if ran.stop is None:
-                ran = ran.observing(await scene.observed(turn))
+                ran = ran.observing(await episode.observed(turn))
             session.stop = ran.stop or session.stop_after(sampled.finish, turn, self.budget)
             shown = session.reader.show(ran.cells, goes_on=session.stop is None)
             ids, text = self._behind(sampled, shown)
@@ -216,43 +216,43 @@ class Rollout:
     ) -> Trajectory:
         """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
         version, clock = self.engine.version, Clock(asked)
-        scene, error = Scene(self.prompt(task), self.dialect, Toolbox()), None
+        episode, error = Episode(self.prompt(task), self.dialect, Toolbox()), None
         async with AsyncExitStack() as stack:
-            session = self._session(scene, sampling, clock, stack)
+            session = self._session(episode, sampling, clock, stack)
             try:
                 if not ticket.is_cut:
-                    scene = await self._scenes.make(task, stack)
-                    session = self._session(scene, sampling, clock, stack)
+                    episode = await self._episodes.make(task, stack)
+                    session = self._session(episode, sampling, clock, stack)
                     session.tell = tell
                 if not ticket.is_cut:  # the cut may have come while the environment opened
                     with ticket.open_to_cut():
-                        await self._take_place_and_type(session, task, scene, stack)
+                        await self._take_place_and_type(session, task, episode, stack)
                 if session.stop is None:
                     session.stop = StopReason.UNFINISHED
                 clock.end()
-                trajectory = await scene.graded(session.trajectory(task, scene.prompt, version, None))
+                trajectory = await episode.graded(session.trajectory(task, episode.prompt, version, None))
             except KernelError as failure:
                 clock.end()
                 session.stop, error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
-                trajectory = session.trajectory(task, scene.prompt, version, error)
-        if scene.environment is not None:
-            self.instances[index] = scene.environment.instance
+                trajectory = session.trajectory(task, episode.prompt, version, error)
+        if episode.environment is not None:
+            self.instances[index] = episode.environment.instance
         return trajectory
 
-    def _session(self, scene: Scene, sampling: SamplingConfig, clock: Clock, stack: AsyncExitStack) -> Session:
-        host = scene.toolbox.host_calls()
-        interpreter = Interpreter(self.kernels, stack, clock, setup=scene.setup, host=host)
-        return Session(Transcript(scene.prompt.ids), scene.dialect.reader(), interpreter, sampling, clock)
+    def _session(self, episode: Episode, sampling: SamplingConfig, clock: Clock, stack: AsyncExitStack) -> Session:
+        host = episode.toolbox.host_calls()
+        interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
+        return Session(Transcript(episode.prompt.ids), episode.dialect.reader(), interpreter, sampling, clock)
 
-    async def _take_place_and_type(self, session: Session, task: Task, scene: Scene, stack: AsyncExitStack) -> None:
+    async def _take_place_and_type(self, session: Session, task: Task, episode: Episode, stack: AsyncExitStack) -> None:
         transcript = session.transcript
         most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
         with session.clock.waiting(Wait.QUEUE):
-            seat = await stack.enter_async_context(self.engine.seat(most_tokens))
-        if scene.dialect.needs_kernel:
+            slot = await stack.enter_async_context(self.engine.slot(most_tokens))
+        if episode.dialect.needs_kernel:
             await session.interpreter.start()
-        session.begin(task, scene.prompt)
-        await self.one(session, scene, seat)
+        session.begin(task, episode.prompt)
+        await self.one(session, episode, slot)
 
 
 def _of_trajectory(sampling: SamplingConfig, index: int) -> SamplingConfig:

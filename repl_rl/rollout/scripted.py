@@ -60,7 +60,7 @@ async def type_session(
 
 
 class Typist:
-    """An engine without a model: whoever takes a seat types `text`, turn by turn."""
+    """An engine without a model: whoever takes a slot types `text`, turn by turn."""
 
     version = 0
 
@@ -69,14 +69,14 @@ class Typist:
         self._turns = turns(text, vocabulary.stops)
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[TypistSeat]:
-        yield TypistSeat(self._vocabulary, iter(self._turns))
+    async def slot(self, tokens: int) -> AsyncIterator[TypistSlot]:
+        yield TypistSlot(self._vocabulary, iter(self._turns))
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class TypistSeat:
+class TypistSlot:
     """One session's place."""
 
     def __init__(self, vocabulary: Vocabulary, left: Iterator[str]) -> None:

@@ -71,7 +71,7 @@ class Session:
         return StopReason.SECONDS if self.clock.running_s >= budget.seconds else None
 
     def begin(self, task: Task, prompt: Prompt) -> None:
-        """Seat and kernel are there."""
+        """Slot and kernel are there."""
         self.clock.begin()
         if self.tell is not None:
             self.tell(events.Began(task, prompt.text, prompt.ids))

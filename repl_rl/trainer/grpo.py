@@ -8,7 +8,8 @@ TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync
 - the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.policy`);
 - the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
 
-B batch, T completion tokens. TRL's private methods that this overrides are held in `tests/trainer/test_trl_contract.py`.
+B batch, T completion tokens. TRL's private methods that this overrides are held in
+`tests/trainer/test_trl_contract.py`.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def assert_exact(trajectories: Sequence[Trajectory], recorded: RecordingEngine, 
 
 
 async def sample(engine: VLLMServerEngine, ids: Sequence[int], max_tokens: int, temperature: float) -> SampledLine:
-    async with engine.seat(CONTEXT_TOKENS) as seat:
-        return await seat.sample_line(ids, max_tokens, SamplingConfig(temperature=temperature))
+    async with engine.slot(CONTEXT_TOKENS) as slot:
+        return await slot.sample_line(ids, max_tokens, SamplingConfig(temperature=temperature))
 
 
 def metric(server: RunningServer, name: str) -> float:

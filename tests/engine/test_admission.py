@@ -15,7 +15,7 @@ class Guests:
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
-        self.seated: list[str] = []
+        self.admitted: list[str] = []
         self._leaving: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -36,7 +36,7 @@ class Guests:
 
     async def _stay(self, name: str, tokens: int, used: int) -> None:
         async with self.admission.reserve(tokens) as reservation:
-            self.seated.append(name)
+            self.admitted.append(name)
             self.admission.grow(reservation, used)
             await self._leaving[name].wait()
 
@@ -53,7 +53,7 @@ async def guests(capacity_tokens: int) -> AsyncIterator[Guests]:
     for event in here._leaving.values():
         event.set()
     await asyncio.gather(*here._tasks.values(), return_exceptions=True)
-    assert (here.admission.seated, here.admission.taken_tokens) == (0, 0)
+    assert (here.admission.admitted, here.admission.taken_tokens) == (0, 0)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -65,9 +65,9 @@ def test_as_many_sit_down_as_the_cache_holds() -> None:
         async with guests(100) as here:
             for name in "abc":
                 await here.come(name, 40)
-            assert here.seated == ["a", "b"]
+            assert here.admitted == ["a", "b"]
             await here.leave("a")
-            assert here.seated == ["a", "b", "c"]
+            assert here.admitted == ["a", "b", "c"]
 
     run(go())
 
@@ -78,9 +78,9 @@ def test_a_large_one_is_not_passed_by_small_ones_that_came_later() -> None:
             await here.come("a", 60)
             await here.come("large", 90)
             await here.come("small", 10)
-            assert here.seated == ["a"]
+            assert here.admitted == ["a"]
             await here.leave("a")
-            assert here.seated == ["a", "large", "small"]
+            assert here.admitted == ["a", "large", "small"]
 
     run(go())
 
@@ -90,9 +90,9 @@ def test_one_that_asks_for_more_than_there_is_sits_alone() -> None:
         async with guests(100) as here:
             await here.come("huge", 500)
             await here.come("small", 1)
-            assert here.seated == ["huge"]
+            assert here.admitted == ["huge"]
             await here.leave("huge")
-            assert here.seated == ["huge", "small"]
+            assert here.admitted == ["huge", "small"]
 
     run(go())
 
@@ -102,12 +102,12 @@ def test_the_next_ones_are_expected_to_be_as_long_as_the_last_ones_were() -> Non
         async with guests(100) as here:
             await here.come("a", 90, used=20)
             await here.come("b", 90)
-            assert here.seated == ["a"]
+            assert here.admitted == ["a"]
             await here.leave("a")
             assert here.admission.taken_tokens == 20  # b's too: it sat down when a's length was known
             for name in "cdefg":
                 await here.come(name, 90)
-            assert here.seated == ["a", "b", "c", "d", "e", "f"]
+            assert here.admitted == ["a", "b", "c", "d", "e", "f"]
 
     run(go())
 
@@ -121,7 +121,7 @@ def test_one_that_outgrows_its_reservation_is_charged_for_what_it_holds() -> Non
             assert here.admission.taken_tokens == 85
             await here.come("b", 90)
             await here.come("c", 90)
-            assert here.seated == ["short", "a", "b"]
+            assert here.admitted == ["short", "a", "b"]
 
     run(go())
 
@@ -134,7 +134,7 @@ def test_one_that_gives_up_waiting_does_not_hold_the_others_up() -> None:
             await here.come("c", 10)
             await here.give_up("b")
             await here.leave("a")
-            assert here.seated == ["a", "c"]
+            assert here.admitted == ["a", "c"]
 
     run(go())
 

@@ -55,9 +55,9 @@ def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
 
 
 async def line(engine: Engine, ids: list[int], sampling: SamplingConfig = GREEDY, max_tokens: int = 40) -> SampledLine:
-    """One line of a seat of its own."""
-    async with engine.seat(CONTEXT_TOKENS) as seat:
-        return await seat.sample_line(ids, max_tokens, sampling)
+    """One line of a slot of its own."""
+    async with engine.slot(CONTEXT_TOKENS) as slot:
+        return await slot.sample_line(ids, max_tokens, sampling)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -96,13 +96,13 @@ def test_a_line_that_ends_with_its_last_allowed_token_has_ended(engine: Engine, 
     assert (cut.ids, cut.finish) == (whole.ids[:-1], Finish.LENGTH)
 
 
-def test_many_seats_side_by_side_sample_what_each_samples_alone(engine: Engine, vocabulary: Vocabulary) -> None:
+def test_many_slots_side_by_side_sample_what_each_samples_alone(engine: Engine, vocabulary: Vocabulary) -> None:
     async def session(number: int) -> list[SampledLine]:
         ids = prompt(vocabulary, number)
         lines = []
-        async with engine.seat(CONTEXT_TOKENS) as seat:
+        async with engine.slot(CONTEXT_TOKENS) as slot:
             for turn in range(4):
-                lines.append(await seat.sample_line(ids, 40, GREEDY))
+                lines.append(await slot.sample_line(ids, 40, GREEDY))
                 ids += [*lines[-1].ids, *vocabulary.encode_output(f"{number + turn}\n>>>")]
         return lines
 
@@ -114,14 +114,14 @@ def test_many_seats_side_by_side_sample_what_each_samples_alone(engine: Engine, 
             assert_same(found, expected)
 
 
-def test_a_line_depends_on_its_ids_and_not_on_what_the_seat_was_asked_before(
+def test_a_line_depends_on_its_ids_and_not_on_what_the_slot_was_asked_before(
     engine: Engine, vocabulary: Vocabulary
 ) -> None:
     first, other = prompt(vocabulary, 4), prompt(vocabulary, 9)
 
     async def asked_in_turn(*questions: list[int]) -> list[SampledLine]:
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            return [await seat.sample_line(ids, 40, GREEDY) for ids in questions]
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            return [await slot.sample_line(ids, 40, GREEDY) for ids in questions]
 
     shorter = first[:-6]
     for ids, found in zip(
@@ -130,20 +130,20 @@ def test_a_line_depends_on_its_ids_and_not_on_what_the_seat_was_asked_before(
         assert_same(found, run(line(engine, ids)))
 
 
-def test_a_cancelled_line_leaves_the_batch_and_its_seat_goes_on(engine: Engine, vocabulary: Vocabulary) -> None:
+def test_a_cancelled_line_leaves_the_batch_and_its_slot_goes_on(engine: Engine, vocabulary: Vocabulary) -> None:
     ids = prompt(vocabulary, 1)
 
     cancelled = 0
 
     async def cancelled_then_asked(number: int) -> SampledLine:
         nonlocal cancelled
-        async with engine.seat(CONTEXT_TOKENS) as seat:
+        async with engine.slot(CONTEXT_TOKENS) as slot:
             for wait_s in (0.0, 0.001 * number):
                 try:
-                    await asyncio.wait_for(seat.sample_line(prompt(vocabulary, number), 400, GREEDY), wait_s)
+                    await asyncio.wait_for(slot.sample_line(prompt(vocabulary, number), 400, GREEDY), wait_s)
                 except TimeoutError:
                     cancelled += 1
-            return await seat.sample_line(ids, 40, GREEDY)
+            return await slot.sample_line(ids, 40, GREEDY)
 
     async def many() -> list[SampledLine]:
         return await asyncio.gather(*map(cancelled_then_asked, range(70)))
@@ -157,12 +157,12 @@ def test_a_cancelled_line_leaves_the_batch_and_its_seat_goes_on(engine: Engine, 
 def test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_on(
     engine: Engine, vocabulary: Vocabulary
 ) -> None:
-    async def a_seat_too_long() -> None:
-        async with engine.seat(CONTEXT_TOKENS + 1):
+    async def a_slot_too_long() -> None:
+        async with engine.slot(CONTEXT_TOKENS + 1):
             pass
 
     for work in (
-        a_seat_too_long(),
+        a_slot_too_long(),
         line(engine, [5] * CONTEXT_TOKENS, max_tokens=1),
         line(engine, [5] * (CONTEXT_TOKENS - 4), max_tokens=5),
         line(engine, [5], max_tokens=0),
@@ -172,13 +172,13 @@ def test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_on(
     assert len(run(line(engine, [5] * (CONTEXT_TOKENS - 4), max_tokens=4)).ids) <= 4
 
 
-def test_seats_are_given_in_order_when_the_cache_is_full(engine: Engine) -> None:
+def test_slots_are_given_in_order_when_the_cache_is_full(engine: Engine) -> None:
     admission = engine.admission  # type: ignore[attr-defined]
     capacity, admission.capacity_tokens = admission.capacity_tokens, 1
     came_and_went: list[tuple[str, int]] = []
 
     async def sit(number: int) -> None:
-        async with engine.seat(CONTEXT_TOKENS):
+        async with engine.slot(CONTEXT_TOKENS):
             came_and_went.append(("came", number))
             await asyncio.sleep(0.001)
             came_and_went.append(("went", number))
@@ -191,12 +191,12 @@ def test_seats_are_given_in_order_when_the_cache_is_full(engine: Engine) -> None
     assert came_and_went == [(what, number) for number in range(7) for what in ("came", "went")]
 
 
-def test_who_stops_waiting_for_a_seat_leaves_the_queue(engine: Engine, vocabulary: Vocabulary) -> None:
+def test_who_stops_waiting_for_a_slot_leaves_the_queue(engine: Engine, vocabulary: Vocabulary) -> None:
     admission = engine.admission  # type: ignore[attr-defined]
     capacity, admission.capacity_tokens = admission.capacity_tokens, 1
 
     async def one_gives_up() -> SampledLine:
-        async with engine.seat(CONTEXT_TOKENS):
+        async with engine.slot(CONTEXT_TOKENS):
             given_up = asyncio.create_task(line(engine, prompt(vocabulary, 1)))
             patient = asyncio.create_task(line(engine, prompt(vocabulary, 2)))
             await asyncio.sleep(0.001)
@@ -232,9 +232,9 @@ def test_a_deterministic_engine_draws_a_line_by_its_trajectorys_seed_and_place_a
 ) -> None:
     async def two_lines(sampling: SeededSampling) -> list[SampledLine]:
         ids, lines = prompt(vocabulary, 3), []
-        async with deterministic.seat(CONTEXT_TOKENS) as seat:
+        async with deterministic.slot(CONTEXT_TOKENS) as slot:
             for _ in range(2):
-                lines.append(await seat.sample_line(ids, 40, sampling))
+                lines.append(await slot.sample_line(ids, 40, sampling))
                 ids += [*lines[-1].ids, 1, 2, 3]
         return lines
 

@@ -68,9 +68,9 @@ async def typed(engine: VLLMEngine, vocabulary: Vocabulary, question: str, lines
     ids = prompt(vocabulary, question)
     logprobs = [0.0] * len(ids)
     output = list(vocabulary.encode_output("1\n>>>"))
-    async with engine.seat(CONTEXT_TOKENS) as seat:
+    async with engine.slot(CONTEXT_TOKENS) as slot:
         for _ in range(lines):
-            line = await seat.sample_line(ids, 12, GREEDY)
+            line = await slot.sample_line(ids, 12, GREEDY)
             ids = [*ids, *line.ids, *output]
             logprobs += [*line.logprobs, *[0.0] * len(output)]
     return ids, logprobs
@@ -89,19 +89,19 @@ def test_the_engine_runs_on_our_scheduler(engine: VLLMEngine) -> None:
     assert isinstance(engine.stepper, LineStepper)
 
 
-def test_a_line_leaves_its_blocks_to_the_next_one_and_its_seat_gives_them_back(
+def test_a_line_leaves_its_blocks_to_the_next_one_and_its_slot_gives_them_back(
     engine: VLLMEngine, vocabulary: Vocabulary
 ) -> None:
     async def go() -> list[int]:
         ids = prompt(vocabulary, QUESTIONS[0])
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            await seat.sample_line(ids, 12, GREEDY)
-            while_seated = free_blocks(engine)
-        return [while_seated, free_blocks(engine)]
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            await slot.sample_line(ids, 12, GREEDY)
+            while_in_slot = free_blocks(engine)
+        return [while_in_slot, free_blocks(engine)]
 
     before = free_blocks(engine)
-    while_seated, after = run(go())
-    assert while_seated < before == after
+    while_in_slot, after = run(go())
+    assert while_in_slot < before == after
 
 
 def test_lines_that_go_on_from_their_blocks_are_exact(
@@ -141,12 +141,12 @@ def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
     assert free_blocks(engine) == BLOCKS - 1  # vLLM keeps one for itself
 
 
-def test_a_seat_may_change_what_was_said_before(engine: VLLMEngine, vocabulary: Vocabulary, reference: Any) -> None:
+def test_a_slot_may_change_what_was_said_before(engine: VLLMEngine, vocabulary: Vocabulary, reference: Any) -> None:
     async def go() -> tuple[list[int], list[float]]:
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            await seat.sample_line(prompt(vocabulary, QUESTIONS[1]), 12, GREEDY)
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            await slot.sample_line(prompt(vocabulary, QUESTIONS[1]), 12, GREEDY)
             ids = prompt(vocabulary, QUESTIONS[2])
-            line = await seat.sample_line(ids, 40, GREEDY)
+            line = await slot.sample_line(ids, 40, GREEDY)
         return [*ids, *line.ids], [*[0.0] * len(ids), *line.logprobs]
 
     ids, logprobs = run(go())
@@ -160,9 +160,9 @@ def test_what_was_computed_with_older_weights_is_not_gone_on_from(
     engine: VLLMEngine, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def go() -> int:
-        async with engine.seat(CONTEXT_TOKENS) as seat:
+        async with engine.slot(CONTEXT_TOKENS) as slot:
             ids = prompt(vocabulary, QUESTIONS[3])
-            line = await seat.sample_line(ids, 12, GREEDY)
+            line = await slot.sample_line(ids, 12, GREEDY)
             engine.version += 1
             started: list[int] = []
             add = scheduler_of(engine).add_request
@@ -172,35 +172,35 @@ def test_what_was_computed_with_older_weights_is_not_gone_on_from(
                 add(request)
 
             monkeypatch.setattr(scheduler_of(engine), "add_request", watched)
-            await seat.sample_line([*ids, *line.ids], 12, GREEDY)
+            await slot.sample_line([*ids, *line.ids], 12, GREEDY)
             return started[0]
 
     assert run(go()) == 0
 
 
-def test_a_cancelled_line_frees_its_request_and_its_seat_can_go_on(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
+def test_a_cancelled_line_frees_its_request_and_its_slot_can_go_on(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     async def go() -> None:
         ids = prompt(vocabulary, QUESTIONS[4])
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            asked = asyncio.create_task(seat.sample_line(ids, 100, SamplingConfig(temperature=2)))
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            asked = asyncio.create_task(slot.sample_line(ids, 100, SamplingConfig(temperature=2)))
             await asyncio.sleep(0.01)
             asked.cancel()
             await asyncio.gather(asked, return_exceptions=True)
-            assert (await seat.sample_line(ids, 40, GREEDY)).finish is Finish.NEWLINE
+            assert (await slot.sample_line(ids, 40, GREEDY)).finish is Finish.NEWLINE
 
     run(go())
     assert free_blocks(engine) == BLOCKS - 1
     assert not scheduler_of(engine).requests
 
 
-def test_seats_wait_for_the_kv_cache(engine: VLLMEngine) -> None:
+def test_slots_wait_for_the_kv_cache(engine: VLLMEngine) -> None:
     assert engine.admission.capacity_tokens == BLOCKS * BLOCK_TOKENS
 
     async def go() -> int:
         async with AsyncExitStack() as stack:
             for _ in range(3):
-                await stack.enter_async_context(engine.seat(CONTEXT_TOKENS))
-            waiting = asyncio.create_task(stack.enter_async_context(engine.seat(CONTEXT_TOKENS)))
+                await stack.enter_async_context(engine.slot(CONTEXT_TOKENS))
+            waiting = asyncio.create_task(stack.enter_async_context(engine.slot(CONTEXT_TOKENS)))
             done, _ = await asyncio.wait([waiting], timeout=0.05)
             waiting.cancel()
             return len(done)
@@ -242,10 +242,10 @@ def test_lines_that_all_wait_with_blocks_in_hand_do_not_wait_for_ever(
     async def session(question: str) -> tuple[list[int], list[float]]:
         ids = prompt(vocabulary, question)
         logprobs, output = [0.0] * len(ids), list(vocabulary.encode_output("1234567890\n" * 2 + ">>>"))
-        async with engine.seat(CONTEXT_TOKENS) as seat:
+        async with engine.slot(CONTEXT_TOKENS) as slot:
             for _ in range(4):
                 await everybody.wait()
-                line = await seat.sample_line(ids, 12, GREEDY)
+                line = await slot.sample_line(ids, 12, GREEDY)
                 ids = [*ids, *line.ids, *output]
                 logprobs += [*line.logprobs, *[0.0] * len(output)]
         return ids, logprobs
@@ -270,8 +270,8 @@ def test_other_requests_are_vllms_own_business(engine: VLLMEngine, vocabulary: V
 @pytest.mark.parametrize(("length", "max_tokens"), [(10, 0), (CONTEXT_TOKENS - 4, 5), (CONTEXT_TOKENS + 1, 1)])
 def test_a_line_without_room_is_refused(engine: VLLMEngine, length: int, max_tokens: int) -> None:
     async def go() -> None:
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            await seat.sample_line([5] * length, max_tokens, GREEDY)
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            await slot.sample_line([5] * length, max_tokens, GREEDY)
 
     with pytest.raises(ConfigError, match=rf"at most {max_tokens} tokens behind {length} does not fit"):
         run(go())
@@ -279,7 +279,7 @@ def test_a_line_without_room_is_refused(engine: VLLMEngine, length: int, max_tok
 
 def test_a_trajectory_longer_than_the_context_is_refused(engine: VLLMEngine) -> None:
     async def go() -> None:
-        async with engine.seat(CONTEXT_TOKENS + 1):
+        async with engine.slot(CONTEXT_TOKENS + 1):
             pass
 
     with pytest.raises(ConfigError, match=r"a trajectory of 257 tokens does not fit into engine.context_tokens 256"):
@@ -296,8 +296,8 @@ def test_a_line_that_vllm_gives_up_on_is_asked_for_again(
     def failing(times: int) -> Any:
         for finished in step():
             if len(failed) < times:
-                failed.append(finished.seat)
-                yield type(finished)(finished.seat, [], [], "error")
+                failed.append(finished.slot)
+                yield type(finished)(finished.slot, [], [], "error")
             else:
                 yield finished
 
@@ -329,31 +329,31 @@ def test_who_came_first_goes_on_first(
     monkeypatch: pytest.MonkeyPatch,
     make: type[LineStepper | RequestStepper],
 ) -> None:
-    """Three seats and one place. Their second lines are asked for in reverse."""
+    """Three slots and one place. Their second lines are asked for in reverse."""
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
-    seats = ["first", "second", "third"]
-    asked = {seat: prompt(vocabulary, question) for seat, question in zip(seats, QUESTIONS, strict=False)}
+    slots = ["first", "second", "third"]
+    asked = {slot: prompt(vocabulary, question) for slot, question in zip(slots, QUESTIONS, strict=False)}
 
     def ended(stepper: LineStepper | RequestStepper) -> list[str]:
         order: list[str] = []
-        while len(order) < len(seats):
+        while len(order) < len(slots):
             for line in stepper.step():
-                asked[line.seat] += line.ids
-                order.append(line.seat)
+                asked[line.slot] += line.ids
+                order.append(line.slot)
         return order
 
     with engine.quiet():
         monkeypatch.setattr(scheduler_of(engine), "max_num_active_reqs", 1)
         stepper = make(engine.llm, vocabulary)
-        for seat in seats:
-            stepper.add(seat, list(asked[seat]), params, 0)
+        for slot in slots:
+            stepper.add(slot, list(asked[slot]), params, 0)
         first_lines = ended(stepper)
-        for seat in reversed(seats):
-            stepper.add(seat, list(asked[seat]), params, 0)
+        for slot in reversed(slots):
+            stepper.add(slot, list(asked[slot]), params, 0)
         second_lines = ended(stepper)
-        for seat in seats:
-            stepper.leave(seat)
-    assert first_lines == second_lines == seats
+        for slot in slots:
+            stepper.leave(slot)
+    assert first_lines == second_lines == slots
 
 
 # An engine that is closed takes what vLLM keeps per process with it: the tests with engines of their own come last.

@@ -1,4 +1,4 @@
-"""Seats in another process: the same tests where the engine's own thread serves them, and where a host does."""
+"""Slots in another process: the same tests where the engine's own thread serves them, and where a host does."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 from exactness import RecordingEngine
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Finish, SampledLine, ServesSeats
+from repl_rl.engine import Finish, SampledLine, ServesSlots
 from repl_rl.engine.admission import Admission
 from repl_rl.engine.line_thread import LineThread
 from repl_rl.engine.remote import EngineHost, RemoteEngine
-from repl_rl.engine.remote.client import RemoteSeat
-from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Sampled, Seated, TakeSeat
+from repl_rl.engine.remote.client import RemoteSlot
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSlot, Sampled, SlotTaken, TakeSlot
 from repl_rl.engine.threaded_engine import ThreadedEngine
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.channel import Channel, frame
@@ -54,9 +54,9 @@ class CountingStepper:
     before_answers: Callable[[], None] = lambda: None
     lines: dict[Place, CountedLine] = field(default_factory=dict)
 
-    def add(self, seat: Place, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
-        assert seat not in self.lines
-        self.lines[seat] = CountedLine(ids[-1], counted(ids[-1], 10**9 if ids[-1] == ENDLESS else max_tokens))
+    def add(self, slot: Place, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> None:
+        assert slot not in self.lines
+        self.lines[slot] = CountedLine(ids[-1], counted(ids[-1], 10**9 if ids[-1] == ENDLESS else max_tokens))
         self.given.append((tuple(ids), sampling.temperature))
 
     def step(self) -> Iterable[tuple[Place, SampledLine | EngineError]]:
@@ -64,20 +64,20 @@ class CountingStepper:
             raise RuntimeError("the batch is broken")
         for line in self.lines.values():
             line.sampled += 1
-        ended = [seat for seat, line in self.lines.items() if line.sampled == len(line.ids)]
+        ended = [slot for slot, line in self.lines.items() if line.sampled == len(line.ids)]
         if ended:
             self.before_answers()
         else:
             time.sleep(0.001)
-        return [(seat, line_of(self.lines.pop(seat).ids)) for seat in ended]
+        return [(slot, line_of(self.lines.pop(slot).ids)) for slot in ended]
 
-    def abort(self, seat: Place) -> None:
-        del self.lines[seat]
-        self.aborted.append(seat)
+    def abort(self, slot: Place) -> None:
+        del self.lines[slot]
+        self.aborted.append(slot)
 
-    def leave(self, seat: Place) -> None:
-        self.left.append(seat)
-        self.left_with_a_line |= seat in self.lines
+    def leave(self, slot: Place) -> None:
+        self.left.append(slot)
+        self.left_with_a_line |= slot in self.lines
 
 
 def counted(last: int, count: int) -> range:
@@ -103,7 +103,7 @@ class CountingEngine(ThreadedEngine[Place]):
         self._thread.close()
 
     def assert_all_is_given_back(self) -> None:
-        assert (self.admission.seated, self.admission.taken_tokens) == (0, 0)
+        assert (self.admission.admitted, self.admission.taken_tokens) == (0, 0)
         assert {id(place) for place in self.stepper.left} == {id(place) for place in self.places}
         assert (self.stepper.lines, self.stepper.left_with_a_line) == ({}, False)
 
@@ -123,7 +123,7 @@ class Served:
         return await Channel.open(self._end, received.append, lambda: None)
 
     async def is_given_back(self) -> None:
-        await until(lambda: self.engine.admission.seated == 0)
+        await until(lambda: self.engine.admission.admitted == 0)
         await until(lambda: len(self.stepper.left) == len(self.engine.places))
         self.engine.assert_all_is_given_back()
 
@@ -147,7 +147,7 @@ async def by_host() -> AsyncIterator[Served]:
     ours, theirs = socket.socketpair()
     engine = CountingEngine()
     alone = RecordingEngine(engine)
-    assert not isinstance(alone, ServesSeats)
+    assert not isinstance(alone, ServesSlots)
     host = EngineHost(alone)
     await host.open(ours)
     try:
@@ -173,20 +173,20 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 async def one_line(remote: RemoteEngine, *ids: int, tokens: int = 10) -> tuple[int, ...]:
-    async with remote.seat(tokens) as seat:
-        return (await seat.sample_line(ids, 2, COLD)).ids
+    async with remote.slot(tokens) as slot:
+        return (await slot.sample_line(ids, 2, COLD)).ids
 
 
 def test_line_after_line_the_engine_has_the_whole_sequence(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(50) as seat:
-                first = await seat.sample_line([7, 20], 3, COLD)
+            async with remote.slot(50) as slot:
+                first = await slot.sample_line([7, 20], 3, COLD)
                 assert first == SampledLine((21, 22, 23), (-0.5, -0.5, -0.5), Finish.NEWLINE)
-                second = await seat.sample_line([7, 20, 21, 22, 23, 40], 1, HOT)
+                second = await slot.sample_line([7, 20, 21, 22, 23, 40], 1, HOT)
                 assert second.ids == (41,)
-                third = await seat.sample_line([7, 20, 21, 22, 23, 40, 41], 2, HOT)
+                third = await slot.sample_line([7, 20, 21, 22, 23, 40, 41], 2, HOT)
                 assert third.ids == (42, 43)
             assert served.stepper.given == [
                 ((7, 20), 0.5),
@@ -202,12 +202,12 @@ def test_line_after_line_the_engine_has_the_whole_sequence(serve: Serve) -> None
 def test_only_what_the_engine_lacks_is_sent() -> None:
     async def go() -> None:
         sent: list[Any] = []
-        seat = RemoteSeat(4, sent.append)
+        slot = RemoteSlot(4, sent.append)
 
         async def line(ids: list[int], sampling: SamplingConfig, answer: SampledLine) -> None:
-            asked = asyncio.create_task(seat.sample_line(ids, 5, sampling))
+            asked = asyncio.create_task(slot.sample_line(ids, 5, sampling))
             await asyncio.sleep(0)
-            seat.on_answer(Sampled(4, sent[-1].number, answer))
+            slot.on_answer(Sampled(4, sent[-1].number, answer))
             assert await asked == answer
 
         await line([1, 2], COLD, line_of([3]))
@@ -228,26 +228,26 @@ def test_a_history_that_was_changed_is_what_the_engine_goes_on_from(serve: Serve
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(50) as seat:
-                assert (await seat.sample_line([1, 2, 3], 2, COLD)).ids == (4, 5)
-                assert (await seat.sample_line([1, 9, 3, 4, 5], 1, COLD)).ids == (6,)
-                assert (await seat.sample_line([30], 1, COLD)).ids == (31,)
+            async with remote.slot(50) as slot:
+                assert (await slot.sample_line([1, 2, 3], 2, COLD)).ids == (4, 5)
+                assert (await slot.sample_line([1, 9, 3, 4, 5], 1, COLD)).ids == (6,)
+                assert (await slot.sample_line([30], 1, COLD)).ids == (31,)
             assert [ids for ids, _ in served.stepper.given] == [(1, 2, 3), (1, 9, 3, 4, 5), (30,)]
             remote.close()
 
     run(go())
 
 
-def test_several_seats_at_once(serve: Serve) -> None:
+def test_several_slots_at_once(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
 
             async def type_lines(start: int) -> list[int]:
                 ids = [start]
-                async with remote.seat(20) as seat:
+                async with remote.slot(20) as slot:
                     for length in (1, 3, 2):
-                        ids += (await seat.sample_line(ids, length, COLD)).ids
+                        ids += (await slot.sample_line(ids, length, COLD)).ids
                 return ids
 
             typed = await asyncio.gather(*(type_lines(100 * number) for number in range(1, 9)))
@@ -258,18 +258,18 @@ def test_several_seats_at_once(serve: Serve) -> None:
     run(go())
 
 
-def test_a_cancelled_line_is_dropped_and_its_seat_goes_on(serve: Serve) -> None:
+def test_a_cancelled_line_is_dropped_and_its_slot_goes_on(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(50) as seat:
-                assert (await seat.sample_line([1], 1, COLD)).ids == (2,)
-                endless = asyncio.create_task(seat.sample_line([1, 2, ENDLESS], 5, HOT))
+            async with remote.slot(50) as slot:
+                assert (await slot.sample_line([1], 1, COLD)).ids == (2,)
+                endless = asyncio.create_task(slot.sample_line([1, 2, ENDLESS], 5, HOT))
                 await until(lambda: len(served.stepper.lines) == 1)
                 endless.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await endless
-                assert (await seat.sample_line([1, 2, 50], 2, HOT)).ids == (51, 52)
+                assert (await slot.sample_line([1, 2, 50], 2, HOT)).ids == (51, 52)
                 assert served.stepper.aborted == served.engine.places
             await served.is_given_back()
             remote.close()
@@ -282,21 +282,21 @@ def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_next_o
         async with serve() as served:
             received: list[Any] = []
             channel = await served.channel(received)
-            channel.send(TakeSeat(0, 50))
-            await until(lambda: received == [Seated(0)])
+            channel.send(TakeSlot(0, 50))
+            await until(lambda: received == [SlotTaken(0)])
             channel.send(AskLine(0, 1, 0, (ENDLESS,), 5, HOT))
             channel.send(CancelLine(0, 1))
             channel.send(AskLine(0, 2, 0, (8,), 2, None))
             await until(lambda: len(received) == 2)
-            assert received == [Seated(0), Sampled(0, 2, line_of([9, 10]))]
-            channel.send(LeaveSeat(0))
+            assert received == [SlotTaken(0), Sampled(0, 2, line_of([9, 10]))]
+            channel.send(LeaveSlot(0))
             await served.is_given_back()
             channel.close()
 
     run(go())
 
 
-def test_a_seat_that_is_left_in_the_middle_of_a_line_is_given_back(serve: Serve) -> None:
+def test_a_slot_that_is_left_in_the_middle_of_a_line_is_given_back(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
@@ -325,14 +325,14 @@ def test_a_trajectory_that_is_too_long_is_refused(serve: Serve) -> None:
     run(go())
 
 
-def test_a_line_without_room_is_refused_and_its_seat_goes_on(serve: Serve) -> None:
+def test_a_line_without_room_is_refused_and_its_slot_goes_on(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(10) as seat:
+            async with remote.slot(10) as slot:
                 with pytest.raises(ConfigError, match="at most 99 tokens behind 2 does not fit"):
-                    await seat.sample_line([1, 2], 99, COLD)
-                assert (await seat.sample_line([1, 2], 1, COLD)).ids == (3,)
+                    await slot.sample_line([1, 2], 99, COLD)
+                assert (await slot.sample_line([1, 2], 1, COLD)).ids == (3,)
             await served.is_given_back()
             remote.close()
 
@@ -344,7 +344,7 @@ class Guests:
 
     def __init__(self, remote: RemoteEngine) -> None:
         self._remote = remote
-        self.seated: list[str] = []
+        self.admitted: list[str] = []
         self.leave: dict[str, asyncio.Event] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -354,8 +354,8 @@ class Guests:
         await asyncio.sleep(0)
 
     async def are(self, *names: str) -> None:
-        await until(lambda: len(self.seated) == len(names))
-        assert self.seated == list(names)
+        await until(lambda: len(self.admitted) == len(names))
+        assert self.admitted == list(names)
 
     async def all_leave(self) -> None:
         for event in self.leave.values():
@@ -363,13 +363,13 @@ class Guests:
         await asyncio.gather(*self.tasks)
 
     async def _stay(self, name: str, tokens: int) -> None:
-        async with self._remote.seat(tokens) as seat:
-            self.seated.append(name)
+        async with self._remote.slot(tokens) as slot:
+            self.admitted.append(name)
             await self.leave[name].wait()
-            await seat.sample_line(list(range(tokens - 1)), 1, COLD)
+            await slot.sample_line(list(range(tokens - 1)), 1, COLD)
 
 
-def test_seats_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
+def test_slots_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
@@ -380,7 +380,7 @@ def test_seats_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
             await guests.come("small", 30)
             await guests.come("last", 40)
             await until(lambda: len(served.engine.admission._waiting) == 3)
-            assert (guests.seated, served.engine.admission.taken_tokens) == (["first"], 40)
+            assert (guests.admitted, served.engine.admission.taken_tokens) == (["first"], 40)
             guests.leave["first"].set()
             await guests.are("first", "large", "small")  # as long as the first one was: 40, and 30 of the small one
             guests.leave["large"].set()
@@ -392,11 +392,11 @@ def test_seats_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
     run(go())
 
 
-def test_a_seat_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) -> None:
+def test_a_slot_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(90):
+            async with remote.slot(90):
                 impatient = asyncio.create_task(one_line(remote, 1, tokens=90))
                 await until(lambda: len(served.engine.admission._waiting) == 1)
                 patient = asyncio.create_task(one_line(remote, 5, tokens=10))
@@ -409,11 +409,11 @@ def test_a_seat_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) 
     run(go())
 
 
-def test_room_that_a_seat_in_this_process_gives_back_is_heard_of_by_those_in_another(serve: Serve) -> None:
+def test_room_that_a_slot_in_this_process_gives_back_is_heard_of_by_those_in_another(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with served.engine.seat(90):
+            async with served.engine.slot(90):
                 waiting = asyncio.create_task(one_line(remote, 5, tokens=90))
                 await until(lambda: len(served.engine.admission._waiting) == 1)
             assert await waiting == (6, 7)
@@ -423,11 +423,11 @@ def test_room_that_a_seat_in_this_process_gives_back_is_heard_of_by_those_in_ano
     run(go())
 
 
-def test_a_batch_that_fails_is_heard_of_by_all_seats_and_by_those_who_come_later(serve: Serve) -> None:
+def test_a_batch_that_fails_is_heard_of_by_all_slots_and_by_those_who_come_later(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(10) as between_lines:
+            async with remote.slot(10) as between_lines:
                 waiting = [asyncio.create_task(one_line(remote, ENDLESS)) for _ in range(3)]
                 await until(lambda: len(served.stepper.lines) == 3)
                 waiting.append(asyncio.create_task(one_line(remote, FAILING)))
@@ -439,18 +439,18 @@ def test_a_batch_that_fails_is_heard_of_by_all_seats_and_by_those_who_come_later
                     await between_lines.sample_line([1], 1, COLD)
             with pytest.raises(EngineError, match=r"the batch is broken|the engine is gone"):
                 await one_line(remote, 1)
-            await until(lambda: served.engine.admission.seated == 0)
+            await until(lambda: served.engine.admission.admitted == 0)
             assert served.engine.admission.taken_tokens == 0
             remote.close()
 
     run(go())
 
 
-def test_a_side_that_goes_away_gives_all_its_seats_and_lines_back(serve: Serve) -> None:
+def test_a_side_that_goes_away_gives_all_its_slots_and_lines_back(serve: Serve) -> None:
     async def go() -> None:
         async with serve() as served:
             remote = await served.remote()
-            async with remote.seat(40):
+            async with remote.slot(40):
                 typing = asyncio.create_task(one_line(remote, ENDLESS, tokens=40))
                 await until(lambda: len(served.stepper.lines) == 1)
                 waiting = asyncio.create_task(one_line(remote, 1, tokens=40))
@@ -462,8 +462,8 @@ def test_a_side_that_goes_away_gives_all_its_seats_and_lines_back(serve: Serve) 
                 await served.is_given_back()
             assert served.stepper.aborted == aborted
             assert len(served.engine.admission._waiting) == 0
-            async with served.engine.seat(CAPACITY_TOKENS) as seat:
-                assert (await seat.sample_line([1], 2, COLD)).ids == (2, 3)
+            async with served.engine.slot(CAPACITY_TOKENS) as slot:
+                assert (await slot.sample_line([1], 2, COLD)).ids == (2, 3)
 
     run(go())
 
@@ -491,7 +491,7 @@ def test_one_side_that_goes_away_just_before_its_answer_leaves_the_others_alone(
             assert await one_line(staying, 1) == (2, 3)
             leaving = served._end
             served.stepper.before_answers = leaving.close
-            for message in (TakeSeat(0, 10), AskLine(0, 1, 0, (1,), 1, COLD)):
+            for message in (TakeSlot(0, 10), AskLine(0, 1, 0, (1,), 1, COLD)):
                 leaving.sendall(frame([message]))
             await until(lambda: leaving.fileno() == -1)
             await served.is_given_back()

@@ -15,10 +15,10 @@ from serving import CONTEXT_TOKENS, RunningServer, servers
 
 # What every engine promises, collected here for this one.
 from test_engine_contract import (  # noqa: F401
-    test_a_cancelled_line_leaves_the_batch_and_its_seat_goes_on,
-    test_a_line_depends_on_its_ids_and_not_on_what_the_seat_was_asked_before,
+    test_a_cancelled_line_leaves_the_batch_and_its_slot_goes_on,
+    test_a_line_depends_on_its_ids_and_not_on_what_the_slot_was_asked_before,
     test_a_line_that_ends_with_its_last_allowed_token_has_ended,
-    test_many_seats_side_by_side_sample_what_each_samples_alone,
+    test_many_slots_side_by_side_sample_what_each_samples_alone,
     test_what_is_too_long_for_the_context_is_refused_and_the_engine_goes_on,
 )
 

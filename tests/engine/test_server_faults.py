@@ -61,8 +61,8 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
 
 
 async def sample(engine: VLLMServerEngine) -> SampledLine:
-    async with engine.seat(300) as seat:
-        return await seat.sample_line(IDS, 40, SAMPLING)
+    async with engine.slot(300) as slot:
+        return await slot.sample_line(IDS, 40, SAMPLING)
 
 
 def new_weights() -> list[tuple[str, torch.Tensor]]:
@@ -219,9 +219,9 @@ def test_trajectories_are_spread_and_stay_where_they_are(fakes: list[FakeVLLM], 
 
     async def four_trajectories() -> None:
         async with AsyncExitStack() as stack:
-            seats = [await stack.enter_async_context(engine.seat(300)) for _ in range(4)]
+            slots = [await stack.enter_async_context(engine.slot(300)) for _ in range(4)]
             for turn in range(3):
-                await asyncio.gather(*(seat.sample_line([turn, n], 9, SAMPLING) for n, seat in enumerate(seats)))
+                await asyncio.gather(*(slot.sample_line([turn, n], 9, SAMPLING) for n, slot in enumerate(slots)))
 
     asyncio.run(four_trajectories())
     of_server = [{body["token_ids"][1] for body in fake.requests} for fake in fakes]
@@ -258,10 +258,10 @@ def test_a_dead_servers_trajectory_goes_on_elsewhere_and_the_server_is_used_agai
     engine = open_engine(*fakes)
 
     async def two_lines() -> None:
-        async with engine.seat(300) as seat:
-            await seat.sample_line([1], 9, SAMPLING)
+        async with engine.slot(300) as slot:
+            await slot.sample_line([1], 9, SAMPLING)
             await asyncio.to_thread(fakes[0].stop)
-            await seat.sample_line([1, 2], 9, SAMPLING)
+            await slot.sample_line([1, 2], 9, SAMPLING)
 
     asyncio.run(two_lines())
     assert [[body["token_ids"] for body in fake.requests] for fake in fakes] == [[[1]], [[1, 2]]]

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from exactness import RecordingEngine, RecordingSeat
+from exactness import RecordingEngine, RecordingSlot
 from server_rollouts import assert_exact, metric, opened, roll_out, until
 from serving import RunningServer, servers, start_server
 
@@ -27,22 +27,22 @@ class KillsOneServer(RecordingEngine):
         self._after_lines = after_lines
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[RecordingSeat]:
-        async with super().seat(tokens) as seat:
-            yield KillingSeat(seat, self)
+    async def slot(self, tokens: int) -> AsyncIterator[RecordingSlot]:
+        async with super().slot(tokens) as slot:
+            yield KillingSlot(slot, self)
 
     def maybe_kill(self) -> None:
         if len(self.calls) >= self._after_lines:
             self._victim.kill()
 
 
-class KillingSeat:
-    def __init__(self, seat: RecordingSeat, engine: KillsOneServer) -> None:
-        self._seat = seat
+class KillingSlot:
+    def __init__(self, slot: RecordingSlot, engine: KillsOneServer) -> None:
+        self._slot = slot
         self._engine = engine
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        line = await self._seat.sample_line(ids, max_tokens, sampling)
+        line = await self._slot.sample_line(ids, max_tokens, sampling)
         self._engine.maybe_kill()
         return line
 

@@ -25,8 +25,8 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer import EngineGeneration
 
 async def sample(engine):
-    async with engine.seat(300) as seat:
-        return await seat.sample_line([1, 2], 40, SamplingConfig())
+    async with engine.slot(300) as slot:
+        return await slot.sample_line([1, 2], 40, SamplingConfig())
 
 path = str(NANO_PATH)
 accelerator = Accelerator(cpu=True)

@@ -59,11 +59,11 @@ def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
 async def session(
     engine: TransformersEngine, ids: list[int], turns: int = 3, sampling: SamplingConfig = EVEN, max_tokens: int = 40
 ) -> list[SampledLine]:
-    """Lines of one seat, an output of four tokens behind each; `ids` grows by all of it."""
+    """Lines of one slot, an output of four tokens behind each; `ids` grows by all of it."""
     lines = []
-    async with engine.seat(CONTEXT_TOKENS) as seat:
+    async with engine.slot(CONTEXT_TOKENS) as slot:
         for _ in range(turns):
-            lines.append(await seat.sample_line(ids, max_tokens, sampling))
+            lines.append(await slot.sample_line(ids, max_tokens, sampling))
             ids += [*lines[-1].ids, 1, 2, 3, 4]
     return lines
 
@@ -77,7 +77,7 @@ def test_it_can_be_trained(engine: TransformersEngine) -> None:
     assert engine.version == 0
 
 
-def test_a_seed_gives_a_seat_the_same_lines_whatever_runs_beside_it(typist: Path, vocabulary: Vocabulary) -> None:
+def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(typist: Path, vocabulary: Vocabulary) -> None:
     drawn = []
     for seed, count in ((1, 9), (1, 2), (2, 2)):
         engine = opened(typist, vocabulary, seed)
@@ -141,7 +141,7 @@ def test_lines_run_in_as_many_places_as_there_are(typist: Path, vocabulary: Voca
     engine.close()
 
 
-def test_a_seat_that_is_left_gives_its_row_to_the_next(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
+def test_a_slot_that_is_left_gives_its_row_to_the_next(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
     for _ in range(3):
         run(sessions(engine, vocabulary, 8))
     assert engine._model.rows.row_count == 8
@@ -175,13 +175,13 @@ def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
     ids = prompt(vocabulary, 7)
 
     async def updated_between_two_lines() -> SampledLine:
-        async with engine.seat(CONTEXT_TOKENS) as seat:
-            await seat.sample_line(ids, 40, GREEDY)
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            await slot.sample_line(ids, 40, GREEDY)
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(0.9)
             await asyncio.to_thread(engine.load_weights, model.named_parameters())
-            return await seat.sample_line(ids, 40, GREEDY)
+            return await slot.sample_line(ids, 40, GREEDY)
 
     found = run(updated_between_two_lines())
     assert engine.version == 1

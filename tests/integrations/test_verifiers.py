@@ -1,4 +1,4 @@
-"""`verifiers` runs our environment: its env, seat, interception, trace and scoring, our kernels, a scripted model."""
+"""`verifiers` runs our environment: its env, slot, interception, trace and scoring, our kernels, a scripted model."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from test_three_views import (
     OK,
     RESULTS,
     RecordingKernels,
-    TypingSeat,
+    TypingSlot,
     ids_of,
     sampled_ids,
 )
@@ -151,10 +151,10 @@ def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(da
     results = data.draw(st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
     last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
     kernels = RecordingKernels([*results * 2, *last] if last else results)
-    seat = TypingSeat(gpt2, data.draw(sampled_ids("gpt2_like")))
-    trajectory = trajectory_in(listen(rollout_of(seat, gpt2, kernels, data.draw(BUDGETS))))
+    slot = TypingSlot(gpt2, data.draw(sampled_ids("gpt2_like")))
+    trajectory = trajectory_in(listen(rollout_of(slot, gpt2, kernels, data.draw(BUDGETS))))
     assert [trajectory.completion_ids[line.start : line.end] for line in trajectory.lines] == [
-        line.ids for line in seat.sampled
+        line.ids for line in slot.sampled
     ]
 
 
@@ -190,17 +190,17 @@ class Gates:
 
 
 class Counting(ScriptedEngine):
-    """Counts the seats that are taken."""
+    """Counts the slots that are taken."""
 
-    seats = 0
+    slots = 0
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
-        self.seats += 1
+    async def slot(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
+        self.slots += 1
         try:
             yield self
         finally:
-            self.seats -= 1
+            self.slots -= 1
 
 
 def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
@@ -223,7 +223,7 @@ def test_a_line_is_told_before_its_code_runs(vocabulary: Vocabulary) -> None:
     assert kernels.open == 0
 
 
-def test_closing_the_iterator_in_the_middle_of_a_cell_frees_seat_and_kernel(vocabulary: Vocabulary) -> None:
+def test_closing_the_iterator_in_the_middle_of_a_cell_frees_slot_and_kernel(vocabulary: Vocabulary) -> None:
     kernels, engine = Gates(), Counting(vocabulary, lambda prompt: LINES)
 
     async def go() -> None:
@@ -231,9 +231,9 @@ def test_closing_the_iterator_in_the_middle_of_a_cell_frees_seat_and_kernel(voca
             async for event in stream:
                 if isinstance(event, Sampled):
                     await kernels.made[0].is_asked.wait()
-                    assert (engine.seats, kernels.open) == (1, 1)
+                    assert (engine.slots, kernels.open) == (1, 1)
                     break
-        assert (engine.seats, kernels.open) == (0, 0)
+        assert (engine.slots, kernels.open) == (0, 0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     asyncio.run(go())
@@ -250,7 +250,7 @@ def test_a_consumer_that_is_cancelled_frees_them_too(vocabulary: Vocabulary) -> 
         listening.cancel()
         await asyncio.wait([listening])
         assert listening.cancelled()
-        assert (engine.seats, kernels.open) == (0, 0)
+        assert (engine.slots, kernels.open) == (0, 0)
 
     asyncio.run(go())
 
@@ -278,8 +278,8 @@ def test_where_no_kernel_comes_up_there_is_a_beginning_and_an_end(vocabulary: Vo
 
 def test_half_a_character_at_the_end_is_told_with_its_line() -> None:
     gpt2 = vocabularies.gpt2_like()
-    seat = TypingSeat(gpt2, ids_of(gpt2, " 1", b"\n\xe2"))
-    events = listen(rollout_of(seat, gpt2, RecordingKernels([OK]), AMPLE.model_copy(update={"lines": 1})))
+    slot = TypingSlot(gpt2, ids_of(gpt2, " 1", b"\n\xe2"))
+    events = listen(rollout_of(slot, gpt2, RecordingKernels([OK]), AMPLE.model_copy(update={"lines": 1})))
     assert [type(event) for event in events] == [Began, Sampled, Ran, Ran, Ended]
     sampled, before, after = events[1:4]
     assert isinstance(sampled, Sampled)

@@ -385,7 +385,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(vocabulary:
     )  # fmt: skip
     with pytest.raises(ConfigError, match=r"prompt of task 'long' has \d+ tokens and engine.context_tokens is 256"):
         asyncio.run(rollout.many(tasks))
-    assert (both.seats, both.kernels) == (0, 0)
+    assert (both.slots, both.kernels) == (0, 0)
 
 
 class Telling:
@@ -465,17 +465,17 @@ class Stalling:
         self._pool = FakeKernelPool()
         self._stalls = stalls
         self.version = 0
-        self.seats = self.kernels = 0
+        self.slots = self.kernels = 0
         self.held = 0
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Any]:
-        number, self.seats = self.seats, self.seats + 1
-        if self._stalls[number] == "seat":
+    async def slot(self, tokens: int) -> AsyncIterator[Any]:
+        number, self.slots = self.slots, self.slots + 1
+        if self._stalls[number] == "slot":
             await asyncio.Event().wait()
         self.held += 1
         try:
-            yield _StallingSeat(self._scripted, self._stalls[number])
+            yield _StallingSlot(self._scripted, self._stalls[number])
         finally:
             self.held -= 1
 
@@ -492,7 +492,7 @@ class Stalling:
             self.held -= 1
 
 
-class _StallingSeat:
+class _StallingSlot:
     def __init__(self, scripted: ScriptedEngine, stall: str) -> None:
         self._scripted = scripted
         self._stall = stall
@@ -519,7 +519,7 @@ class _StallingKernel:
 
 
 def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
-    stalls = ["", "", "sampling", "running", "kernel", "seat"]
+    stalls = ["", "", "sampling", "running", "kernel", "slot"]
     both = Stalling(vocabulary, stalls)
 
     async def go() -> list[Trajectory]:
@@ -551,7 +551,7 @@ def test_a_stream_hands_on_what_has_ended_and_groups_what_belongs_together(vocab
             budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512, at_once=2,
         )  # fmt: skip
         single = {index: trajectory.task_id async for index, trajectory in rollout.stream(tasks)}
-        both.seats = both.kernels = 0
+        both.slots = both.kernels = 0
         return single, {number: [t.task_id for t in group] async for number, group in rollout.groups(tasks, 2)}
 
     single, groups = asyncio.run(go())
@@ -570,7 +570,7 @@ class FakeTime:
 
 
 class SlowSource:
-    """Seats, lines, kernels, cells and the end of a session take their time on a made-up clock, in seconds."""
+    """Slots, lines, kernels, cells and the end of a session take their time on a made-up clock, in seconds."""
 
     def __init__(self, vocabulary: Vocabulary, lines: list[str], **times_s: float) -> None:
         self.clock = FakeTime()
@@ -583,8 +583,8 @@ class SlowSource:
         self.clock.now_s += self._times_s[on]
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Any]:
-        self.work("seat")
+    async def slot(self, tokens: int) -> AsyncIterator[Any]:
+        self.work("slot")
         yield self
 
     async def sample_line(self, *arguments: Any) -> SampledLine:
@@ -622,7 +622,7 @@ def roll_slowly(
 
 def test_the_time_of_a_trajectory_is_split(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [" # Think.\n", " x = 42\n", " submit_final_answer(x)\n"]
-    slow = SlowSource(vocabulary, lines, seat=1.0, line=4.0, kernel=2.0, cell=0.5, end=16.0)
+    slow = SlowSource(vocabulary, lines, slot=1.0, line=4.0, kernel=2.0, cell=0.5, end=16.0)
     put_in = Rollout._put_in
 
     def work_and_put_in(*arguments: Any) -> Any:
@@ -636,10 +636,10 @@ def test_the_time_of_a_trajectory_is_split(vocabulary: Vocabulary, monkeypatch: 
     assert (second.engine_s, second.kernel_s, second.queue_s, second.own_s) == (12.0, 1.0, 16.5 + 16.0 + 3.0, 0.5)
 
 
-def test_the_budget_of_seconds_begins_where_seat_and_kernel_are_there(
+def test_the_budget_of_seconds_begins_where_slot_and_kernel_are_there(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = SlowSource(vocabulary, [f" {n}\n" for n in range(9)], seat=60.0, line=4.0, kernel=60.0, cell=1.0, end=60.0)
+    slow = SlowSource(vocabulary, [f" {n}\n" for n in range(9)], slot=60.0, line=4.0, kernel=60.0, cell=1.0, end=60.0)
     trajectories = roll_slowly(vocabulary, slow, monkeypatch, BudgetConfig(seconds=14.0))
     assert [len(t.lines) for t in trajectories] == [3, 3]
     assert {t.stop_reason for t in trajectories} == {StopReason.SECONDS}

@@ -76,14 +76,14 @@ def test_sessions_share_kernels_that_are_given() -> None:
     assert len(files) == 2
 
 
-def test_two_seats_type_the_same_and_a_budget_cuts() -> None:
+def test_two_slots_type_the_same_and_a_budget_cuts() -> None:
     async def go() -> None:
         typist = Typist(nano(), " 1234\n 5\n")
         for _ in range(2):
-            async with typist.seat(10) as seat:
-                first = await seat.sample_line([], 100, SamplingConfig())
+            async with typist.slot(10) as slot:
+                first = await slot.sample_line([], 100, SamplingConfig())
                 assert (nano().decode(first.ids), first.finish) == (" 1234\n", Finish.NEWLINE)
-                cut = await seat.sample_line([], 1, SamplingConfig())
+                cut = await slot.sample_line([], 1, SamplingConfig())
                 assert (len(cut.ids), cut.finish) == (1, Finish.LENGTH)
 
     asyncio.run(go())

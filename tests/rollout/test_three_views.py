@@ -32,7 +32,7 @@ CONTEXT_TOKENS = 4096
 PROMPTS = (">>>", "...")
 
 
-class TypingSeat:
+class TypingSlot:
     """Samples `ids` one after another and cuts them into lines as an engine does; the end of text comes after them.
 
     Its logprobs count: -1/64, -2/64 and so on. `given` keeps what it was handed.
@@ -48,7 +48,7 @@ class TypingSeat:
         self._count = 0
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[TypingSeat]:
+    async def slot(self, tokens: int) -> AsyncIterator[TypingSlot]:
         yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
@@ -106,10 +106,10 @@ LAST_RESULTS = (ExecResult(ExecStatus.OK, answer=("42",)), ExecResult(ExecStatus
 
 async def roll(
     vocabulary: Vocabulary, ids: Sequence[int], kernels: KernelSource, budget: BudgetConfig
-) -> tuple[Trajectory, TypingSeat]:
-    seat = TypingSeat(vocabulary, ids)
+) -> tuple[Trajectory, TypingSlot]:
+    slot = TypingSlot(vocabulary, ids)
     rollout = Rollout(
-        seat,
+        slot,
         kernels,
         PythonDialect(),
         vocabulary,
@@ -118,21 +118,21 @@ async def roll(
         context_tokens=CONTEXT_TOKENS,
     )
     [(_, trajectory)] = [ended async for ended in rollout.stream([TASK])]
-    return trajectory, seat
+    return trajectory, slot
 
 
-def typed_bytes(vocabulary: Vocabulary, seat: TypingSeat) -> list[bytes]:
+def typed_bytes(vocabulary: Vocabulary, slot: TypingSlot) -> list[bytes]:
     """The bytes of each turn; the end of text is none."""
-    return [vocabulary.bytes_of(line.ids[:-1] if line.finish is Finish.EOS else line.ids) for line in seat.sampled]
+    return [vocabulary.bytes_of(line.ids[:-1] if line.finish is Finish.EOS else line.ids) for line in slot.sampled]
 
 
-def assert_the_ids_are_exact(vocabulary: Vocabulary, trajectory: Trajectory, seat: TypingSeat) -> None:
+def assert_the_ids_are_exact(vocabulary: Vocabulary, trajectory: Trajectory, slot: TypingSlot) -> None:
     """Each line stands in the sequence as it was sampled, asked for with all that stands before it, outputs masked."""
     lines, ids = trajectory.lines, trajectory.completion_ids
     assert len(ids) == len(trajectory.sampled_mask) == len(trajectory.logprobs)
-    assert seat.given == [trajectory.prompt_ids + ids[: line.start] for line in lines]
-    assert [ids[line.start : line.end] for line in lines] == [line.ids for line in seat.sampled]
-    assert [trajectory.logprobs[line.start : line.end] for line in lines] == [line.logprobs for line in seat.sampled]
+    assert slot.given == [trajectory.prompt_ids + ids[: line.start] for line in lines]
+    assert [ids[line.start : line.end] for line in lines] == [line.ids for line in slot.sampled]
+    assert [trajectory.logprobs[line.start : line.end] for line in lines] == [line.logprobs for line in slot.sampled]
     assert [ids[line.end : after.start] for line, after in pairwise(lines)] == [
         vocabulary.encode_output(line.output) for line in lines[:-1]
     ]
@@ -215,12 +215,12 @@ def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     results = data.draw(st.lists(st.sampled_from(RESULTS), min_size=1, max_size=4))
     last = data.draw(st.lists(st.sampled_from(LAST_RESULTS), max_size=1))
     kernels = RecordingKernels([*results * 4, *last] if last else results)
-    trajectory, seat = asyncio.run(roll(vocabulary, ids, kernels, data.draw(BUDGETS)))
-    turns = typed_bytes(vocabulary, seat)
-    assert_the_ids_are_exact(vocabulary, trajectory, seat)
+    trajectory, slot = asyncio.run(roll(vocabulary, ids, kernels, data.draw(BUDGETS)))
+    turns = typed_bytes(vocabulary, slot)
+    assert_the_ids_are_exact(vocabulary, trajectory, slot)
     assert_the_texts_are_the_bytes(trajectory, turns)
     assert_prompts_stand_behind_newlines_only(trajectory, turns)
-    assert_the_sources_are_what_was_typed(trajectory, turns, kernels.sources, seat.sampled[-1].finish)
+    assert_the_sources_are_what_was_typed(trajectory, turns, kernels.sources, slot.sampled[-1].finish)
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +243,9 @@ def ids_of(vocabulary: Vocabulary, *tokens: bytes | str) -> list[int]:
 
 async def typed_into(kernels: KernelSource, vocabulary: Vocabulary, *tokens: bytes | str) -> Trajectory:
     """The trajectory of a policy that samples these tokens; the ids and the texts are checked."""
-    trajectory, seat = await roll(vocabulary, ids_of(vocabulary, *tokens), kernels, AMPLE)
-    assert_the_ids_are_exact(vocabulary, trajectory, seat)
-    assert_the_texts_are_the_bytes(trajectory, typed_bytes(vocabulary, seat))
+    trajectory, slot = await roll(vocabulary, ids_of(vocabulary, *tokens), kernels, AMPLE)
+    assert_the_ids_are_exact(vocabulary, trajectory, slot)
+    assert_the_texts_are_the_bytes(trajectory, typed_bytes(vocabulary, slot))
     return trajectory
 
 
@@ -344,10 +344,10 @@ def test_half_a_character_at_the_end_stands_in_the_last_line(gpt2: Vocabulary, l
     """The budget ends the trajectory behind its newline, or the end of text comes after it: the bytes are not lost."""
     ids = ids_of(gpt2, " 1", b"\n\xe2")
     budget = AMPLE.model_copy(update={"lines": lines})
-    trajectory, seat = asyncio.run(roll(gpt2, ids, FakeKernelPool(), budget))
+    trajectory, slot = asyncio.run(roll(gpt2, ids, FakeKernelPool(), budget))
     assert "".join(line.text for line in trajectory.lines) == " 1\n�"
     assert [line.text for line in trajectory.lines] == ([" 1\n�"] if lines == 1 else [" 1\n", "�"])
-    assert_the_ids_are_exact(gpt2, trajectory, seat)
+    assert_the_ids_are_exact(gpt2, trajectory, slot)
 
 
 def test_half_a_character_under_a_broken_kernel_stands_in_its_line(gpt2: Vocabulary) -> None:

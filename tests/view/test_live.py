@@ -205,7 +205,7 @@ def test_a_cancelled_show_says_so_and_frees_everything() -> None:
         watching.cancel()
         await asyncio.wait([watching])
         assert watching.cancelled()
-        assert (engine.seats, kernels.open) == (0, 0)
+        assert (engine.slots, kernels.open) == (0, 0)
 
     asyncio.run(go())
     [(seen, note)] = canvas.finished

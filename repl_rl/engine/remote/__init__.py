@@ -1,6 +1,6 @@
-"""Seats in one process at an engine in another one, over a socket: ids there, sampled lines back.
+"""Slots in one process at an engine in another one, over a socket: ids there, sampled lines back.
 
-`RemoteEngine` is the seats' side. On the engine's side, `EnginePort` is read and written by the thread that steps the
+`RemoteEngine` is the slots' side. On the engine's side, `EnginePort` is read and written by the thread that steps the
 engine, and `EngineHost` serves any `Engine` on an event loop.
 """
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.base import SampledLine, Seat
-from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+from repl_rl.engine.base import SampledLine, Slot
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSlot, Refused, Sampled, SlotTaken, TakeSlot
 from repl_rl.errors import EngineError
 from repl_rl.utils.channel import Channel
 
@@ -24,7 +24,7 @@ class RemoteEngine:
         self._channel: Channel
         self._is_gone = False
         self._numbers = itertools.count()
-        self._seats: dict[int, RemoteSeat] = {}
+        self._slots: dict[int, RemoteSlot] = {}
 
     @classmethod
     async def open(cls, end: socket.socket) -> RemoteEngine:
@@ -34,37 +34,37 @@ class RemoteEngine:
         return engine
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
-        seat = RemoteSeat(next(self._numbers), self._channel.send)
-        self._seats[seat.number] = seat
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+        slot = RemoteSlot(next(self._numbers), self._channel.send)
+        self._slots[slot.number] = slot
         try:
             if self._is_gone:
                 raise _gone()
-            await seat.take(tokens)
-            yield seat
+            await slot.take(tokens)
+            yield slot
         finally:
-            del self._seats[seat.number]
-            self._channel.send(LeaveSeat(seat.number))
+            del self._slots[slot.number]
+            self._channel.send(LeaveSlot(slot.number))
 
-    def _on_answer(self, answer: Seated | Sampled | Refused) -> None:
-        """Hand an answer to its seat, if that one is still there."""
-        seat = self._seats.get(answer.seat)
-        if seat is not None:
-            seat.on_answer(answer)
+    def _on_answer(self, answer: SlotTaken | Sampled | Refused) -> None:
+        """Hand an answer to its slot, if that one is still there."""
+        slot = self._slots.get(answer.slot)
+        if slot is not None:
+            slot.on_answer(answer)
 
     def _on_end(self) -> None:
         """Whoever waits hears of it."""
         self._is_gone = True
-        for seat in self._seats.values():
-            seat.fail(_gone())
+        for slot in self._slots.values():
+            slot.fail(_gone())
 
     def close(self) -> None:
         """End the connection; the engine itself is the other process's."""
         self._channel.close()
 
 
-class RemoteSeat:
-    """A `Seat`."""
+class RemoteSlot:
+    """A `Slot`."""
 
     def __init__(self, number: int, send: Callable[[Any], None]) -> None:
         self.number = number
@@ -77,7 +77,7 @@ class RemoteSeat:
         self._failure: EngineError | None = None
 
     async def take(self, tokens: int) -> None:
-        self._send(TakeSeat(self.number, tokens))
+        self._send(TakeSlot(self.number, tokens))
         await self._answer()
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
@@ -97,8 +97,8 @@ class RemoteSeat:
         self._theirs = whole
         return line
 
-    def on_answer(self, answer: Seated | Sampled | Refused) -> None:
-        is_late = not isinstance(answer, Seated) and answer.number != self._asked
+    def on_answer(self, answer: SlotTaken | Sampled | Refused) -> None:
+        is_late = not isinstance(answer, SlotTaken) and answer.number != self._asked
         if is_late or self._waiter is None or self._waiter.done():
             return
         if isinstance(answer, Refused):

@@ -1,4 +1,4 @@
-"""Any engine's side of seats in another process: a task per seat, on an event loop of this one."""
+"""Any engine's side of slots in another process: a task per slot, on an event loop of this one."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from collections.abc import Callable
 from typing import Any
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.base import Engine, Seat
-from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+from repl_rl.engine.base import Engine, Slot
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSlot, Refused, Sampled, SlotTaken, TakeSlot
 from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.utils.channel import Channel
 
 
 class EngineHost:
-    """Serves each seat by a task of its own. Belongs to one event loop."""
+    """Serves each slot by a task of its own. Belongs to one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._channel: Channel | None = None
-        self._seats: dict[int, _HostedSeat] = {}
+        self._slots: dict[int, _HostedSlot] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, end: socket.socket) -> None:
         """Serve the process at the other end, as long as it is there."""
         self._channel = await Channel.open(end, self._on_message, self._give_back)
 
-    def _on_message(self, message: TakeSeat | AskLine | CancelLine | LeaveSeat) -> None:
-        if isinstance(message, TakeSeat):
+    def _on_message(self, message: TakeSlot | AskLine | CancelLine | LeaveSlot) -> None:
+        if isinstance(message, TakeSlot):
             assert self._channel is not None
-            self._seats[message.seat] = seat = _HostedSeat(message, self._engine, self._channel.send)
-            self._tasks.add(seat.task)
-            seat.task.add_done_callback(self._tasks.discard)
-        elif isinstance(message, LeaveSeat):
-            self._seats.pop(message.seat).task.cancel()
+            self._slots[message.slot] = slot = _HostedSlot(message, self._engine, self._channel.send)
+            self._tasks.add(slot.task)
+            slot.task.add_done_callback(self._tasks.discard)
+        elif isinstance(message, LeaveSlot):
+            self._slots.pop(message.slot).task.cancel()
         elif isinstance(message, AskLine):
-            self._seats[message.seat].ask(message)
+            self._slots[message.slot].ask(message)
         else:
-            self._seats[message.seat].cancel_line(message.number)
+            self._slots[message.slot].cancel_line(message.number)
 
     async def close(self) -> None:
-        """Give all seats back, and wait until they are."""
+        """Give all slots back, and wait until they are."""
         tasks = list(self._tasks)
         self._give_back()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -53,8 +53,8 @@ class EngineHost:
             task.cancel()
 
 
-class _HostedSeat:
-    def __init__(self, wanted: TakeSeat, engine: Engine, send: Callable[[Any], None]) -> None:
+class _HostedSlot:
+    def __init__(self, wanted: TakeSlot, engine: Engine, send: Callable[[Any], None]) -> None:
         self._wanted = wanted
         self._engine = engine
         self._send = send
@@ -81,33 +81,33 @@ class _HostedSeat:
 
     async def _serve(self) -> None:
         try:
-            async with self._engine.seat(self._wanted.tokens) as seat:
-                self._send(Seated(self._wanted.seat))
+            async with self._engine.slot(self._wanted.tokens) as slot:
+                self._send(SlotTaken(self._wanted.slot))
                 while True:
                     await self._has_come.wait()
                     self._has_come.clear()
                     asked, self._asked = self._asked, None
                     if asked is not None:
-                        await self._answer(seat, asked)
+                        await self._answer(slot, asked)
         except Exception as error:  # noqa: BLE001 - the worker has to hear of it, whatever it is
-            self._send(Refused(self._wanted.seat, 0, _as_ours(error)))
+            self._send(Refused(self._wanted.slot, 0, _as_ours(error)))
 
-    async def _answer(self, seat: Seat, asked: AskLine) -> None:
+    async def _answer(self, slot: Slot, asked: AskLine) -> None:
         del self._ids[asked.keep :]
         self._ids.extend(asked.ids)
         assert self._sampling is not None
         self._under_way = asked.number
         try:
-            line = await seat.sample_line(self._ids, asked.max_tokens, self._sampling)
+            line = await slot.sample_line(self._ids, asked.max_tokens, self._sampling)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if not self._is_unwanted or task is None or task.uncancel():
                 raise
         except Exception as error:  # noqa: BLE001 - as above
-            self._send(Refused(self._wanted.seat, asked.number, _as_ours(error)))
+            self._send(Refused(self._wanted.slot, asked.number, _as_ours(error)))
         else:
             self._ids.extend(line.ids)
-            self._send(Sampled(self._wanted.seat, asked.number, line))
+            self._send(Sampled(self._wanted.slot, asked.number, line))
         finally:
             self._under_way, self._is_unwanted = None, False
 

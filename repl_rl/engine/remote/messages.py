@@ -1,6 +1,6 @@
-"""What an engine and seats in another process say to each other.
+"""What an engine and slots in another process say to each other.
 
-Seats are numbered by the side that takes them. Of a transcript only what the engine lacks is sent.
+Slots are numbered by the side that takes them. Of a transcript only what the engine lacks is sent.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import SampledLine
 
 
-class TakeSeat(NamedTuple):
-    """Seat: a trajectory of at most `tokens` tokens wants to begin."""
+class TakeSlot(NamedTuple):
+    """Slot: a trajectory of at most `tokens` tokens wants to begin."""
 
-    seat: int
+    slot: int
     tokens: int
 
 
-class Seated(NamedTuple):
+class SlotTaken(NamedTuple):
     """Engine: it may."""
 
-    seat: int
+    slot: int
 
 
 class AskLine(NamedTuple):
-    """Seat: go on behind the first `keep` ids that you have of this seat, and these."""
+    """Slot: go on behind the first `keep` ids that you have of this slot, and these."""
 
-    seat: int
+    slot: int
     number: int
     keep: int
     ids: tuple[int, ...]
     max_tokens: int
     sampling: SamplingConfig | None
-    """None: as for the seat's last line."""
+    """None: as for the slot's last line."""
 
 
 class Sampled(NamedTuple):
     """Engine: the line. Its ids are yours and mine from now on."""
 
-    seat: int
+    slot: int
     number: int
     line: SampledLine
 
 
 class Refused(NamedTuple):
-    """Engine: there will be no such line, or no such seat."""
+    """Engine: there will be no such line, or no such slot."""
 
-    seat: int
+    slot: int
     number: int
     error: Exception
 
 
 class CancelLine(NamedTuple):
-    """Seat: nobody waits for this line any more."""
+    """Slot: nobody waits for this line any more."""
 
-    seat: int
+    slot: int
     number: int
 
 
-class LeaveSeat(NamedTuple):
-    """Seat: the trajectory is over."""
+class LeaveSlot(NamedTuple):
+    """Slot: the trajectory is over."""
 
-    seat: int
+    slot: int

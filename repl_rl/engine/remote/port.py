@@ -1,4 +1,4 @@
-"""The engine's side of seats in another process, served by the thread that steps the engine.
+"""The engine's side of slots in another process, served by the thread that steps the engine.
 
 No other thread of this process takes part while lines are sampled, so nothing contends for the interpreter lock:
 between two steps the port takes in what has come, and after a step it sends what has been sampled.
@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.admission import Admission, Reservation
 from repl_rl.engine.base import SampledLine
-from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSeat, Refused, Sampled, Seated, TakeSeat
+from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSlot, Refused, Sampled, SlotTaken, TakeSlot
 from repl_rl.errors import ReplRLError
 from repl_rl.utils.channel import Frames, frame
 
@@ -59,7 +59,7 @@ class Counter(Protocol[PlaceT]):
 
 
 @dataclass(slots=True)
-class _Seat(Generic[PlaceT]):
+class _Slot(Generic[PlaceT]):
     number: int
     place: PlaceT
     ids: list[int] = field(default_factory=list)
@@ -77,7 +77,7 @@ class EnginePort(Generic[PlaceT]):
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
         self._frames = Frames()
         self._outbox: list[Any] = []
-        self._seats: dict[int, _Seat[PlaceT]] = {}
+        self._slots: dict[int, _Slot[PlaceT]] = {}
         self.is_open = True
 
     def fileno(self) -> int:
@@ -110,70 +110,70 @@ class EnginePort(Generic[PlaceT]):
                 self.close()
 
     def close(self) -> None:
-        """Give back all seats. A second call does nothing."""
+        """Give back all slots. A second call does nothing."""
         if self.is_open:
             self.is_open = False
             self._socket.close()
-            for number in list(self._seats):
-                self._leave(LeaveSeat(number))
+            for number in list(self._slots):
+                self._leave(LeaveSlot(number))
 
     def _on_message(self, message: Any) -> None:
         answers: dict[type, Callable[[Any], None]] = {
-            TakeSeat: self._take, AskLine: self._ask, CancelLine: self._cancel, LeaveSeat: self._leave,
+            TakeSlot: self._take, AskLine: self._ask, CancelLine: self._cancel, LeaveSlot: self._leave,
         }  # fmt: skip
         answers[type(message)](message)
 
-    def _take(self, wanted: TakeSeat) -> None:
+    def _take(self, wanted: TakeSlot) -> None:
         try:
             place = self._engine.new_place(wanted.tokens)
         except ReplRLError as error:
-            self._outbox.append(Refused(wanted.seat, 0, error))
+            self._outbox.append(Refused(wanted.slot, 0, error))
             return
-        seat = self._seats[wanted.seat] = _Seat(wanted.seat, place)
-        seated = partial(self._engine.post, partial(self._say, Seated(wanted.seat)))
-        seat.reservation = self._engine.admission.ask(self._engine.reserved_tokens(wanted.tokens), seated)
+        slot = self._slots[wanted.slot] = _Slot(wanted.slot, place)
+        admitted = partial(self._engine.post, partial(self._say, SlotTaken(wanted.slot)))
+        slot.reservation = self._engine.admission.ask(self._engine.reserved_tokens(wanted.tokens), admitted)
 
     def _say(self, message: Any) -> None:
         self._outbox.append(message)
 
     def _ask(self, asked: AskLine) -> None:
-        seat = self._seats[asked.seat]
-        del seat.ids[asked.keep :]
-        seat.ids.extend(asked.ids)
-        seat.sampling = asked.sampling or seat.sampling
-        assert seat.sampling is not None
-        seat.under_way = asked.number
-        done = partial(self._done, seat, asked.number)
+        slot = self._slots[asked.slot]
+        del slot.ids[asked.keep :]
+        slot.ids.extend(asked.ids)
+        slot.sampling = asked.sampling or slot.sampling
+        assert slot.sampling is not None
+        slot.under_way = asked.number
+        done = partial(self._done, slot, asked.number)
         try:
-            self._engine.begin(seat.place, seat.ids.copy(), asked.max_tokens, seat.sampling, done)
+            self._engine.begin(slot.place, slot.ids.copy(), asked.max_tokens, slot.sampling, done)
         except ReplRLError as error:
             done(error)
 
-    def _done(self, seat: _Seat[PlaceT], number: int, result: SampledLine | ReplRLError) -> None:
-        if seat.under_way != number:
+    def _done(self, slot: _Slot[PlaceT], number: int, result: SampledLine | ReplRLError) -> None:
+        if slot.under_way != number:
             return
-        seat.under_way = None
+        slot.under_way = None
         if isinstance(result, ReplRLError):
-            self._outbox.append(Refused(seat.number, number, result))
+            self._outbox.append(Refused(slot.number, number, result))
             return
-        seat.ids.extend(result.ids)
-        assert seat.reservation is not None
-        self._engine.admission.grow(seat.reservation, len(seat.ids))
-        self._outbox.append(Sampled(seat.number, number, result))
+        slot.ids.extend(result.ids)
+        assert slot.reservation is not None
+        self._engine.admission.grow(slot.reservation, len(slot.ids))
+        self._outbox.append(Sampled(slot.number, number, result))
 
     def _cancel(self, cancelled: CancelLine) -> None:
-        seat = self._seats[cancelled.seat]
-        if seat.under_way == cancelled.number:
-            seat.under_way = None
-            self._engine.drop(seat.place)
+        slot = self._slots[cancelled.slot]
+        if slot.under_way == cancelled.number:
+            slot.under_way = None
+            self._engine.drop(slot.place)
 
-    def _leave(self, left: LeaveSeat) -> None:
-        seat = self._seats.pop(left.seat, None)
-        if seat is None:
+    def _leave(self, left: LeaveSlot) -> None:
+        slot = self._slots.pop(left.slot, None)
+        if slot is None:
             return
-        if seat.under_way is not None:
-            seat.under_way = None
-            self._engine.drop(seat.place)
-        self._engine.leave(seat.place)
-        assert seat.reservation is not None
-        self._engine.admission.leave(seat.reservation)
+        if slot.under_way is not None:
+            slot.under_way = None
+            self._engine.drop(slot.place)
+        self._engine.leave(slot.place)
+        assert slot.reservation is not None
+        self._engine.admission.leave(slot.reservation)

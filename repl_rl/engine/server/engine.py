@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from repl_rl.config import EngineConfig, SamplingConfig
-from repl_rl.engine.base import SampledLine, Seat
+from repl_rl.engine.base import SampledLine, Slot
 from repl_rl.engine.server.client import Patience, ServerClient, ServerUnreachable, base_url, open_session
 from repl_rl.engine.server.fleet import Fleet, Server
 from repl_rl.engine.server.handshake import WORKER_EXTENSION, Wanted, agree, check, inspect, serve_command
@@ -73,19 +73,19 @@ class VLLMServerEngine:
         return self._sync.current
 
     @asynccontextmanager
-    async def seat(self, tokens: int) -> AsyncIterator[Seat]:
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context. Servers queue by themselves."""
         if tokens > self._wanted.context_tokens:
             raise ConfigError(
                 f"a trajectory of {tokens} tokens does not fit into engine.context_tokens "
                 f"{self._wanted.context_tokens}; raise it, or lower budget.tokens"
             )
-        seat = _ServerSeat(self)
+        slot = _ServerSlot(self)
         try:
-            yield seat
+            yield slot
         finally:
             if not self._closed:
-                self._loop.submit(seat.leave())
+                self._loop.submit(slot.leave())
 
     def require_weight_updates(self) -> None:
         """Raises ConfigError if the servers can't be given new weights."""
@@ -122,16 +122,16 @@ class VLLMServerEngine:
         self._folder.close()
 
     async def sample(
-        self, seat: _ServerSeat, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig
+        self, slot: _ServerSlot, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
-        """A line for a seat, on the caller's loop. Raises EngineError."""
+        """A line for a slot, on the caller's loop. Raises EngineError."""
         self._raise_if_closed()
         if max_tokens < 1 or not ids or len(ids) + max_tokens > self._wanted.context_tokens:
             raise ConfigError(
                 f"a line of at most {max_tokens} tokens behind {len(ids)} does not fit: it needs one token or more, "
                 f"and engine.context_tokens is {self._wanted.context_tokens}"
             )
-        future = self._loop.submit(self._sample(seat, list(ids), max_tokens, sampling))
+        future = self._loop.submit(self._sample(slot, list(ids), max_tokens, sampling))
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -169,13 +169,13 @@ class VLLMServerEngine:
         await self._sync.catch_up(client, facts.label)
 
     async def _sample(
-        self, seat: _ServerSeat, ids: list[int], max_tokens: int, sampling: SamplingConfig
+        self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
     ) -> SampledLine:
         troubles: list[str] = []
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            server = await self._place(seat, move=tries > 0 and tries % _TRIES_PER_SERVER == 0)
+            server = await self._place(slot, move=tries > 0 and tries % _TRIES_PER_SERVER == 0)
             try:
                 async with server.places, self._sync.gate.passing():
                     return await self._ask(server, ids, max_tokens, sampling)
@@ -184,13 +184,13 @@ class VLLMServerEngine:
                 await self._fleet.check(server)
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
 
-    async def _place(self, seat: _ServerSeat, move: bool) -> Server:
-        """The server of a seat; another one if that is down or should be left."""
-        server = seat.server
+    async def _place(self, slot: _ServerSlot, move: bool) -> Server:
+        """The server of a slot; another one if that is down or should be left."""
+        server = slot.server
         if server is None or not server.up or move:
-            seat.take(await self._fleet.wait_for_one(avoid=() if server is None else (server,)))
-        assert seat.server is not None
-        return seat.server
+            slot.take(await self._fleet.wait_for_one(avoid=() if server is None else (server,)))
+        assert slot.server is not None
+        return slot.server
 
     async def _ask(self, server: Server, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         weights = self.weights
@@ -216,7 +216,7 @@ class VLLMServerEngine:
             raise EngineError("the engine is closed")
 
 
-class _ServerSeat:
+class _ServerSlot:
     """A trajectory's place: the server that holds its prefix."""
 
     def __init__(self, engine: VLLMServerEngine) -> None:
@@ -229,7 +229,7 @@ class _ServerSeat:
     def take(self, server: Server) -> None:
         """On the engine's loop, as `leave`."""
         self._leave()
-        server.seats += 1
+        server.slots += 1
         self.server = server
 
     async def leave(self) -> None:
@@ -237,7 +237,7 @@ class _ServerSeat:
 
     def _leave(self) -> None:
         if self.server is not None:
-            self.server.seats -= 1
+            self.server.slots -= 1
             self.server = None
 
 

@@ -28,7 +28,7 @@ class Server:
     up: bool = False
     trouble: str = "not asked yet"
     """Why it is down, or was last."""
-    seats: int = 0
+    slots: int = 0
     """Trajectories that stay here."""
     silences: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,7 +65,7 @@ class Fleet:
         """Of the servers that are up; one to avoid only if there is no other."""
         up = self.up
         rest = [server for server in up if server not in avoid] or up
-        return min(rest, key=lambda server: server.seats, default=None)
+        return min(rest, key=lambda server: server.slots, default=None)
 
     async def wait_for_one(self, avoid: Collection[Server] = ()) -> Server:
         """A server that is up. Raises EngineError if all stay down for longer than patience lasts."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine import Engine, ServesSeats
+from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.remote import EngineHost
 from repl_rl.engine.threads import cores_beside_engine
 from repl_rl.errors import ConfigError, KernelError
@@ -59,7 +59,7 @@ class RolloutWorker:
                 start_new_session=True,  # an interrupt from the terminal is this process's to handle
             )
         try:
-            if isinstance(engine, ServesSeats) and (cores := cores_beside_engine(engine.threads)):
+            if isinstance(engine, ServesSlots) and (cores := cores_beside_engine(engine.threads)):
                 os.sched_setaffinity(self._process.pid, cores)
             self._loop.run(self._open(ours, our_lines, setup))
         except BaseException:
@@ -92,7 +92,7 @@ class RolloutWorker:
 
     async def _open(self, end: socket.socket, lines: socket.socket, setup: RolloutSetup) -> None:
         self._channel = await Channel.open(end, self._on_message, self._on_end)
-        if isinstance(self._engine, ServesSeats):
+        if isinstance(self._engine, ServesSlots):
             self._engine.serve(lines)
         else:
             self._host = EngineHost(self._engine)

@@ -39,13 +39,13 @@ def replay(sources: Iterable[Source], *, at_once: int | None = None, tell: Told 
 async def _batch(sources: Sequence[Source], limits: Limits, at_once: int, tell: Told) -> list[Replayed]:
     from repl_rl.view.replay.kernels import open_kernels
 
-    seats = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
     async with open_kernels(limits) as kernels:
-        return list(await asyncio.gather(*(_one(source, kernels, seats, tell) for source in sources)))
+        return list(await asyncio.gather(*(_one(source, kernels, slots, tell) for source in sources)))
 
 
-async def _one(source: Source, kernels: Kernels, seats: asyncio.Semaphore, tell: Told) -> Replayed:
-    async with seats:
+async def _one(source: Source, kernels: Kernels, slots: asyncio.Semaphore, tell: Told) -> Replayed:
+    async with slots:
         about = source.notebook["metadata"]["repl_rl"]
         try:
             executions = await kernels.execute(source.notebook, str(about.get("setup", "")))

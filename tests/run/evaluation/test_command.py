@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.run.evaluation.checkpoints import noisy_nano
 
 from repl_rl.config import load_config
 from repl_rl.run.evaluation.statistics import pass_at_k
@@ -19,6 +18,7 @@ from repl_rl.run.folder import new_run
 from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import grade
 from repl_rl.trajectory import Trajectory, read_jsonl
+from tests.run.evaluation.checkpoints import noisy_nano
 
 PROBLEMS, SAMPLES = 10, 3
 
