@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from repl_rl.bench import view
-from repl_rl.trajectory import read_jsonl
-from repl_rl.view.viewer.record import read_record
+from repl_rl.trajectory import read_jsonl, read_record
 
 
 def test_a_made_run_is_a_whole_one_of_real_sizes(tmp_path: Path) -> None:

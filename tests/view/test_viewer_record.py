@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from repl_rl.trajectory import LineKind, StopReason, ToolCall
-from repl_rl.view.viewer.record import read_record
+from repl_rl.trajectory import LineKind, StopReason, ToolCall, read_record
 from tests.view.conftest import failed_trajectory, solved_trajectory
 
 
@@ -107,7 +106,7 @@ def test_numbers_that_are_not_finite_are_none() -> None:
 def test_bytes_that_are_no_utf_8_are_shown_as_such() -> None:
     found = read_record(stored(task_id="caf")[:-1] + b', "error": "\xff\xfe"}')
     assert found.trajectory.error == "\ufffd\ufffd"
-    assert found.note == "it holds bytes that are no UTF-8, shown as \ufffd"
+    assert found.note == "it holds bytes that are not UTF-8, shown as \ufffd"
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ import yaml
 
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.kernel.limits import Limits
+from repl_rl.trajectory import read_jsonl
 from repl_rl.view.notebook import FORMAT, to_notebook
-from repl_rl.view.run import read_trajectories
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -54,9 +54,7 @@ def read_sources(
         if path.suffix == ".ipynb":
             sources.append(Source(path.name, _notebook(path)))
         elif path.is_file():
-            found, note = _rollouts(path, dialect, first, thoughts)
-            sources += found
-            notes += [note] if note else []
+            sources += _rollouts(path, dialect, first, thoughts, notes)
         else:
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
     if not sources:
@@ -64,20 +62,21 @@ def read_sources(
     return sources, notes
 
 
-def _rollouts(path: Path, dialect: str | None, first: int | None, thoughts: str) -> tuple[list[Source], str | None]:
-    trajectories, note = read_trajectories(path)
-    if note is not None and not trajectories:
-        raise RunError(f"{path} holds no trajectory that can be read: {note}")
+def _rollouts(path: Path, dialect: str | None, first: int | None, thoughts: str, notes: list[str]) -> list[Source]:
+    found: list[str] = []
+    trajectories = list(read_jsonl(path, found))
+    if found and not trajectories:
+        raise RunError(f"{path} holds no trajectory that can be read: {found[0]}")
+    notes += found
     config = run_config(path)
     name = dialect or _name(config)
     limits = _limits(config)
     stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
-    sources = [
+    return [
         Source(f"{stem}-{number:05d}", to_notebook(trajectory, thoughts=thoughts, dialect=name), limits)
         for number, trajectory in islice(enumerate(trajectories), first)
         if not trajectory.is_void
     ]
-    return sources, note
 
 
 def run_config(path: Path) -> Mapping[str, Any]:
