@@ -160,13 +160,13 @@ def _train(options: argparse.Namespace, console: Console) -> int:
 
 
 def _dry_run(options: argparse.Namespace, console: Console, config: Config | None) -> int:
-    from repl_rl.run.dryrun import plan, print_plan
+    from repl_rl.run.dryrun import dry_run, print_dry_run
     from repl_rl.run.folder import open_run
 
     if options.resume is not None:
         _, config = open_run(options.resume, config)
     assert config is not None
-    print_plan(console, plan(config, options.runs))
+    print_dry_run(console, dry_run(config, options.runs))
     return 0
 
 
@@ -250,7 +250,7 @@ def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
 
     from repl_rl.bench import kernels
 
-    plan = _plan(options, kernels.QUICK if options.quick else kernels.Plan())
+    plan = _bench_settings(options, kernels.QUICK if options.quick else kernels.KernelsSettings())
     report = asyncio.run(kernels.measure(plan, _dim(console)))
     console.print(kernels.table(report))
     if many := kernels.many_line(report):
@@ -261,7 +261,9 @@ def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
 def _bench_rollout(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.bench import rollout
 
-    report = rollout.measure(_plan(options, rollout.QUICK if options.quick else rollout.Plan()), _dim(console))
+    report = rollout.measure(
+        _bench_settings(options, rollout.QUICK if options.quick else rollout.RolloutSettings()), _dim(console)
+    )
     console.print(rollout.table(report))
     return _write_figures(options, report)
 
@@ -269,7 +271,9 @@ def _bench_rollout(options: argparse.Namespace, console: Console) -> int:
 def _bench_train(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.bench import train
 
-    report = train.measure(_plan(options, train.QUICK if options.quick else train.Plan()), _dim(console))
+    report = train.measure(
+        _bench_settings(options, train.QUICK if options.quick else train.TrainSettings()), _dim(console)
+    )
     console.print(train.table(report))
     return _write_figures(options, report)
 
@@ -277,7 +281,7 @@ def _bench_train(options: argparse.Namespace, console: Console) -> int:
 def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.bench import conventions
 
-    report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
+    report = conventions.measure(_bench_settings(options, conventions.ConventionsSettings()), _dim(console))
     console.print(conventions.table(report))
     return _write_figures(options, report)
 
@@ -285,15 +289,15 @@ def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
 def _bench_view(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.bench import view
 
-    report = view.measure(_plan(options, view.Plan()), _dim(console))
+    report = view.measure(_bench_settings(options, view.ViewSettings()), _dim(console))
     console.print(view.table(report))
     return _write_figures(options, report)
 
 
-Plan = TypeVar("Plan", bound="DataclassInstance")
+Settings = TypeVar("Settings", bound="DataclassInstance")
 
 
-def _plan(options: argparse.Namespace, start: Plan) -> Plan:
+def _bench_settings(options: argparse.Namespace, start: Settings) -> Settings:
     """`start`, changed where an option was given. Raises ConfigError before anything is measured in vain."""
     given = {name: getattr(options, name, None) for name in start.__dataclass_fields__}
     if options.json and not options.json.parent.is_dir():

@@ -38,14 +38,14 @@ _TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DryRun:
     """What a run would be. `rows` are names and texts for people; `notes` say what could not be checked here."""
 
     rows: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
 
-def plan(config: Config, runs: Path) -> Plan:
+def dry_run(config: Config, runs: Path) -> DryRun:
     """Check it all. Raises the ReplRLError that training would raise, before anything is loaded or written."""
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
@@ -66,10 +66,10 @@ def plan(config: Config, runs: Path) -> Plan:
         ("trackers", _trackers(config, folder)),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
-    return Plan(rows, tuple(notes))
+    return DryRun(rows, tuple(notes))
 
 
-def print_plan(console: Console, made: Plan) -> None:
+def print_dry_run(console: Console, made: DryRun) -> None:
     """Every row, and the notes below."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, text in made.rows:

@@ -15,7 +15,7 @@ from repl_rl.utils.distributed import is_main_process, leave
 
 if TYPE_CHECKING:
     from repl_rl.run.evaluation.comparison import Row
-    from repl_rl.run.evaluation.plan import Plan
+    from repl_rl.run.evaluation.plan import EvaluationPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
+def _plan(options: argparse.Namespace) -> EvaluationPlan:
     from repl_rl.run.evaluation.plan import make_plan
 
     overrides = list(options.set)
@@ -86,14 +86,14 @@ def _make_room(options: argparse.Namespace) -> None:
             raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
 
 
-def _announce(console: Console, plan: Plan, done: int) -> None:
+def _announce(console: Console, plan: EvaluationPlan, done: int) -> None:
     if done < len(plan.combinations):
         count = len(plan.tasks) * plan.samples
         which = f"{done + 1} of {len(plan.combinations)}: {plan.combinations[done].label}"
         console.print(f"{which}, {count} rollouts ...", highlight=False, markup=False, soft_wrap=True)
 
 
-def _keep(options: argparse.Namespace, plan: Plan, rows: list[Row]) -> None:
+def _keep(options: argparse.Namespace, plan: EvaluationPlan, rows: list[Row]) -> None:
     from repl_rl.run.evaluation.comparison import report, trajectory_records
 
     if options.json:

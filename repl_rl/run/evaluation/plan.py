@@ -39,7 +39,7 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """Combinations in the order in which they are evaluated, each with `samples` rollouts of every task."""
 
     combinations: tuple[Combination, ...]
@@ -60,7 +60,7 @@ def make_plan(
     dialects: Sequence[str] = (),
     samples: int = 1,
     ks: Sequence[int] = (),
-) -> Plan:
+) -> EvaluationPlan:
     """The models (None: the config's) times the dialects (None: the config's), the dialects of a model in a row.
 
     pass@1 is always among `ks`; without any it is pass@1 and pass@`samples`. Raises a ReplRLError that says what to
@@ -75,7 +75,7 @@ def make_plan(
         _check(combination.config)
     for combination in combinations:
         _require_room(combination, tasks)
-    return Plan(combinations, tasks, samples, chosen)
+    return EvaluationPlan(combinations, tasks, samples, chosen)
 
 
 def checkpoint_of(path: str) -> str:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.run.evaluation.comparison import Row
-from repl_rl.run.evaluation.measures import Share, Summary
-from repl_rl.run.evaluation.plan import Plan
+from repl_rl.run.evaluation.comparison import Row, Share, Summary
+from repl_rl.run.evaluation.plan import EvaluationPlan
 from repl_rl.run.evaluation.statistics import Estimate
 from repl_rl.view.screen import visible
 
@@ -28,14 +27,14 @@ class _Column:
     is_number: bool = True
 
 
-def tables(plan: Plan, rows: Sequence[Row]) -> Iterator[Table]:
+def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
     """Solved problems, then what it took, then the families."""
     yield solved_table(plan, rows)
     yield effort_table(rows)
     yield family_table(plan, rows)
 
 
-def solved_table(plan: Plan, rows: Sequence[Row]) -> Table:
+def solved_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
     """pass@k of each row, and how far its pass@1 lies over the first row's."""
     each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
     columns = [
@@ -64,7 +63,7 @@ def effort_table(rows: Sequence[Row]) -> Table:
     return _table("per trajectory", columns)
 
 
-def family_table(plan: Plan, rows: Sequence[Row]) -> Table:
+def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
     """The rows again, family by family."""
     families = list(rows[0].families)
     summaries = [row.families[family] for family in families for row in rows]
@@ -106,7 +105,7 @@ def _numbered(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1, len(rows) + 1))
 
 
-def _pass_columns(plan: Plan, summaries: Sequence[Summary]) -> list[_Column]:
+def _pass_columns(plan: EvaluationPlan, summaries: Sequence[Summary]) -> list[_Column]:
     return [_Column(f"pass@{k}", tuple(_percent(one.pass_at[k]) for one in summaries)) for k in plan.ks]
 
 
