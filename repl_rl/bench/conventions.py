@@ -65,6 +65,9 @@ class ConventionsSettings:
         return (*self.settings, *own)
 
 
+DEFAULT = ConventionsSettings()
+
+
 @dataclass(frozen=True, slots=True)
 class Heldout:
     """Held-out problems, one session each; means over sessions, shares in 0 to 1."""

@@ -35,6 +35,7 @@ import psutil  # type: ignore[import-untyped]
 import zmq.asyncio
 from jupyter_client import AsyncKernelClient, AsyncKernelManager
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
+from rich.console import Group
 from rich.table import Table
 
 from repl_rl.bench.machine import cores, machine
@@ -100,6 +101,7 @@ class KernelsSettings:
         return max(1, min(self.sessions, int(_free_mb() / _STOCK_MB)))
 
 
+DEFAULT = KernelsSettings()
 QUICK = KernelsSettings(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)
 
 
@@ -162,8 +164,12 @@ class Side:
 _PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.measure_fleet)
 
 
-async def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
+def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     """The whole benchmark as the JSON object that it writes; `say` hears how far it is. Raises KernelError."""
+    return asyncio.run(_measure(settings, say))
+
+
+async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     began = time.monotonic()
     stock_size = settings.stock_size()
     ours, stock = await _measure_both(replace(settings, stock_kernels=stock_size), say)
@@ -181,8 +187,8 @@ async def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     }
 
 
-def table(report: dict[str, Any]) -> Table:
-    """Ours, stock, and by what factor ours is better."""
+def table(report: dict[str, Any]) -> Group:
+    """Ours, stock, and by what factor ours is better; then, in words, what came out with many sessions."""
     shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
     shown.add_column("")
     for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
@@ -191,10 +197,10 @@ def table(report: dict[str, Any]) -> Table:
         ours, stock = report[key], report["stock"][key]
         ratio = ours / stock if key == "lines_per_s" else stock / ours
         shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
-    return shown
+    return Group(shown, *filter(None, [_many_line(report)]))
 
 
-def many_line(report: dict[str, Any]) -> str | None:
+def _many_line(report: dict[str, Any]) -> str | None:
     """What came out with many sessions, in words; None if that was left out."""
     if (many := report["many"]) is None:
         return None

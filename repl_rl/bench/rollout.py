@@ -84,6 +84,7 @@ class RolloutSettings:
             raise ConfigError(f"--trl-lines {self.trl_lines}: give at least 2, for the last one calls no tool")
 
 
+DEFAULT = RolloutSettings()
 QUICK = RolloutSettings(
     16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
 )

@@ -3,7 +3,8 @@
 Both sides are trainers on the same weights and call TRL's `_compute_loss`; ours computes typed tokens only
 (`repl_rl.trainer.typed_tokens`). Half of each completion is interpreter text, in lines of some ten tokens, and
 completions spread over a factor of four in length. A step is the loss and its backward pass, without the optimiser, and
-its peak memory is what the process holds at most beyond what it held before, gradients included. Medians over the rounds.
+its peak memory is what the process holds at most beyond what it held before, gradients included. Medians over the
+rounds.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class TrainSettings:
             raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
 
 
+DEFAULT = TrainSettings()
 QUICK = TrainSettings(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
 
 

@@ -61,6 +61,9 @@ class ViewSettings:
     rounds: int = 7
 
 
+DEFAULT = ViewSettings()
+
+
 def measure(settings: ViewSettings, say: Callable[[str], None]) -> dict[str, Any]:
     """The figures, as they are written to JSON. Raises RunError if the viewer does not come up."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:

@@ -23,7 +23,7 @@ from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.run.held_out import evaluate
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
@@ -71,7 +71,7 @@ class Summary:
     repaired_trajectories: Share
     """Of the trajectories with an error line or more, those whose answer was right."""
     repaired_lines: Share
-    """Of the error lines, those behind which the next line that ran did so without error."""
+    """Of the error lines, those after which the next line that ran did so without error."""
 
 
 def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
@@ -79,6 +79,7 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
     everything = [one for samples in problems for one in samples]
     graded = [one for one in everything if is_graded(one)]
     tallies = [tally(samples) for samples in problems]
+    stops = Counter(str(one.stop_reason) for one in graded)
     return Summary(
         problems=len(problems),
         graded=len(graded),
@@ -87,7 +88,7 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
         lines=_mean(graded, lambda one: len(one.lines)),
         tokens=_mean(graded, lambda one: one.sampled_tokens),
         seconds=_mean(graded, lambda one: one.duration_s - one.queue_s),
-        stops=_shares(str(one.stop_reason) for one in graded),
+        stops={name: count / len(graded) for name, count in stops.most_common()},
         repaired_trajectories=repaired_trajectories(graded),
         repaired_lines=repaired_lines(graded),
     )
@@ -116,24 +117,17 @@ def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
 
 
 def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
-    """Of all error lines, those behind which the next line that ran did so without error.
+    """Of all error lines, those after which the next line that ran did so without error.
 
-    Comments, blank lines and the opening lines of a block run nothing and are passed over. An error behind which
+    Comments, blank lines and the opening lines of a block run nothing and are passed over. An error after which
     nothing ran any more is not repaired; in a row of errors, only the last one can be.
     """
-    shares = [_repaired_in(one.lines) for one in trajectories]
-    return Share(sum(share.count for share in shares), sum(share.of for share in shares))
-
-
-def _repaired_in(lines: Sequence[Line]) -> Share:
-    ran = [line.kind for line in lines if line.kind in _RAN]
-    repaired = sum(kind in ERRORS and following in _WITHOUT_ERROR for kind, following in pairwise(ran))
-    return Share(repaired, sum(kind in ERRORS for kind in ran))
-
-
-def _shares(names: Iterable[str]) -> dict[str, float]:
-    counts = Counter(names)
-    return {name: count / counts.total() for name, count in counts.most_common()}
+    repaired = errors = 0
+    for trajectory in trajectories:
+        ran = [line.kind for line in trajectory.lines if line.kind in _RAN]
+        repaired += sum(kind in ERRORS and following in _WITHOUT_ERROR for kind, following in pairwise(ran))
+        errors += sum(kind in ERRORS for kind in ran)
+    return Share(repaired, errors)
 
 
 def _mean(trajectories: Samples, number: Callable[[Trajectory], float]) -> float | None:
@@ -170,8 +164,14 @@ def compare(plan: EvaluationPlan) -> Iterator[Row]:
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
-        problems, wall_s = _roll_out(plan, combination)
-        yield make_row(plan, combination, problems, first, wall_s)
+        config = combination.config
+        tasks = [task for task in plan.tasks for _ in range(plan.samples)]
+        sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
+        with open_service(config) as service:
+            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
+        starts = range(0, len(tasks), plan.samples)
+        problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
+        yield make_row(plan, combination, problems, first, result.seconds)
         first = first or problems
 
 
@@ -187,7 +187,9 @@ def make_row(
     if first is not None:
         seed = f"{plan.config.seed}/difference"
         difference = paired_difference([*map(tally, problems)], [*map(tally, first)], seed)
-    by_family = _by_family(plan.tasks, problems)
+    by_family: dict[str, list[Samples]] = {}
+    for task, samples in zip(plan.tasks, problems, strict=True):
+        by_family.setdefault(task.family, []).append(samples)
     families = {name: summarize(samples, plan.ks) for name, samples in sorted(by_family.items())}
     return Row(combination, problems, summarize(problems, plan.ks), families, difference, wall_s)
 
@@ -203,7 +205,19 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
         "samples": plan.samples,
         "k": list(plan.ks),
         "confidence": CONFIDENCE,
-        "rows": [_row_record(row) for row in rows],
+        "rows": [
+            {
+                "model": row.combination.model,
+                "checkpoint": row.combination.config.model.path,
+                "dialect": row.combination.dialect,
+                **_summary_record(row.overall),
+                "difference_to_first": None if row.difference is None else dataclasses.asdict(row.difference),
+                "families": {name: _summary_record(summary) for name, summary in row.families.items()},
+                "wall_s": row.wall_s,
+                "config": row.combination.config.model_dump(mode="json"),
+            }
+            for row in rows
+        ],
     }
 
 
@@ -215,36 +229,6 @@ def trajectory_records(plan: EvaluationPlan, row: Row) -> Iterator[dict[str, Any
     label = {"model": row.combination.model, "dialect": row.combination.dialect}
     for index, trajectory in enumerate(row.trajectories):
         yield {**trajectory.to_dict(), **label, "sample": index % plan.samples}
-
-
-def _roll_out(plan: EvaluationPlan, combination: Combination) -> tuple[tuple[Samples, ...], float]:
-    config = combination.config
-    tasks = [task for task in plan.tasks for _ in range(plan.samples)]
-    sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
-    with open_service(config) as service:
-        result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
-    starts = range(0, len(tasks), plan.samples)
-    return tuple(result.trajectories[start : start + plan.samples] for start in starts), result.seconds
-
-
-def _by_family(tasks: Sequence[Task], problems: Sequence[Samples]) -> dict[str, list[Samples]]:
-    families: dict[str, list[Samples]] = {}
-    for task, samples in zip(tasks, problems, strict=True):
-        families.setdefault(task.family, []).append(samples)
-    return families
-
-
-def _row_record(row: Row) -> dict[str, Any]:
-    return {
-        "model": row.combination.model,
-        "checkpoint": row.combination.config.model.path,
-        "dialect": row.combination.dialect,
-        **_summary_record(row.overall),
-        "difference_to_first": None if row.difference is None else dataclasses.asdict(row.difference),
-        "families": {name: _summary_record(summary) for name, summary in row.families.items()},
-        "wall_s": row.wall_s,
-        "config": row.combination.config.model_dump(mode="json"),
-    }
 
 
 def _summary_record(summary: Summary) -> dict[str, Any]:

@@ -58,8 +58,9 @@ def effort_table(rows: Sequence[Row]) -> Table:
         _column("solved after\nan error", summaries, lambda one: _share(one.repaired_trajectories)),
         _column("error lines\nrepaired", summaries, lambda one: _share(one.repaired_lines)),
         _column("aborted", summaries, lambda one: str(one.aborted)),
-        _Column("ended by", tuple(map(_stops, summaries)), is_number=False),
     ]
+    stops = [", ".join(f"{name} {share:.0%}" for name, share in one.stops.items()) for one in summaries]
+    columns.append(_Column("ended by", tuple(text or _NONE for text in stops), is_number=False))
     return _table("per trajectory", columns)
 
 
@@ -82,7 +83,7 @@ def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: b
     """A line behind every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        word = _longest_word(column)
+        word = max(len(word) for text in (column.name, *column.cells) for word in text.split())
         if column.is_number:
             table.add_column(column.name, justify="right", min_width=word, width=word if is_tight else None)
         else:
@@ -91,10 +92,6 @@ def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: b
         ends_section = section > 1 and number % section == 0
         table.add_row(*(Text(visible(cell)) for cell in cells), end_section=ends_section)
     return table
-
-
-def _longest_word(column: _Column) -> int:
-    return max(len(word) for text in (column.name, *column.cells) for word in text.split())
 
 
 def _column(name: str, summaries: Sequence[Summary], cell: Callable[[Summary], str]) -> _Column:
@@ -114,10 +111,6 @@ def _mean_columns(summaries: Sequence[Summary]) -> list[_Column]:
         _column("lines", summaries, lambda one: _number(one.lines, 1)),
         _column("tokens", summaries, lambda one: _number(one.tokens, 0)),
     ]
-
-
-def _stops(summary: Summary) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items()) or _NONE
 
 
 def _percent(estimate: Estimate | None) -> str:
