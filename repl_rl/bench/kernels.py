@@ -366,7 +366,7 @@ class StockKernel:
         self._client = client
 
     async def prepare(self, source: str) -> None:
-        raise KernelStartError("tools are no part of this measurement")
+        raise KernelStartError("this measurement has no tools")
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. Raises KernelDiedError if no answer comes."""

@@ -7,7 +7,7 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
   others start meanwhile. Medians over the rounds.
 - line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
-  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind
+  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens after
   the same ids; attention reads the whole transcript for each token, here as there. Lines differ in length, early ones
   from late ones too: only those of about the median length over all depths count. Plain generation computes with all
   cores, a small model's rollouts with one: what is left may be negative.
@@ -318,7 +318,7 @@ def table(report: dict[str, Any]) -> Table:
 
 DEPTHS = (20, 200)
 _WINDOW = 10
-"""Lines before and behind a depth that are measured with it."""
+"""Lines before and after a depth that are measured with it."""
 _SAME_LENGTH_TOKENS = 1
 """How far a line may be from the median length."""
 _PLAIN_TOKENS = 33
@@ -385,7 +385,7 @@ def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, ll
 
 
 def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
-    """Seconds per token behind `context`: the slope between one token and many, so that no request counts."""
+    """Seconds per token after `context`: the slope between one token and many, so that no request counts."""
 
     def seconds(tokens: int) -> float:
         from vllm import SamplingParams

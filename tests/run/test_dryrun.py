@@ -145,7 +145,7 @@ def test_parameters_are_counted_in_the_headers_of_all_files(tmp_path: Path) -> N
 def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "--resume", str(tmp_path))
     assert code == 2
-    assert "is no run: it has no config.yaml" in shown
+    assert "is not a run: it has no config.yaml" in shown
 
 
 def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

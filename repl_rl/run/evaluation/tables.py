@@ -80,7 +80,7 @@ def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
-    """A line behind every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
+    """A line after every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         word = max(len(word) for text in (column.name, *column.cells) for word in text.split())
