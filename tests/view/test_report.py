@@ -84,7 +84,7 @@ def test_writing_again_replaces_the_report(run_folder: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is not a run folder"):
+    with pytest.raises(RunError, match="is no run folder"):
         write_report(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

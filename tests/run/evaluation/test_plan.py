@@ -88,7 +88,7 @@ def test_a_run_without_weights_says_so(run: RunFolder) -> None:
 
 def test_a_run_that_is_not_there_names_those_that_are(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.path.parent.parent)
-    with pytest.raises(RunError, match="there is not a run 'runs/quikstart'; in runs there are quickstart"):
+    with pytest.raises(RunError, match="there is no run 'runs/quikstart'; in runs there are quickstart"):
         checkpoint_of("runs/quikstart")
     add_checkpoint(run, 20)
     with pytest.raises(
@@ -101,7 +101,7 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError, match="there is not a run 'runs/quickstart'; there is nothing in runs"):
+    with pytest.raises(RunError, match="there is no run 'runs/quickstart'; there is nothing in runs"):
         checkpoint_of("runs/quickstart")
 
 
@@ -114,7 +114,7 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
         (["-n", "0"], "-n 0: give at least one sample of each problem"),
         (["--problems", "0"], "eval.problems: Input should be greater than or equal to 1 (got 0)"),
         (["--model", "nano", "no-such-model"], "'no-such-model' is no model"),
-        (["--model", "nano", "runs/none"], "there is not a run 'runs/none'"),
+        (["--model", "nano", "runs/none"], "there is no run 'runs/none'"),
         (["--model", "empty"], "'empty' is a folder without config.json"),
         (["--dialect", "pyhton"], "dialect.name: unknown dialect 'pyhton'; did you mean 'python'?"),
         (["-n", "2", "--set", "eval.temperature=0"], "at temperature 0 the 2 samples of a problem would be one"),
