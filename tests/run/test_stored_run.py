@@ -39,7 +39,7 @@ def test_its_trajectories_are_read(here: Path) -> None:
     raw = [json.loads(line) for line in Path("run/rollouts/step_00001.jsonl").read_text().splitlines()]
     assert len(first) == len(raw) == 4
     for trajectory, record in zip(first, raw, strict=True):
-        again = trajectory.to_dict()
+        again = json.loads(json.dumps(trajectory.to_dict()))
         assert {name: again[name] for name in record if name != "lines"} == {
             name: value for name, value in record.items() if name != "lines"
         }
