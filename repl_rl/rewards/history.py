@@ -17,8 +17,6 @@ from repl_rl.trajectory import Line, LineKind
 _INSIDE = (LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK)
 """Kinds of lines that a cell goes on behind."""
 _NOTHING_RAN = (*_INSIDE, LineKind.OVERLONG)
-_PROMPTS = (">>>", "...")
-"""The next prompt, which ends an output."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +91,10 @@ class _Seen:
         return not known
 
     def _is_new_output(self, line: Line, source: Source) -> bool:
-        shown = _without_prompt(line.output)
+        shown = line.shown.strip()
         known = shown in self.outputs or source.constants.issuperset(words(shown))
         self.outputs.add(shown)
         return not known
-
-
-def _without_prompt(output: str) -> str:
-    for prompt in _PROMPTS:
-        output = output.removesuffix(prompt)
-    return output.strip()
 
 
 def _text(cell: Sequence[Line]) -> str:

@@ -9,7 +9,7 @@ from made_trajectories import line
 
 from repl_rl.rewards.history import cell_starts, history
 from repl_rl.rewards.source import read_source
-from repl_rl.trajectory import Line, LineKind
+from repl_rl.trajectory import Line, LineKind, RecordedCell
 
 OPEN, COMMENT, BLANK, STATEMENT, EXPRESSION, ERROR = (
     LineKind.OPEN,
@@ -129,6 +129,19 @@ def test_showing_what_was_just_typed_is_no_news(text: str, output: str) -> None:
 )
 def test_showing_what_was_worked_out_is_news(text: str, output: str) -> None:
     assert stale(shows(text, output)) == (False,)
+
+
+def test_prompts_with_numbers_make_no_news() -> None:
+    """A terminal that counts shows another prompt after each line; what its cells showed says whether it is news."""
+    numbered = [
+        Line(0, 1, " x\n", EXPRESSION, output=f"Out[{n}]: 42\n\nIn [{n + 1}]:", fingerprint="a",
+             cells=(RecordedCell("x", "42\n"),))
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    assert stale(*numbered) == (False, True, True)
+    shows_constant = Line(0, 1, " 5\n", EXPRESSION, output="Out[4]: 5\n\nIn [5]:", fingerprint="a",
+                          cells=(RecordedCell("5", "5\n"),))  # fmt: skip
+    assert stale(shows_constant) == (True,)
 
 
 @pytest.mark.parametrize("kind", [COMMENT, BLANK, OPEN, LineKind.OVERLONG])
