@@ -5,7 +5,7 @@ TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync
 - rollouts come from the line loop, with a live interpreter behind every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
-- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.policy`);
+- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
 - the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
 
 B batch, T completion tokens. TRL's private methods that this overrides are held in
@@ -42,12 +42,10 @@ from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.drift import logprob_drift, reencoded
-from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
-from repl_rl.trainer.reward_functions import asked_of_valid, component_sum
-from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
-from repl_rl.trainer.weights import EngineGeneration
+from repl_rl.trainer.rows import as_dataset, asked_of_valid, component_sum, task_of, token_advantages, training_row
+from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
 

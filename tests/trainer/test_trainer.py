@@ -18,7 +18,7 @@ from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer import training_row
-from repl_rl.trainer.reward_functions import component_sum
+from repl_rl.trainer.rows import component_sum
 from repl_rl.trajectory import Line, LineKind, StopReason
 
 
