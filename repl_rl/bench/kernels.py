@@ -30,7 +30,7 @@ from repl_rl.bench.machine import cores, machine
 from repl_rl.bench.stock import StockKernels
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecStatus, KernelPool, KernelSession, KernelSource, Limits
-from repl_rl.kernel.stats import percentile
+from repl_rl.utils.statistics import percentile
 
 IMPORTS = "import sympy, numpy"
 LINES = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from repl_rl.utils.statistics import percentile
 
 _WINDOW = 10_000
 """Durations that are kept for the percentiles: the latest ones."""
@@ -40,14 +41,6 @@ class PoolStats:
         counts += ("restarts", "killed_for_memory", "used_mb")
         numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
         for name in ("start_s", "queue_s", "execution_s"):
-            for share in (50, 99):
-                numbers[f"{name}_p{share}"] = percentile(getattr(self, name), share)
+            for percent in (50, 99):
+                numbers[f"{name}_p{percent}"] = percentile(getattr(self, name), percent)
         return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
-
-
-def percentile(values: Sequence[float] | deque[float], share: float) -> float:
-    """The smallest value that `share` per cent of all values do not exceed; 0.0 for no values."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * share / 100))]
