@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelStartError
-from repl_rl.kernel.forked.cgroup import MemoryCgroup
-from repl_rl.kernel.home import Home
+from repl_rl.kernel.memory import MemoryCgroup
+from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
 
@@ -49,25 +49,24 @@ class ForkServer:
         ours.setblocking(False)
         log = home.path / "fork_server.log"
         with theirs, open(log, "ab") as output:
-            record = _boot_record(sandbox, theirs.fileno())
-            python = [str(sandbox.installation.executable), "-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
-            command = sandbox.command([*python, str(record)])
+            record = {
+                "control": theirs.fileno(),
+                "walls": sandbox.kind,
+                "rlimits": sandbox.rlimits(),
+                "tmp_mb": sandbox.limits.tmp_mb,
+                "readable": sandbox.readable(),
+                "preload": list(sandbox.preload),
+                "warm_up": sandbox.warm_up,
+                "site_packages": sandbox.packages(),
+            }
+            argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:
-                process = subprocess.Popen(
-                    command if cgroup is None else cgroup.command(command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**sandbox.environment, "PYTHONHASHSEED": "0"},
-                    pass_fds=[theirs.fileno(), record],
-                    start_new_session=True,
-                    cwd="/",
+                process = sandbox.launch(
+                    argv, record, output=output.fileno(), descriptors=[theirs.fileno()], cgroup=cgroup
                 )
             except OSError as error:
                 ours.close()
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
-            finally:
-                os.close(record)
         server = cls(process, ours, log, sandbox.limits.start_s)
         try:
             await server._come_up()
@@ -176,21 +175,3 @@ class ForkServer:
         with contextlib.suppress(OSError):
             text = self._log_file.read_text(errors="replace").strip()
         return f"it printed: {text[-_LOG_CHARS:] or 'nothing'}"
-
-
-def _boot_record(sandbox: Sandbox, control_fd: int) -> int:
-    """A descriptor from which the server reads what it documents."""
-    record = {
-        "control": control_fd,
-        "walls": sandbox.kind,
-        "rlimits": sandbox.rlimits(),
-        "tmp_mb": sandbox.limits.tmp_mb,
-        "readable": sandbox.readable(),
-        "preload": list(sandbox.preload),
-        "warm_up": sandbox.warm_up,
-        "site_packages": sandbox.packages(),
-    }
-    fd = os.memfd_create("boot", 0)
-    os.write(fd, json.dumps(record).encode())
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

@@ -33,13 +33,11 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel.home import Home
 from repl_rl.kernel.jupyter import provisioner
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
-from repl_rl.kernel.jupyter.process import MARK, Guard
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.paths import program_folder
-from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.paths import Home, program_folder
+from repl_rl.kernel.processes import MARK, Guard
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 OWN_NAME = "repl_rl"
@@ -122,7 +120,8 @@ class KernelspecBackend:
 
     def _manager(self, connection_file: Path) -> AsyncKernelManager:
         words: dict[str, Any] = {}
-        if self._transport_of_kernels() == "ipc":
+        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
+        if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
             words = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
         return AsyncKernelManager(
             kernel_name=self.name,
@@ -132,12 +131,6 @@ class KernelspecBackend:
             log=_unheard,
             **words,
         )
-
-    def _transport_of_kernels(self) -> str:
-        if self._transport is not None:
-            return self._transport
-        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
-        return "ipc" if speaks_ipc else "tcp"
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]
