@@ -82,19 +82,9 @@ class Limits:
 
 
 _LEAST: dict[str, float] = {
-    "line_s": 0.05,
-    "grace_s": 0.05,
-    "start_s": 1.0,
-    "session_s": 0.05,
-    "memory_mb": 64,
-    "cpu_s": 1,
-    "processes": 8,
-    "open_files": 32,
-    "file_mb": 1,
-    "tmp_mb": 1,
-    "output_bytes": 256,
-    "read_mb": 1,
-}
+    "line_s": 0.05, "grace_s": 0.05, "start_s": 1.0, "session_s": 0.05, "memory_mb": 64, "cpu_s": 1, "processes": 8,
+    "open_files": 32, "file_mb": 1, "tmp_mb": 1, "output_bytes": 256, "read_mb": 1,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

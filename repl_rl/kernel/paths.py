@@ -178,15 +178,11 @@ class Home:
     def close(self) -> None:
         """Remove the folder and end the reaper. A second call does nothing."""
         remove_tree(self.path)
-        self.let_go()
-        self._reaper.wait()
-
-    def let_go(self) -> None:
-        """Close the pipe, as the death of the owner does."""
         if self._held >= 0:
             os.close(self._held)
             os.close(self.lifeline)
             self._held = -1
+        self._reaper.wait()
 
 
 def remove_tree(folder: Path) -> None:

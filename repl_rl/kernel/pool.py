@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from repl_rl.errors import ConfigError, KernelError, KernelStartError
@@ -111,10 +110,7 @@ class PooledKernel:
         return self._kernel.is_alive
 
     async def open_jupyter(self) -> Path:
-        """A connection file with which any Jupyter client on this machine attaches to the live state.
-
-        Raises KernelDiedError if the kernel is gone. The file is gone with the kernel.
-        """
+        """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
         return await self._kernel.open_jupyter()
 
     async def prepare(self, source: str) -> None:
@@ -126,10 +122,7 @@ class PooledKernel:
                 self._pool._forget(self._kernel)
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; `host` answers its calls of host tools.
-
-        Raises KernelDiedError if the kernel is gone through no fault of what it ran.
-        """
+        """Run one cell; `host` answers its calls of host tools. Raises KernelDiedError as `KernelSession.execute`."""
         result: ExecResult | None = None
         try:
             result = await self._kernel.execute(source, host)
@@ -192,9 +185,7 @@ class KernelPool:
         self._top_up()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._is_open = False
         for waiter in self._waiting:
             if not waiter.done():

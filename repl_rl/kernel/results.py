@@ -106,9 +106,11 @@ class KernelSession(Protocol):
         """
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell, with `host` to answer its calls of host tools. The line's time stands still during a call.
+        """Run one cell, one at a time. `host` answers its calls of host tools; the line's time stands still meanwhile.
 
-        Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran.
+        Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran: although it has run
+        nothing yet, or after a result that said so. A death between two cells is the doing of the first one, and the
+        second one's result.
         """
 
 

@@ -16,7 +16,6 @@ import secrets
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from repl_rl.kernel.results import HostCall, HostCalls, HostReply
@@ -113,7 +112,7 @@ class PrivateChannel:
         return await self.reply(timeout_s)
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Send what is no request. Raises TypeError, ValueError or RecursionError if it can't be sent.
+        """Send a message that is not a request. Raises TypeError, ValueError or RecursionError if it can't be sent.
 
         A session that does not read its answers loses its channel.
         """
@@ -237,9 +236,7 @@ class LineCalls:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._give_up()
 
     def refuse(self, why: str) -> None:

@@ -165,9 +165,9 @@ class ForkedKernel:
         return self._has_run or not self._server.is_gone()  # one without state is of no use once its server is gone
 
     async def prepare(self, source: str) -> None:
-        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+        """Run set-up code, for `start_s` at most. A session in which it failed is gone.
 
-        A session in which it failed is gone. Raises KernelError after a cell has run.
+        Raises KernelStartError if it fails, KernelError after a cell has run.
         """
         if self._has_run:
             raise KernelError("a session is prepared before its first cell, and this one has run cells")
@@ -187,11 +187,7 @@ class ForkedKernel:
             )
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; one at a time. A caller that is cancelled meanwhile takes the session with it.
-
-        Raises KernelDiedError if the session is gone although it has run nothing yet, and after a result that said so.
-        A death between two cells is the doing of the first one, and the second one's result.
-        """
+        """Run one cell. A caller that is cancelled meanwhile takes the session with it."""
         is_first = not self._has_run
         if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
@@ -216,10 +212,7 @@ class ForkedKernel:
         return result
 
     async def open_jupyter(self) -> Path:
-        """A connection file for the live session: Jupyter's channels are opened beside the private one.
-
-        Waits for the line that runs. Raises KernelDiedError if the session is gone.
-        """
+        """Jupyter's channels are opened beside the private one, once the line that runs is done."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
         async with self._asking:
@@ -249,12 +242,10 @@ class ForkedKernel:
         return _COPIED_MB + own_mb + (folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0)
 
     def kill(self) -> None:
-        """End the session at once."""
         if self._closing is None and (self._death is None or not self._death.done()):
             send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill the session with everything that it started, and wait until all of it is gone."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)

@@ -69,7 +69,18 @@ class ForkServer:
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
         server = cls(process, ours, log, sandbox.limits.start_s)
         try:
-            await server._come_up()
+            ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
+            if ready["missing"]:
+                _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(ready["missing"]))
+            elif ready["warm_up_error"]:
+                failure = ready["warm_up_error"]
+                _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", failure)
+        except TimeoutError:
+            printed = server._printed()
+            await server.close()
+            raise KernelStartError(
+                f"the fork server was not ready within {server._patience_s:g} s: {printed}"
+            ) from None
         except BaseException:
             await server.close()
             raise
@@ -122,18 +133,6 @@ class ForkServer:
         except TimeoutError:
             self._process.kill()
             await exited(self._process)
-
-    async def _come_up(self) -> None:
-        try:
-            said = await asyncio.wait_for(asyncio.shield(self._ready), self._patience_s)
-        except TimeoutError:
-            raise KernelStartError(
-                f"the fork server was not ready within {self._patience_s:g} s: {self._printed()}"
-            ) from None
-        if said["missing"]:
-            _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(said["missing"]))
-        if said["warm_up_error"] and not said["missing"]:
-            _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", said["warm_up_error"])
 
     def _on_readable(self) -> None:
         try:

@@ -32,17 +32,15 @@ _POLL_S = 1.0
 
 
 class KernelspecKernel:
-    """A `Kernel`. `work` is a folder of its own, its working directory where it runs on this machine.
+    """A `Kernel`. `is_ours` says that it is our kernel behind our walls.
 
-    `is_ours` says that it is our kernel behind our walls, `is_local` that it is a process of this machine and not ours.
+    `is_local` says that it is a process of this machine and not ours; it works in a folder beside its connection file.
     """
 
-    def __init__(
-        self, manager: AsyncKernelManager, limits: Limits, work: Path, *, is_ours: bool, is_local: bool
-    ) -> None:
+    def __init__(self, manager: AsyncKernelManager, limits: Limits, *, is_ours: bool, is_local: bool) -> None:
         self._manager = manager
         self._limits = limits
-        self._work = work
+        self._work = Path(manager.connection_file).with_suffix(".work")
         self._is_ours = is_ours
         self._is_local = is_local
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
@@ -107,11 +105,7 @@ class KernelspecKernel:
         self._text.take()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; one at a time. `host` is never called: no tool of a kernel here can be one of the host's.
-
-        Raises KernelDiedError if the kernel is gone although it has run nothing yet, and after a result that said so.
-        A death between two cells is the doing of the first one, and the second one's result.
-        """
+        """Run one cell. `host` is never called: no tool of a kernel here can be one of the host's."""
         if self._closing is not None or not (self.is_alive or self._has_run):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
@@ -124,8 +118,12 @@ class KernelspecKernel:
             request.cancel()
         if is_late and not result.state_lost:
             result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
-        elif not result.compiled and not self._is_ours and await self._is_incomplete(source):
-            result = ExecResult(ExecStatus.INCOMPLETE)
+        elif not result.compiled and not self._is_ours:  # nothing of it has run: it may need another line
+            question = self._request("is_complete_request", {"code": source})
+            with contextlib.suppress(TimeoutError):
+                answer = await asyncio.wait_for(question, self._limits.grace_s)
+                if answer.get("status") == "incomplete":
+                    result = ExecResult(ExecStatus.INCOMPLETE)
         if result.state_lost:
             await self.close()
         self._printed.drain()
@@ -137,7 +135,6 @@ class KernelspecKernel:
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
 
     async def open_jupyter(self) -> Path:
-        """A connection file with which any client here can attach. Raises KernelDiedError if the kernel is gone."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and nothing is left to attach to; take a new session")
         return Path(self._manager.connection_file)
@@ -151,7 +148,6 @@ class KernelspecKernel:
             kill_family(list(tree(self._process.pid)))
 
     async def close(self) -> None:
-        """Kill the kernel with everything that it started, and wait until all of it is gone."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -205,14 +201,6 @@ class KernelspecKernel:
         if self._died.done() and not request.done():
             await asyncio.wait({request}, timeout=_LAST_WORDS_S)
         return request.done()
-
-    async def _is_incomplete(self, source: str) -> bool:
-        """Asked only after a cell that did not compile: nothing of it has run."""
-        question = self._request("is_complete_request", {"code": source})
-        with contextlib.suppress(TimeoutError):
-            answer = await asyncio.wait_for(question, self._limits.grace_s)
-            return answer.get("status") == "incomplete"
-        return False
 
     async def _request(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
         assert self._channels is not None

@@ -10,7 +10,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
@@ -68,12 +67,8 @@ def setup_cell(source: str) -> str:
 
     For Python kernels that are not ours.
     """
-    return f"exec({_SETUP.format(tools=_tools_source(), source=source)!r}, {{}})"
-
-
-@cache
-def _tools_source() -> str:
-    return (program_folder() / "repl_tools.py").read_text(encoding="utf-8")
+    tools = (program_folder() / "repl_tools.py").read_text(encoding="utf-8")
+    return f"exec({_SETUP.format(tools=tools, source=source)!r}, {{}})"
 
 
 class CellOutput:
