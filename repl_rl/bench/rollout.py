@@ -44,7 +44,7 @@ from repl_rl.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from repl_rl.bench.trl_tools import TRLRound
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
@@ -104,7 +104,7 @@ def measure(plan: Plan, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
     require_vllm()
     prepare_environment()
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
