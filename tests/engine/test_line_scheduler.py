@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.vllm.engine import LineStepper, RequestStepper, VLLMEngine, make_stepper
 from repl_rl.engine.vllm.scheduler import Ends, LineScheduler, stop_table
@@ -33,7 +33,7 @@ def vocabulary() -> Vocabulary:
 @pytest.fixture(scope="module")
 def engine(vocabulary: Vocabulary) -> Iterator[VLLMEngine]:
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=8)
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, "float32", config, num_gpu_blocks_override=BLOCKS)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, num_gpu_blocks_override=BLOCKS)
     yield engine
     engine.close()
 
@@ -360,7 +360,7 @@ def test_who_came_first_goes_on_first(
 def test_the_public_way_types_the_same(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     expected = [run(typed(engine, vocabulary, question, 3)) for question in QUESTIONS[:2]]
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=8)
-    public = VLLMEngine(str(NANO_PATH), vocabulary, "float32", config, scheduler_cls=Scheduler)
+    public = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, scheduler_cls=Scheduler)
     try:
         assert isinstance(public.stepper, RequestStepper)
         for question, (ids, logprobs) in zip(QUESTIONS, expected, strict=False):
@@ -372,7 +372,7 @@ def test_the_public_way_types_the_same(engine: VLLMEngine, vocabulary: Vocabular
 
 
 def test_a_number_that_is_none_stops_everybody(vocabulary: Vocabulary) -> None:
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, "float32", EngineConfig(context_tokens=CONTEXT_TOKENS))
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), EngineConfig(context_tokens=CONTEXT_TOKENS))
     try:
         engine.llm.apply_model(lambda model: model.model.norm.weight.data.fill_(float("nan")))
         for _ in range(2):

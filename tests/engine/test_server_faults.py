@@ -16,7 +16,7 @@ import torch
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 from safetensors.torch import load_file
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import Patience, ServerRefused, read_answer
@@ -51,7 +51,7 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
     def make(*fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64) -> VLLMServerEngine:
         urls = tuple(fake.url for fake in fakes)
         config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
-        opened.append(VLLMServerEngine([str(NANO_PATH), "nano"], vocabulary, "float32", config, patience))
+        opened.append(VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, patience=patience))
         return opened[-1]
 
     yield make
@@ -163,7 +163,7 @@ def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: Ope
 def test_a_url_that_is_none_is_refused(vocabulary: Vocabulary, url: str) -> None:
     config = EngineConfig(context_tokens=512, servers=(url,))
     with pytest.raises(ConfigError, match="is not a base URL; write it as http://host:8000"):
-        VLLMServerEngine(["nano"], vocabulary, "float32", config)
+        VLLMServerEngine("nano", vocabulary, ModelConfig(), config)
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), None, -9999.0])

@@ -13,7 +13,7 @@ import torch
 from random_checkpoint import make_random_checkpoint
 from transformers import AutoModelForCausalLM
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, TrainableEngine, Vocabulary, load_vocabulary
 from repl_rl.engine.transformers.engine import RowBatch, RowSequence, TransformersEngine, fed_together
 from repl_rl.engine.transformers.model import RowModel
@@ -44,7 +44,7 @@ def engine(checkpoint: Path, vocabulary: Vocabulary) -> Iterator[TransformersEng
 
 def opened(checkpoint: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any) -> TransformersEngine:
     config = EngineConfig(**{"context_tokens": CONTEXT_TOKENS, **settings})
-    return TransformersEngine(str(checkpoint), vocabulary, "float32", config, seed)
+    return TransformersEngine(str(checkpoint), vocabulary, ModelConfig(), config, seed)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
     WORKER_EXTENSION,
@@ -50,19 +50,20 @@ _KEEP_ALIVE_S = 4.0
 class VLLMServerEngine:
     """An `Engine` over the servers in `config.servers`.
 
-    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. `names` are those
-    that the model goes by.
+    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. The model may go
+    by its path or by the config's name. Servers draw by chance: there is no use for the seed.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
+        path: str,
         vocabulary: Vocabulary,
-        dtype: str,
+        model: ModelConfig,
         config: EngineConfig,
+        seed: int = 0,
         patience: Patience | None = None,
     ) -> None:
-        self._wanted = Wanted(tuple(names), dtype, config.context_tokens, vocabulary)
+        self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
         self._stop_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
         self._folder = WeightsFolder(config.weights_folder)
@@ -174,7 +175,7 @@ class VLLMServerEngine:
                 server = await self._fleet.wait_for_one(avoid=server)
                 slot.move(server)
             try:
-                async with server.places, self._fleet.gate.passing():
+                async with server.places, self._fleet.request():
                     label = self.weights.label
                     body = line_request(ids, max_tokens, sampling, self._stop_ids, label)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)

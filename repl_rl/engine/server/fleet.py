@@ -77,10 +77,12 @@ class Fleet:
     ) -> None:
         self.servers = [Server(client, asyncio.Semaphore(places)) for client in clients]
         self.weights = Weights()
-        self.gate = Gate()
         self._patience = patience
         self._inspect = inspect
+        self._requests = 0
+        self._is_shut = False
         self._change = asyncio.Condition()
+        """Of servers, of the number of requests under way, and of whether they are shut out."""
 
     @property
     def up(self) -> list[Server]:
@@ -94,14 +96,12 @@ class Fleet:
         try:
             async with asyncio.timeout(self._patience.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
+                rest = [server for server in self.up if server is not avoid] or self.up
+                return min(rest, key=lambda server: server.slots)
         except TimeoutError as error:
             raise EngineError(
                 f"no vLLM server came back within {self._patience.no_server_s:g} s:\n{self.troubles()}"
             ) from error
-        up = self.up
-        if not up:  # it went down again meanwhile
-            return await self.wait_for_one(avoid)
-        return min([server for server in up if server is not avoid] or up, key=lambda server: server.slots)
 
     def troubles(self) -> str:
         """One line per server: what it last suffered from."""
@@ -154,9 +154,35 @@ class Fleet:
         async with self._change:
             self._change.notify_all()
 
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Around each line: waits while new weights are loaded, which wait until no request is under way."""
+        async with self._change:
+            await self._change.wait_for(lambda: not self._is_shut)
+            self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            await self._tell()
+
+    @asynccontextmanager
+    async def _without_requests(self) -> AsyncIterator[None]:
+        """One at a time. Lets no request begin, waits until all have ended, and lets them in again after the block."""
+        async with self._change:
+            await self._change.wait_for(lambda: not self._is_shut)
+            self._is_shut = True
+        try:
+            async with self._change:
+                await self._change.wait_for(lambda: self._requests == 0)
+            yield
+        finally:
+            self._is_shut = False
+            await self._tell()
+
     async def give_all(self, weights: Weights) -> None:
         """Raises EngineError, with all servers at the weights from before, if a server refuses or if none is left."""
-        async with self.gate.shut():
+        async with self._without_requests():
             up = self.up
             results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
             failures = [error for error in results if isinstance(error, BaseException)]
@@ -171,7 +197,7 @@ class Fleet:
 
     async def adopt(self, weights: Weights) -> None:
         """Go on with weights that another process has given the servers."""
-        async with self.gate.shut():
+        async with self._without_requests():
             self.weights = weights
 
     async def _give(self, server: Server, weights: Weights) -> None:
@@ -181,42 +207,6 @@ class Fleet:
             except ReplRLError as error:
                 await self.mark_down(server, str(error))
                 raise
-
-
-class Gate:
-    """Requests pass while it is open; new weights wait until none is under way, and shut it meanwhile."""
-
-    def __init__(self) -> None:
-        self._change = asyncio.Condition()
-        self._passing = 0
-        self._shut = False
-
-    @asynccontextmanager
-    async def passing(self) -> AsyncIterator[None]:
-        async with self._change:
-            await self._change.wait_for(lambda: not self._shut)
-            self._passing += 1
-        try:
-            yield
-        finally:
-            self._passing -= 1
-            async with self._change:
-                self._change.notify_all()
-
-    @asynccontextmanager
-    async def shut(self) -> AsyncIterator[None]:
-        """Lets nobody in, waits until all are out, and opens again after the block."""
-        async with self._change:
-            await self._change.wait_for(lambda: not self._shut)
-            self._shut = True
-        try:
-            async with self._change:
-                await self._change.wait_for(lambda: self._passing == 0)
-            yield
-        finally:
-            self._shut = False
-            async with self._change:
-                self._change.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

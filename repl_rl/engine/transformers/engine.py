@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from repl_rl.config import EngineConfig, SamplingConfig, SeededSampling
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine
 from repl_rl.engine.environment import engine_threads
@@ -68,9 +68,11 @@ class RowSequence:
 class TransformersEngine(ThreadedEngine[RowSequence]):
     """An `Engine` over a model of transformers, on the GPU if there is one."""
 
-    def __init__(self, path: str, vocabulary: Vocabulary, dtype: str, config: EngineConfig, seed: int = 0) -> None:
+    def __init__(
+        self, path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0
+    ) -> None:
         """Raises ModelError if the checkpoint can't be run, ConfigError if not one trajectory has room."""
-        self._model = RowModel(path, dtype)
+        self._model = RowModel(path, model.dtype)
         capacity_tokens = _capacity_tokens(self._model, config)
         self._seed = seed
         self._numbers = itertools.count()

@@ -23,7 +23,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
-from repl_rl.config import EngineConfig, SamplingConfig, SeededSampling
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine
 from repl_rl.engine.environment import engine_threads
@@ -42,9 +42,15 @@ class VLLMEngine(ThreadedEngine[str]):
     """An `Engine` over `vllm.LLM`. Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
 
     def __init__(
-        self, path: str, vocabulary: Vocabulary, dtype: str, config: EngineConfig, seed: int = 0, **llm_kwargs: Any
+        self,
+        path: str,
+        vocabulary: Vocabulary,
+        model: ModelConfig,
+        config: EngineConfig,
+        seed: int = 0,
+        **llm_kwargs: Any,
     ) -> None:
-        self.llm = load_llm(path, dtype, config, seed, llm_kwargs)
+        self.llm = load_llm(path, model.dtype, config, seed, llm_kwargs)
         self.stepper = make_stepper(self, vocabulary, is_deterministic=config.deterministic)
         self._names = itertools.count()
         (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
