@@ -114,7 +114,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _texts(tokenizer: Tokenizer) -> TokenTexts:
-    from repl_rl.engine.token_bytes import bytes_of_tokens
+    from repl_rl.engine.vocabulary import bytes_of_tokens
 
     spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(_AsTransformers(tokenizer))]
     return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]

@@ -1,4 +1,4 @@
-"""A tiny random model that types what models in training type: errors, long outputs, blocks, lines ahead of the prompt.
+"""A tiny random checkpoint that types what models in training type: errors, long outputs, blocks, lines typed ahead.
 
 Its tokens are whole pieces of a session. Most hold a newline, many go on behind it, so most lines end in the middle of
 a token. The weights are random but for two things: bytes are unlikely, and the pieces are about equally likely.
@@ -29,7 +29,7 @@ _LOUDNESS = 4.0
 """How far random layers exceed the usual size: what was typed before has to matter to a greedy choice."""
 
 
-def make_typist(
+def make_random_checkpoint(
     folder: Path, end_bias: float = 0.0, pieces: Sequence[str] = PIECES, template: str | None = None
 ) -> Path:
     """Write the checkpoint to `folder`. A negative `end_bias` makes lines longer: pieces with a newline are rarer."""

@@ -5,7 +5,7 @@ byte of a table. Between two lines of a slot the blocks of its keys and values s
 the next line computes what is new and nothing else; when blocks run short they are given back, and prefix caching has
 what is left of them.
 
-`scheduler_cls` is no public interface of vLLM; what is built on here is held in `tests/engine/test_vllm_contract.py`.
+`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` holds what is built on here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
+from repl_rl.engine.vocabulary import Vocabulary
+
 
 class Ends(IntEnum):
     """What a token of the stop table ends."""
@@ -24,6 +26,15 @@ class Ends(IntEnum):
     NOTHING = 0
     LINE = 1
     TEXT = 2
+
+
+def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
+    """One `Ends` per id. `size` is the model's number of rows, which may be more than the tokenizer has."""
+    table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
+    for ids, ends in ((vocabulary.stop_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
+        for index in ids:
+            table[index] = ends
+    return bytes(table)
 
 
 class LineRequest(Request):  # type: ignore[misc]
