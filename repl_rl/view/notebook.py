@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
 
 if TYPE_CHECKING:

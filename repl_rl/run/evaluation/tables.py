@@ -16,7 +16,7 @@ from repl_rl.run.evaluation.comparison import Row
 from repl_rl.run.evaluation.measures import Share, Summary
 from repl_rl.run.evaluation.plan import Plan
 from repl_rl.run.evaluation.statistics import Estimate
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 
 _NONE = "–"
 
