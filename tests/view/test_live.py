@@ -240,7 +240,7 @@ def test_a_pipe_gets_every_row_once() -> None:
     first, *rows, ending = piped().splitlines()
     assert first == "loading nano"
     assert rows[2:] == ["¶ >>> # What is 6 * 7?", *ROWS]
-    assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d\d s", ending)
+    assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d s", ending)
 
 
 def test_rows_of_several_rollouts_carry_their_numbers() -> None:
