@@ -1,7 +1,7 @@
 """What a notebook holds beside what its cells did when they ran again, and why they differ. Pure: no kernel runs here.
 
 Cells of one turn that share what they showed are compared together. What a dialect tells its model of a run (the value
-of a call, the last line of a traceback, `Out[3]:`) is made of the new run in the same way before it is compared.
+of a call, the last line of a traceback, the last echo) is made of the new run in the same way before it is compared.
 
 Causes are named by rules that look at both texts and at the sources. They are heuristics, and meant to be read as such.
 A cause read off the texts alone (an address, an order, a cut) says that nothing else differs. One read off the sources
@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import Cell, CellRun
-from repl_rl.dialect.ipython import numbered
+from repl_rl.dialect.ipython import echoed
 from repl_rl.dialect.syntax import kind_of
 from repl_rl.trajectory import LineKind
 
@@ -149,7 +149,7 @@ def _difference(
     """Of cells that are compared together; `place` is that of the last one."""
     last = _about(cells[-1])
     answer = last.get("answer")
-    text = "".join(_shown(cell["outputs"], cell, shows) for cell in cells)
+    text = "".join(_shown(cell["outputs"]) for cell in cells)
     expected = Shown(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
     texts = [_told(cell, execution, shows) for cell, execution in zip(cells, ran, strict=False)]
     errors = [name for execution in ran if (name := _error_name(execution.outputs))]
@@ -185,7 +185,7 @@ def _difference(
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     """What the dialect makes of a new run."""
-    text = _shown(execution.outputs, cell, "output")
+    text = _shown(execution.outputs)
     if shows == "block":
         return text if not text or text.endswith("\n") else f"{text}\n"
     if shows not in ("result", "ipython", "frames"):
@@ -194,18 +194,17 @@ def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     if execution.status == "timeout":
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
     run = CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message)
-    return numbered(run, int(_about(cell).get("number", 0))) if shows == "ipython" else run.result
+    return echoed(run) if shows == "ipython" else run.result
 
 
-def _shown(outputs: Sequence[Any], cell: NotebookNode, shows: str) -> str:
-    """Texts of outputs in their order. An error has none of its own: its traceback has gone out as text."""
+def _shown(outputs: Sequence[Any]) -> str:
+    """Texts of outputs in their order, the numbers of values aside. An error's traceback has gone out as text."""
     texts: list[str] = []
     for output in outputs:
         if output["output_type"] == "stream":
             texts.append(str(output["text"]))
         elif "data" in output:
-            mark = f"Out[{_about(cell).get('number', 0)}]: " if shows == "ipython" else ""
-            texts.append(f"{mark}{output['data'].get('text/plain', '')}\n")
+            texts.append(f"{output['data'].get('text/plain', '')}\n")
     return "".join(texts)
 
 
