@@ -1,7 +1,7 @@
 """The tokens of a trajectory one by one: id, text, logprob, and whether the policy sampled it; and as chips on a page.
 
-Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is no
-whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
+Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is not
+a whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
 torch, no network.
 
 Not covered: checkpoints without `tokenizer.json` have ids and no texts.
@@ -71,7 +71,7 @@ def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRo
 def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
     """False where the texts contradict those of the lines: they are of another vocabulary than the one that sampled.
 
-    A line tells nothing where bytes of its tokens are no whole characters; what ended the text may stand behind it.
+    A line tells nothing where bytes of its tokens are not whole characters. After its text may come what ended it.
     """
     spelled = (("".join(texts(trajectory.completion_ids[line.start : line.end])), line) for line in trajectory.lines)
     return all(text.startswith(line.text) for text, line in spelled if text.isascii() and "\\x" not in text)

@@ -252,7 +252,7 @@ def session_parts(
 
 
 def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
-    """The parts behind the prompt; the first one is open."""
+    """The parts after the prompt; the first one is open."""
     kept = excerpt(rows, budget_bytes, lambda row: row.size_bytes)
     if len(rows) <= 2 * OPEN_ROWS + FOLD_ROWS // 10 and not kept.left_out:
         return [Part(tuple(rows))] if rows else []
@@ -264,7 +264,7 @@ def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
 
 
 def _folds(rows: Sequence[ShownRow], before: int) -> Iterator[Part]:
-    """Folded parts of rows that `before` others stand in front of."""
+    """Folded parts of these rows, the first of which comes after `before` others."""
     for start in range(0, len(rows), FOLD_ROWS):
         inside = rows[start : start + FOLD_ROWS]
         first = before + start + 1

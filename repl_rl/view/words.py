@@ -66,7 +66,7 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is no time, as a file may hold."""
+    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is not a time, as a file may hold."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 60:
