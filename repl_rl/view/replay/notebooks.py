@@ -29,7 +29,7 @@ _UNFIT = re.compile(r"[^\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ExportedNotebook:
     """A notebook, where it comes from, and the limits of its kernel."""
 
     name: str
@@ -41,43 +41,47 @@ class Source:
         return f"{_UNFIT.sub('-', self.name)[:150]}.ipynb"
 
 
-def read_sources(
+def read_notebooks(
     paths: Sequence[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
-) -> tuple[list[Source], list[str]]:
+) -> tuple[list[ExportedNotebook], list[str]]:
     """The notebooks of these files, and notes on what was left out. `first` is how many to take of each file.
 
     Raises RunError for a file that is neither, or holds nothing that can be read; ConfigError for an unknown dialect.
     """
-    sources: list[Source] = []
+    notebooks: list[ExportedNotebook] = []
     notes: list[str] = []
     for path in paths:
         if path.suffix == ".ipynb":
-            sources.append(Source(path.name, _notebook(path)))
-        elif path.is_file():
-            found, note = _rollouts(path, dialect, first, thoughts)
-            sources += found
-            notes += [note] if note else []
-        else:
+            notebooks.append(ExportedNotebook(path.name, _notebook(path)))
+            continue
+        if not path.is_file():
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
-    if not sources:
+        trajectories, note = read_trajectories(path)
+        if note is not None and not trajectories:
+            raise RunError(f"{path} holds no trajectory that can be read: {note}")
+        notes += [note] if note else []
+        own_dialect, limits = _of_run(path)
+        stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
+        for number, trajectory in islice(enumerate(trajectories), first):
+            if not trajectory.is_void:
+                notebook = to_notebook(trajectory, thoughts=thoughts, dialect=dialect or own_dialect)
+                notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
+    if not notebooks:
         raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")
-    return sources, notes
+    return notebooks, notes
 
 
-def _rollouts(path: Path, dialect: str | None, first: int | None, thoughts: str) -> tuple[list[Source], str | None]:
-    trajectories, note = read_trajectories(path)
-    if note is not None and not trajectories:
-        raise RunError(f"{path} holds no trajectory that can be read: {note}")
+def _of_run(path: Path) -> tuple[str | None, Limits]:
+    """The dialect and the limits of the run folder that a file of rollouts lies in; None and the defaults elsewhere."""
     config = run_config(path)
-    name = dialect or _name(config)
-    limits = _limits(config)
-    stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
-    sources = [
-        Source(f"{stem}-{number:05d}", to_notebook(trajectory, thoughts=thoughts, dialect=name), limits)
-        for number, trajectory in islice(enumerate(trajectories), first)
-        if not trajectory.is_void
-    ]
-    return sources, note
+    section, kernel = config.get("dialect"), config.get("kernel")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    given = {key: kernel[key] for key in _LIMITS if key in kernel} if isinstance(kernel, Mapping) else {}
+    try:
+        limits = Limits(**given)
+    except (ConfigError, TypeError):  # a config that no run was made with
+        limits = Limits()
+    return name if isinstance(name, str) else None, limits
 
 
 def run_config(path: Path) -> Mapping[str, Any]:
@@ -92,21 +96,6 @@ def run_config(path: Path) -> Mapping[str, Any]:
     return {}
 
 
-def _name(config: Mapping[str, Any]) -> str | None:
-    section = config.get("dialect")
-    name = section.get("name") if isinstance(section, Mapping) else None
-    return name if isinstance(name, str) else None
-
-
-def _limits(config: Mapping[str, Any]) -> Limits:
-    section = config.get("kernel")
-    given = {name: section[name] for name in _LIMITS if name in section} if isinstance(section, Mapping) else {}
-    try:
-        return Limits(**given)
-    except (ConfigError, TypeError):  # a config that no run was made with
-        return Limits()
-
-
 def _notebook(path: Path) -> NotebookNode:
     import nbformat
 
@@ -118,17 +107,17 @@ def _notebook(path: Path) -> NotebookNode:
         raise RunError(f"{path} can't be read as a notebook: {reason}") from error
     about = notebook["metadata"].get("repl_rl")
     if not isinstance(about, Mapping) or about.get("format") != FORMAT:
-        raise RunError(f"{path} is no exported rollout: make one with Trajectory.to_notebook or `replay --notebooks`")
+        raise RunError(f"{path} is not an exported rollout: Trajectory.to_notebook or `replay --notebooks` make one")
     return notebook
 
 
-def keep(sources: Sequence[Source], folder: Path) -> None:
+def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
     """Write the notebooks into `folder`. Raises RunError if that can't be done."""
     import nbformat
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for source in sources:
-            (folder / source.file_name).write_text(nbformat.writes(source.notebook) + "\n", encoding="utf-8")
+        for exported in notebooks:
+            (folder / exported.file_name).write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error
