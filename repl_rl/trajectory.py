@@ -15,8 +15,9 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -72,6 +73,10 @@ _BUDGETS = frozenset(
 )
 
 
+_PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
+"""The prompts that records without cells have at the end of an output."""
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """One of a conversation's; `role` is system, user or assistant."""
@@ -105,6 +110,18 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedCell:
+    """One complete statement of a line: the source as the kernel got it, and all that it showed.
+
+    `output` has nothing in it that the dialect puts around results: no prompt, no number, no tag. It is cut in the
+    middle as the model's is. Of a call that was refused, `source` may be empty, and `output` is the reason.
+    """
+
+    source: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
 
@@ -129,10 +146,20 @@ class Line:
     where nothing ran in it, or where the kernel tells none."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of tools while it ran, in the order in which they ended."""
+    cells: tuple[RecordedCell, ...] | None = None
+    """What ran in it, in order; () where nothing did. None where that was not recorded: in older files, in trajectories
+    of a loop of the user's, and of a line that was running when the machinery failed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ValueError(f"a line needs at least one token, got tokens {self.start} to {self.end}")
+
+    @property
+    def shown(self) -> str:
+        """What its cells showed, in order. Without recorded cells: its output less the prompt of a known dialect."""
+        if self.cells is None:
+            return _PROMPT.sub("", self.output)
+        return "".join(cell.output for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,8 +303,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
     fit its lines, is left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
     """
     path = Path(path)
-    left_out: list[str] = []
-    changed: list[str] = []
+    left_out, changed = list[str](), list[str]()
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -298,10 +324,10 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
         if notes is None:
             raise RunError(f"{path} can't be read: {error.strerror}") from error
         notes.append(f"{path.name} can't be read: {error.strerror}")
-    for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
-        if notes is not None and reasons:
-            lines, first = ("1 line is", "") if len(reasons) == 1 else (f"{len(reasons)} lines are", "first, ")
-            notes.append(f"{path.name}: {lines} {what} ({first}{reasons[0]})")
+    if notes is not None:
+        for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
+            lines = "1 line is" if len(reasons) == 1 else f"{len(reasons)} lines are"
+            notes += [f"{path.name}: {lines} {what} ({reason})" for reason in reasons[:1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,9 +346,8 @@ def read_record(line: bytes, is_strict: bool = False) -> Record:
     """Read one line of a file of trajectories. The line is hostile data: whatever it holds, only ValueError is raised.
 
     Lenient reading raises only where nothing can be shown. It fills in what a record lacks, replaces kinds that this
-    version doesn't know, turns what should be a text into one, and drops numbers that are not finite.
-
-    Not covered: records whose text is right and whose meaning is wrong.
+    version doesn't know, turns what should be a text into one, and drops numbers that are not finite. Not covered:
+    records whose text is right and whose meaning is wrong.
     """
     notes: list[str] | None = None if is_strict else []
     try:
@@ -359,7 +384,7 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
         for known in dataclasses.fields(part)
         if str(known.type) in {*_PLAIN, *_WORDS}
     ]
-    for part in (Trajectory, Line, ToolCall)
+    for part in (Trajectory, Line, ToolCall, RecordedCell)
 }
 """The fields of either kind: name, type, and whether a record has to have it."""
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
@@ -378,7 +403,9 @@ def _read_trajectory(record: Any, notes: list[str] | None) -> Record:
         if answer is not None:
             answers = answer if isinstance(answer, list | tuple) else [answer]
             answer = [_mended(one, "answer", "str") for one in answers]
-        if isinstance(logprobs, list | tuple) and not _are_finite(logprobs):
+        if isinstance(logprobs, list | tuple) and not (
+            set(map(type, logprobs)) <= {float} and all(map(math.isfinite, logprobs))
+        ):
             logprobs = [_mended(one, "logprobs", "float") for one in logprobs]
     values["answer"] = None if answer is None else _read_list(answer, "answer", notes, {str})
     tokens = {name: _read_list(found.get(name), name, notes, kinds) for name, kinds in _TOKENS.items()}
@@ -449,10 +476,6 @@ def _mended(value: Any, name: str, kind: str) -> Any:
     return {"str": "?" if name in ("task_id", "name") else "", "int": 0, "float": 0.0}.get(kind)
 
 
-def _are_finite(numbers: Sequence[Any]) -> bool:
-    return set(map(type, numbers)) <= {float} and all(map(math.isfinite, numbers))
-
-
 def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] = frozenset()) -> Any:
     """The list as a tuple, if all that it holds is of these types; None where a lenient reader finds no such list."""
     if isinstance(found, list | tuple) and (not kinds or set(map(type, found)) <= kinds):
@@ -471,4 +494,8 @@ def _read_line(raw: Any, notes: list[str] | None) -> Line | None:
             return None
     values = _read_fields(Line, raw, notes)
     calls = _read_list(raw.get("calls", ()), "calls", notes) or ()
-    return Line(**values, calls=tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls))
+    values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
+    cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
+    if cells is not None:
+        values["cells"] = tuple(RecordedCell(**_read_fields(RecordedCell, cell, notes)) for cell in cells)
+    return Line(**values)

@@ -22,8 +22,8 @@ from rich.text import Text
 
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import read_jsonl
+from repl_rl.utils.text import visible
 from repl_rl.view.run import Run, read_run, summary
-from repl_rl.view.screen import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export, write_report

@@ -8,13 +8,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from rich.console import Console
 
-from repl_rl import cli
+from repl_rl.cli import main
 from repl_rl.errors import DependencyError, RunError
+from repl_rl.run import training
 from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
 from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
@@ -76,13 +76,14 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
 ) -> None:
     (run_folder / "report.html").mkdir()
     run = read_run(run_folder)
-    outcome = SimpleNamespace(
-        folder=SimpleNamespace(path=run_folder), stopped_at=None, before=run.before, after=run.after, train_seconds=60.0
-    )
-    assert cli._finish_training(Console(width=200), cast(Any, outcome)) == 0
+    folder = SimpleNamespace(path=run_folder)
+    outcome = SimpleNamespace(folder=folder, stopped_at=None, before=run.before, after=run.after, train_seconds=60.0)
+    monkeypatch.setattr(training, "prepare", lambda *_: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(training, "train", lambda *_: outcome)
+    assert main(["train", "quickstart"]) == 0
     assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out
     outcome.stopped_at = 3
-    assert cli._finish_training(Console(width=200), cast(Any, outcome)) == 130
+    assert main(["train", "quickstart"]) == 130
     assert "go on with: repl-rl train --resume" in capsys.readouterr().out
 
 

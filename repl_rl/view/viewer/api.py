@@ -19,9 +19,9 @@ from typing import Any
 
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Record, read_record
+from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts
 from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
-from repl_rl.view.screen import visible
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.index import index_path, opened, revision
 from repl_rl.view.viewer.transcript import TokenReader, transcript

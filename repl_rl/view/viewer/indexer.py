@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from repl_rl.trajectory import read_record
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 from repl_rl.view.viewer.index import (
     StepFile,
     columns,

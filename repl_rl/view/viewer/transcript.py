@@ -12,8 +12,8 @@ from typing import Any
 
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Record, Trajectory
-from repl_rl.view.screen import screen_rows
 from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
+from repl_rl.view.transcript import screen_rows
 from repl_rl.view.words import FAULTS, line_logprob
 
 MOST_TOKENS = 2000

@@ -14,6 +14,8 @@ from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
 from tests.view.browser.conftest import Visit, row_texts, screen_texts
 
+pytestmark = pytest.mark.slow
+
 QUERIES: list[Mapping[str, str]] = [
     {},
     {"order": "asc"},
