@@ -61,7 +61,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         ),
         (["rewards=gentel"], "unknown preset 'gentel'; did you mean 'gentle'?"),
         (["rewards.exceptions={ZeroDivisonError: 1}"], "did you mean 'ZeroDivisionError'?"),
-        (["rewards.rules=[{name: a, reward: 1, text: '('}]"], "'(' is no regular expression"),
+        (["rewards.rules=[{name: a, reward: 1, text: '('}]"], "'(' is not a regular expression"),
         (["dialect.examples=99"], "dialect.examples is 99, but prompts/python.yaml holds 2"),
     ],
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from repl_rl.config.exception_names import BUILTIN_EXCEPTIONS
+from repl_rl.config.rewards import BUILTIN_EXCEPTIONS
 from repl_rl.trajectory import Line, LineKind
 
 BROAD = frozenset({"Exception", "BaseException"})

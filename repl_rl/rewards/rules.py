@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from repl_rl.config.exception_names import reported_name
-from repl_rl.config.rewards import RewardRule
+from repl_rl.config.rewards import RewardRule, reported_name
 from repl_rl.rewards.exceptions import classes_of
 from repl_rl.rewards.history import History
 from repl_rl.rewards.scored import LineValues
