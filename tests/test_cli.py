@@ -45,7 +45,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
         (["engine.places"], "--set 'engine.places': write it as section.key=value"),
         (
             ["model.path=no-such-model"],
-            "'no-such-model' is no model: give a checkpoint folder, a hub id (owner/name), or",
+            "'no-such-model' is not a model: give a checkpoint folder, a hub id (owner/name), or",
         ),
         (["model.path=tests"], "'tests' is a folder without config.json"),
         (["tasks.families=[gdc]"], "'gdc', did you mean 'gcd'?"),
