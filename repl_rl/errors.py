@@ -41,7 +41,7 @@ class DependencyError(ReplRLError):
 
 
 class RewardError(ReplRLError):
-    """A reward function or a grader returned something other than what it promised."""
+    """A reward function, an estimator or a grader returned something other than what it promised."""
 
 
 class RunError(ReplRLError):
@@ -53,7 +53,7 @@ class EngineError(ReplRLError):
 
 
 class TrainingError(ReplRLError):
-    """Training went wrong in a way that going on would only make worse, such as weights that are no numbers."""
+    """Training went wrong in a way that going on would only make worse, such as weights that are not numbers."""
 
 
 class KernelError(ReplRLError):

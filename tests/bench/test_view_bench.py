@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from repl_rl.bench import view
 from repl_rl.trajectory import read_jsonl
 from repl_rl.view.viewer.record import read_record
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_made_run_is_a_whole_one_of_real_sizes(tmp_path: Path) -> None:
@@ -23,7 +26,7 @@ def test_a_made_run_is_a_whole_one_of_real_sizes(tmp_path: Path) -> None:
 
 def test_it_measures_a_cold_and_a_warm_start() -> None:
     said: list[str] = []
-    report = view.measure(view.Plan(trajectories=700, rounds=1), said.append)
+    report = view.measure(view.ViewSettings(trajectories=700, rounds=1), said.append)
     assert [report[name]["indexed"] for name in ("cold", "warm")] == [700, 700]
     assert report["warm"]["rows_at_first"] == 700
     for start in (report["cold"], report["warm"]):

@@ -16,8 +16,7 @@ from killing import kill_the_server
 from repl_rl.config import KernelConfig
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.integrations import shared
-from repl_rl.integrations.live import ANSWERED, STATE_LOST
-from repl_rl.integrations.shared import close_shared_kernels
+from repl_rl.integrations.shared import ANSWERED, STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=1.0, grace_s=0.3))
@@ -153,7 +152,7 @@ def test_the_end_of_the_process_is_the_end_of_its_kernels() -> None:
         "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
         "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool._backend._server.pid)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     shown, server = done.stdout.split()
     assert (shown, done.stderr) == ("2", "")
     assert not Path(f"/proc/{server}").exists()
