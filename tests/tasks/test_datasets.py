@@ -160,7 +160,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         _load(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
         _load(tmp_path)

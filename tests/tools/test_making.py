@@ -155,7 +155,7 @@ def given(name: str) -> Callable[..., Any]:
         ([7], "7 is int"),
         (multiply, r"give a list, \[multiply\]"),
         ("user_tools:multiply", "give a list"),
-        (["user_tools.multiply"], "'user_tools.multiply' is no import path"),
+        (["user_tools.multiply"], "'user_tools.multiply' is not an import path"),
         (["user_tools:nothing"], "'user_tools:nothing' can't be imported"),
         (["no_such_module:f"], "'no_such_module:f' can't be imported"),
     ],

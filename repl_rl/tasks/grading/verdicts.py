@@ -85,8 +85,8 @@ def _same_number_or_text(submitted: str, expected: str) -> bool | None:
     """Whether a text is the expected answer; None where numerals and equal texts alone can't tell.
 
     Right is an int, float or string whose numeral has exactly the expected value: "401", "401.0", "'401'". Where the
-    expected number is no integer, a float may miss it by what floats miss (0.1 + 0.2 is right for 0.3). Time is bounded
-    by the expected answer's length, whatever was submitted.
+    expected number is not an integer, a float may miss it by what floats miss (0.1 + 0.2 is right for 0.3). Time is
+    bounded by the expected answer's length, whatever was submitted.
     """
     is_short = len(submitted) <= len(expected) + _EXTRA_CHARS
     text = submitted.strip() if is_short else ""

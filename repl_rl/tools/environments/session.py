@@ -16,15 +16,16 @@ Not covered: plain code that hangs can't be ended. Its thread stays, and so does
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.errors import ConfigError, EnvironmentFailure
 from repl_rl.tools import Tool, Toolbox
-from repl_rl.tools.environments.calling import call_within
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
@@ -146,3 +147,51 @@ class EnvironmentSession:
 
 def _said(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to: a value, or the error it raised, or that it was late."""
+
+    value: Any = None
+    error: BaseException | None = None
+    is_late: bool = False
+
+
+async def call_within(
+    thread: OneThread, function: Callable[..., Any], args: tuple[Any, ...], limit_s: float
+) -> Outcome:
+    """Call an environment's own code: a plain function in its thread, an awaitable on the loop, all within a limit.
+
+    Never raises for what the function does. A plain one that is late is left to itself in the thread.
+    """
+
+    def caught() -> Outcome:
+        """As a value: futures let no StopIteration through, and SystemExit would end the loop."""
+        try:
+            return Outcome(function(*args))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return Outcome(error=error)
+
+    async def called() -> Outcome:
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        outcome = caught() if is_async else await asyncio.wrap_future(thread.submit(caught))
+        if not inspect.isawaitable(outcome.value):
+            return outcome
+        try:
+            return Outcome(await outcome.value)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return Outcome(error=error)
+
+    running = asyncio.ensure_future(called())
+    try:
+        done, _ = await asyncio.wait({running}, timeout=limit_s)
+    finally:
+        running.cancel()
+    if not done:
+        return Outcome(is_late=True)
+    if running.cancelled():
+        return Outcome(error=asyncio.CancelledError("it cancelled itself"))
+    return running.result()

@@ -86,7 +86,7 @@ def failing() -> Ours:
         (lambda: 7, "environment int has no method reset"),
         (7, "environment int has no method reset"),
         (kind(lambda self: None), "environment Kind: its reset takes no task"),
-        ("nowhere", "'nowhere' is no import path"),
+        ("nowhere", "'nowhere' is not an import path"),
         ("nowhere:Thing", "'nowhere:Thing' can't be imported"),
         ({}, "is not an environment_factory"),
         ({"a": 7}, "is not an environment_factory"),
