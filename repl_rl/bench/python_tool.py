@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, contextmanager
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.kernel import KernelSession
-from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.rollout.setup import make_pool
 from repl_rl.utils.background import BackgroundLoop
 
 

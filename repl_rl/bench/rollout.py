@@ -33,12 +33,13 @@ from rich.table import Table
 from repl_rl.bench.depth import LineCost, Stopwatch, line_costs
 from repl_rl.bench.machine import machine
 from repl_rl.bench.open_ended import LINE_S, OpenEnded
-from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
 
@@ -266,16 +267,16 @@ def open_ended(
     plan: Plan, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
 ) -> Iterator[RolloutService]:
     """A service whose trajectories type `lines` lines, whatever they submit."""
-    with RolloutService(
-        engine,
+    setup = RolloutSetup(
         vocabulary,
-        kernel=KernelConfig(size=kernels, line_s=LINE_S),
-        dialect=DialectConfig(),
+        context_tokens=CONTEXT_TOKENS,
         budget=BudgetConfig(line_tokens=plan.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,
-        context_tokens=CONTEXT_TOKENS,
-        kernels=OpenEnded(latency_s),
-    ) as service:
+        at_once=kernels,
+        kernel=KernelConfig(size=kernels, line_s=LINE_S),
+        wrap_kernels=OpenEnded(latency_s),
+    )
+    with RolloutService(engine, setup) as service:
         yield service
 
 

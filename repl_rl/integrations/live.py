@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import KernelError
 from repl_rl.kernel import KernelSource
-from repl_rl.rollout.execute import Interpreter, Ran, run_turn
+from repl_rl.rollout.execute import Interpreter, TurnResult, run_turn
 from repl_rl.trajectory import LineKind, StopReason
 
 STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"
@@ -68,9 +68,10 @@ class LiveSession:
         self._interpreter = None
         await self._stack.aclose()
 
-    async def _run(self, turn: Turn) -> Ran:
+    async def _run(self, turn: Turn) -> TurnResult:
         assert self._interpreter is not None
-        ran, self.answer = await run_turn(self._interpreter, turn)
+        ran = await run_turn(self._interpreter, turn)
+        self.answer = ran.answer
         return ran
 
     async def _reopened(self) -> str:

@@ -21,7 +21,7 @@ from repl_rl.dialect import Turn
 from repl_rl.errors import ConfigError
 from repl_rl.integrations.live import Answered, LiveSession
 from repl_rl.kernel import KernelPool, KernelSession
-from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.rollout.setup import make_pool
 from repl_rl.utils.background import BackgroundLoop
 
 Result = TypeVar("Result")

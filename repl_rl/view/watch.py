@@ -25,7 +25,7 @@ from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.events import Event
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.opening import config_of, open_rollout
+from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Task, Trajectory
 from repl_rl.utils.background import BackgroundLoop
 from repl_rl.view.canvas import Canvas, canvas_here
@@ -130,7 +130,7 @@ async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: Sampling
     """As many at a time as the rollout allows; the first failure ends all."""
     board.texts = _texts_of(rollout.vocabulary)
     count = len(board.seen)
-    places = asyncio.Semaphore(rollout.at_once or count)
+    places = asyncio.Semaphore(rollout.setup.at_once or count)
     sampling = sampling or rollout.sampling
 
     async def roll(index: int) -> Trajectory:
