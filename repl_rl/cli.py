@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from repl_rl.config import Config, load_config, parse_config, shipped_configs
+from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.models.nano import SHIPPED
@@ -26,17 +27,15 @@ from repl_rl.view import command as viewing
 from repl_rl.view.replay import command as replay
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from repl_rl.kernel import KernelPool, KernelSource
-    from repl_rl.run.training import Outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script; the exit code."""
     options = _parser().parse_args(arguments)
     console = Console(quiet=not is_main_process())
-    _find_modules_here()
+    if (here := os.getcwd()) not in sys.path:  # a config may name what lies here by import path
+        sys.path.append(here)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
         silence_libraries(python_warnings=True)
@@ -88,45 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
 
     measured = commands.add_parser("bench", help="measure this machine").add_subparsers(required=True, metavar="WHAT")
-    kernels = measured.add_parser("kernels", help="sessions of a kernel pool beside stock Jupyter kernels")
-    kernels.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    kernels.add_argument("--sessions", type=int, metavar="N", help="live sessions (default: 64)")
-    kernels.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
-    kernels.add_argument("--stock-kernels", type=int, metavar="N", help="default: as many as cores and memory allow")
-    kernels.add_argument("--many", type=int, metavar="N", help="sessions of the last part, 0: none (default: 512)")
-    kernels.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
-    kernels.set_defaults(command=_bench_kernels)
-
-    rollouts = measured.add_parser("rollout", help="rollouts beside plain generation and TRL's tool loop")
-    rollouts.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    rollouts.add_argument("--trajectories", type=int, metavar="N", help="in a batch (default: 256)")
-    rollouts.add_argument("--concurrency", type=int, metavar="N", help="places in the engine's batch (default: 64)")
-    rollouts.add_argument("--kernels", type=int, metavar="N", help="trajectories in flight (default: 128)")
-    rollouts.add_argument("--lines", type=int, metavar="N", help="of each trajectory (default: 16)")
-    rollouts.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 5)")
-    rollouts.add_argument("--trl-trajectories", type=int, metavar="N", help="beside TRL, 0: none (default: 64)")
-    rollouts.add_argument("--deep", type=int, metavar="N", help="trajectories of 205 lines, 0: none (default: 16)")
-    rollouts.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
-    rollouts.set_defaults(command=_bench_rollout)
-
-    steps = measured.add_parser("train", help="loss and gradient beside TRL's own")
-    steps.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    steps.add_argument("--trajectories", type=int, metavar="N", help="in a batch (default: 16)")
-    steps.add_argument("--tokens", type=int, metavar="N", help="of the longest completion (default: 256)")
-    steps.add_argument("--rounds", type=int, metavar="N", help="how often both take their turn (default: 3)")
-    steps.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
-    steps.set_defaults(command=_bench_train)
-
-    conventions = measured.add_parser("conventions", help="calling conventions, each trained for the same time")
-    conventions.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    conventions.add_argument("--minutes", type=float, metavar="M", help="of training, for each (default: 1.4)")
-    conventions.add_argument("--seed", type=int, metavar="N", help="default: 0")
-    conventions.set_defaults(command=_bench_conventions)
-
-    viewer = measured.add_parser("view", help="the run viewer on a large run")
-    viewer.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
-    viewer.add_argument("--trajectories", type=int, metavar="N", help="in the run (default: 100000)")
-    viewer.set_defaults(command=_bench_view)
+    for name, (about, numbers) in _BENCHES.items():
+        bench = measured.add_parser(name, help=about)
+        bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+        for flag, kind, explanation in numbers:
+            bench.add_argument(flag, type=kind, metavar="N", help=explanation)
+        if name in ("kernels", "rollout", "train"):
+            bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
+        bench.set_defaults(command=_bench, bench=name, quick=False)
 
     commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
 
@@ -139,6 +107,45 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
+    "kernels": (
+        "sessions of a kernel pool beside stock Jupyter kernels",
+        [
+            ("--sessions", int, "live sessions (default: 64)"),
+            ("--rounds", int, "how often both take their turn (default: 5)"),
+            ("--stock-kernels", int, "default: as many as cores and memory allow"),
+            ("--many", int, "sessions of the last part, 0: none (default: 512)"),
+        ],
+    ),
+    "rollout": (
+        "rollouts beside plain generation and TRL's tool loop",
+        [
+            ("--trajectories", int, "in a batch (default: 256)"),
+            ("--concurrency", int, "places in the engine's batch (default: 64)"),
+            ("--kernels", int, "trajectories in flight (default: 128)"),
+            ("--lines", int, "of each trajectory (default: 16)"),
+            ("--rounds", int, "how often both take their turn (default: 5)"),
+            ("--trl-trajectories", int, "beside TRL, 0: none (default: 64)"),
+            ("--deep", int, "trajectories of 205 lines, 0: none (default: 16)"),
+        ],
+    ),
+    "train": (
+        "loss and gradient beside TRL's own",
+        [
+            ("--trajectories", int, "in a batch (default: 16)"),
+            ("--tokens", int, "of the longest completion (default: 256)"),
+            ("--rounds", int, "how often both take their turn (default: 3)"),
+        ],
+    ),
+    "conventions": (
+        "calling conventions, each trained for the same time",
+        [("--minutes", float, "of training, for each (default: 1.4)"), ("--seed", int, "default: 0")],
+    ),
+    "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
+}
+"""What `repl-rl bench` measures: for each the module of `repl_rl.bench`, what it is, and the settings it takes."""
+
+
 def _train(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.run.progress import Progress
     from repl_rl.run.training import prepare, train
@@ -147,7 +154,14 @@ def _train(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError("give a config to train, or --resume RUN")
     config = load_config(options.config, tuple(options.set)) if options.config else None
     if options.dry_run:
-        return _dry_run(options, console, config)
+        from repl_rl.run.dryrun import dry_run, print_dry_run
+        from repl_rl.run.folder import open_run
+
+        if options.resume is not None:
+            _, config = open_run(options.resume, config)
+        assert config is not None
+        print_dry_run(console, dry_run(config, options.runs))
+        return 0
     prepared = prepare(config, options.runs, options.resume)
     console.print(f"run folder: {prepared.folder.path}", highlight=False)
     try:
@@ -156,25 +170,10 @@ def _train(options: argparse.Namespace, console: Console) -> int:
         _say_how_to_resume(console, prepared.folder.path)
         return 130
     leave()
-    return _finish_training(console, outcome)
-
-
-def _dry_run(options: argparse.Namespace, console: Console, config: Config | None) -> int:
-    from repl_rl.run.dryrun import plan, print_plan
-    from repl_rl.run.folder import open_run
-
-    if options.resume is not None:
-        _, config = open_run(options.resume, config)
-    assert config is not None
-    print_plan(console, plan(config, options.runs))
-    return 0
-
-
-def _finish_training(console: Console, outcome: Outcome) -> int:
-    from repl_rl.view import before_after_table, write_report
-
     if not is_main_process():
         return 0
+    from repl_rl.view import before_after_table, write_report
+
     report = write_report(outcome.folder.path)
     if outcome.stopped_at is not None:
         console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
@@ -193,11 +192,20 @@ def _say_how_to_resume(console: Console, folder: Path) -> None:
 
 def _rollout(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.rollout.service import open_service
+    from repl_rl.tasks import load_tasks
 
     if options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one rollout")
-    config = _rollout_config(options)
-    tasks = _rollout_tasks(options, config)
+    overrides = list(options.set)
+    if options.model:
+        overrides.append(f"model.path={options.model}")
+    elif options.config is None:
+        raise ConfigError("give a config or --model")
+    config = load_config(options.config, tuple(overrides)) if options.config else parse_config({}, tuple(overrides))
+    if options.task:
+        tasks = [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
+    else:
+        tasks = load_tasks(config.tasks, "heldout", 0, options.n)
     with open_service(config, _attached(options, console)) as service:
         trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))
     write_jsonl(options.out, trajectories)
@@ -228,84 +236,15 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
     return lambda pool: AttachedKernels(pool, say, wait)
 
 
-def _rollout_config(options: argparse.Namespace) -> Config:
-    overrides = list(options.set)
-    if options.model:
-        overrides.append(f"model.path={options.model}")
-    elif options.config is None:
-        raise ConfigError("give a config or --model")
-    return load_config(options.config, tuple(overrides)) if options.config else parse_config({}, tuple(overrides))
-
-
-def _rollout_tasks(options: argparse.Namespace, config: Config) -> list[Task]:
-    from repl_rl.tasks import load_tasks
-
-    if options.task:
-        return [Task(id=f"task-{number}", question=options.task, answer="") for number in range(options.n)]
-    return load_tasks(config.tasks, "heldout", 0, options.n)
-
-
-def _bench_kernels(options: argparse.Namespace, console: Console) -> int:
-    import asyncio
-
-    from repl_rl.bench import kernels
-
-    plan = _plan(options, kernels.QUICK if options.quick else kernels.Plan())
-    report = asyncio.run(kernels.measure(plan, _dim(console)))
-    console.print(kernels.table(report))
-    if many := kernels.many_line(report):
-        console.print(many, highlight=False, soft_wrap=True)
-    return _write_figures(options, report)
-
-
-def _bench_rollout(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.bench import rollout
-
-    report = rollout.measure(_plan(options, rollout.QUICK if options.quick else rollout.Plan()), _dim(console))
-    console.print(rollout.table(report))
-    return _write_figures(options, report)
-
-
-def _bench_train(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.bench import train
-
-    report = train.measure(_plan(options, train.QUICK if options.quick else train.Plan()), _dim(console))
-    console.print(train.table(report))
-    return _write_figures(options, report)
-
-
-def _bench_conventions(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.bench import conventions
-
-    report = conventions.measure(_plan(options, conventions.Plan()), _dim(console))
-    console.print(conventions.table(report))
-    return _write_figures(options, report)
-
-
-def _bench_view(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.bench import view
-
-    report = view.measure(_plan(options, view.Plan()), _dim(console))
-    console.print(view.table(report))
-    return _write_figures(options, report)
-
-
-Plan = TypeVar("Plan", bound="DataclassInstance")
-
-
-def _plan(options: argparse.Namespace, start: Plan) -> Plan:
-    """`start`, changed where an option was given. Raises ConfigError before anything is measured in vain."""
-    given = {name: getattr(options, name, None) for name in start.__dataclass_fields__}
-    if options.json and not options.json.parent.is_dir():
+def _bench(options: argparse.Namespace, console: Console) -> int:
+    bench = importlib.import_module(f"repl_rl.bench.{options.bench}")
+    settings = bench.QUICK if options.quick else bench.DEFAULT
+    given = {name: getattr(options, name, None) for name in settings.__dataclass_fields__}
+    settings = dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+    if options.json and not options.json.parent.is_dir():  # before anything is measured in vain
         raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
-    return dataclasses.replace(start, **{name: value for name, value in given.items() if value is not None})
-
-
-def _dim(console: Console) -> Callable[[str], None]:
-    return lambda text: console.print(text, style="dim", highlight=False)
-
-
-def _write_figures(options: argparse.Namespace, report: dict[str, Any]) -> int:
+    report = bench.measure(settings, lambda text: console.print(text, style="dim", highlight=False))
+    console.print(bench.table(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
@@ -323,12 +262,6 @@ def _nano_build(options: argparse.Namespace, console: Console) -> int:
     build(options.out, seed=options.seed, recipe=RECIPES[options.model])
     console.print(f"{options.model} is in {options.out}", highlight=False)
     return 0
-
-
-def _find_modules_here() -> None:
-    """What a config names by import path may lie in the working directory, behind everything that is installed."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)
 
 
 if __name__ == "__main__":

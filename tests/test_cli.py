@@ -145,7 +145,7 @@ def test_resuming_with_another_config_lists_the_keys_that_differ(
 def test_resuming_what_is_no_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = run(["train", "--resume", str(tmp_path)], capsys)
     assert code == 2
-    assert "is no run: it has no config.yaml" in shown
+    assert "is not a run: it has no config.yaml" in shown
 
 
 def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:

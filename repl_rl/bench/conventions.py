@@ -40,7 +40,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ConventionsSettings:
     """What is measured. Raises ConfigError on what the config refuses, and on a convention that nano does not know.
 
     `minutes` is the training time of each convention; `settings` are further `a.b=value` overrides, the same for all.
@@ -63,6 +63,9 @@ class Plan:
         """Of the shipped config, for one convention."""
         own = (f"name={name}", f"dialect.name={name}", f"seed={self.seed}", f"train.max_minutes={self.minutes}")
         return (*self.settings, *own)
+
+
+DEFAULT = ConventionsSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +97,21 @@ class Measured:
     """Of each step's batch."""
 
 
-def measure(plan: Plan, say: Say) -> dict[str, Any]:
+def measure(settings: ConventionsSettings, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it. Raises RunError if a run fails, with the end of what it printed."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
         measured = []
-        for name in plan.conventions:
-            say(f"training in {name} for {plan.minutes:g} minutes")
-            measured.append(read_run(_train(plan, name, Path(folder)), name))
+        for name in settings.conventions:
+            say(f"training in {name} for {settings.minutes:g} minutes")
+            measured.append(read_run(_train(settings, name, Path(folder)), name))
             say(_in_short(measured[-1]))
-    return {"plan": asdict(plan), "conventions": [asdict(each) for each in measured], **machine(_PACKAGES)}
+    return {"plan": asdict(settings), "conventions": [asdict(each) for each in measured], **machine(_PACKAGES)}
 
 
 def table(report: dict[str, Any]) -> Table:
     """What `measure` found, a row per convention."""
-    plan = report["plan"]
-    title = f"{plan['minutes']:g} minutes of training each, seed {plan['seed']}: before to after"
+    settings = report["plan"]
+    title = f"{settings['minutes']:g} minutes of training each, seed {settings['seed']}: before to after"
     shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
     for name in ("", "solved %", "tokens", "turns", "failed %", "steps", "turns/s", "tok/s"):
         shown.add_column(name, justify="right" if name else "left", no_wrap=True)
@@ -159,8 +162,8 @@ def _turns_per_s(row: dict[str, Any]) -> float:
     return float(row["tokens_per_s"] / row["tokens_per_trajectory"] * row["lines_per_trajectory"])
 
 
-def _train(plan: Plan, name: str, runs: Path) -> RunFolder:
-    flags = [part for override in plan.overrides(name) for part in ("--set", override)]
+def _train(settings: ConventionsSettings, name: str, runs: Path) -> RunFolder:
+    flags = [part for override in settings.overrides(name) for part in ("--set", override)]
     command = [sys.executable, "-m", "repl_rl.cli", "train", _CONFIG, "--runs", str(runs), *flags]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:

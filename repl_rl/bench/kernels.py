@@ -9,27 +9,38 @@ session has imported sympy and numpy before anything else. Times run on this sid
 - unique memory: private pages (USS) of the processes that appear as the sessions open, per session, before any line;
 - many: lines per second with many live sessions and with 16, as many lines in both, each time in a fresh pool.
 
+The peer is stock Jupyter kernels, one ipykernel process each, driven by jupyter_client as its users drive it: starting
+is `start_kernel` and `wait_for_ready`, which ends by listening for 0.2 s; a line is done once its reply has come on the
+shell channel and `idle` on iopub. They have no sandbox and no limits. History goes into a folder that is removed at the
+end. A kernel that dies is noticed only by an error after a long wait.
+
 Not covered: a sampler that needs the same cores. Memory that sessions share is in `many.total_mb` (PSS) alone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import psutil  # type: ignore[import-untyped]
+import zmq.asyncio
+from jupyter_client import AsyncKernelClient, AsyncKernelManager
+from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
+from rich.console import Group
 from rich.table import Table
 
 from repl_rl.bench.machine import cores, machine
-from repl_rl.bench.stock import StockKernels
-from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import ExecStatus, KernelPool, KernelSession, KernelSource, Limits
+from repl_rl.errors import ConfigError, KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
 from repl_rl.kernel.stats import percentile
 
 IMPORTS = "import sympy, numpy"
@@ -59,7 +70,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class KernelsSettings:
     """How much is measured. `stock_kernels` None: as many as fit. Raises ConfigError on counts that measure nothing."""
 
     sessions: int = 64
@@ -90,7 +101,8 @@ class Plan:
         return max(1, min(self.sessions, int(_free_mb() / _STOCK_MB)))
 
 
-QUICK = Plan(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)
+DEFAULT = KernelsSettings()
+QUICK = KernelsSettings(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +129,25 @@ class Side:
     raise_s: list[float] = field(default_factory=list)
     lines_per_s: list[float] = field(default_factory=list)
 
-    async def measure_starts(self, plan: Plan) -> None:
+    async def measure_starts(self, settings: KernelsSettings) -> None:
         """Add start times of further sessions, one after another."""
-        for _ in range(plan.starts):
+        for _ in range(settings.starts):
             began = time.perf_counter()
             async with self.source.session() as kernel:
                 await timed_s(kernel, "1")
                 self.start_s.append(time.perf_counter() - began)
 
-    async def measure_lines(self, plan: Plan) -> None:
+    async def measure_lines(self, settings: KernelsSettings) -> None:
         """Add times of cheap lines in one session."""
-        self.line_s += [await timed_s(self.fleet[0], line) for line in islice(cycle(LINES), plan.solo_lines)]
+        self.line_s += [await timed_s(self.fleet[0], line) for line in islice(cycle(LINES), settings.solo_lines)]
 
-    async def measure_raises(self, plan: Plan) -> None:
+    async def measure_raises(self, settings: KernelsSettings) -> None:
         """Add times of lines that raise in one session."""
-        self.raise_s += [await timed_s(self.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(plan.raises)]
+        self.raise_s += [await timed_s(self.fleet[0], RAISING, ExecStatus.ERROR) for _ in range(settings.raises)]
 
-    async def measure_fleet(self, plan: Plan) -> None:
+    async def measure_fleet(self, settings: KernelsSettings) -> None:
         """Add the speed of all sessions together."""
-        self.lines_per_s.append(await speed(self.fleet, plan.fleet_lines))
+        self.lines_per_s.append(await speed(self.fleet, settings.fleet_lines))
 
     def figures(self) -> Figures:
         """Percentiles over all rounds; of the speeds, the median round."""
@@ -152,27 +164,31 @@ class Side:
 _PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.measure_fleet)
 
 
-async def measure(plan: Plan, say: Say) -> dict[str, Any]:
+def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     """The whole benchmark as the JSON object that it writes; `say` hears how far it is. Raises KernelError."""
+    return asyncio.run(_measure(settings, say))
+
+
+async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     began = time.monotonic()
-    stock_size = plan.stock_size()
-    ours, stock = await _measure_both(replace(plan, stock_kernels=stock_size), say)
-    many = await _measure_many(plan, ours.unique_mb, say) if plan.many else None
+    stock_size = settings.stock_size()
+    ours, stock = await _measure_both(replace(settings, stock_kernels=stock_size), say)
+    many = await _measure_many(settings, ours.unique_mb, say) if settings.many else None
     return {
-        "kernels": plan.sessions,
+        "kernels": settings.sessions,
         "stock_kernels": stock_size,
         **asdict(ours),
         "stock": asdict(stock),
         "ratio_lines_per_s": ours.lines_per_s / stock.lines_per_s,
         "many": many,
-        "rounds": plan.rounds,
+        "rounds": settings.rounds,
         "duration_s": time.monotonic() - began,
         **machine(_PACKAGES),
     }
 
 
-def table(report: dict[str, Any]) -> Table:
-    """Ours, stock, and by what factor ours is better."""
+def table(report: dict[str, Any]) -> Group:
+    """Ours, stock, and by what factor ours is better; then, in words, what came out with many sessions."""
     shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
     shown.add_column("")
     for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
@@ -181,10 +197,10 @@ def table(report: dict[str, Any]) -> Table:
         ours, stock = report[key], report["stock"][key]
         ratio = ours / stock if key == "lines_per_s" else stock / ours
         shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
-    return shown
+    return Group(shown, *filter(None, [_many_line(report)]))
 
 
-def many_line(report: dict[str, Any]) -> str | None:
+def _many_line(report: dict[str, Any]) -> str | None:
     """What came out with many sessions, in words; None if that was left out."""
     if (many := report["many"]) is None:
         return None
@@ -235,20 +251,20 @@ async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[Kern
         yield fleet
 
 
-async def _measure_both(plan: Plan, say: Say) -> tuple[Figures, Figures]:
-    assert plan.stock_kernels is not None
+async def _measure_both(settings: KernelsSettings, say: Say) -> tuple[Figures, Figures]:
+    assert settings.stock_kernels is not None
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(KernelPool(plan.sessions + 1, _LIMITS, warm=0))
-        kernels = await stack.enter_async_context(StockKernels(plan.stock_kernels + 1))
-        say(f"opening {plan.sessions} sessions")
-        ours = await stack.enter_async_context(_open_side(pool, plan.sessions))
-        say(f"opening {plan.stock_kernels} stock kernels")
-        stock = await stack.enter_async_context(_open_side(kernels, plan.stock_kernels))
-        for number in range(1, plan.rounds + 1):
-            say(f"round {number} of {plan.rounds}")
+        pool = await stack.enter_async_context(KernelPool(settings.sessions + 1, _LIMITS, warm=0))
+        kernels = await stack.enter_async_context(StockKernels(settings.stock_kernels + 1))
+        say(f"opening {settings.sessions} sessions")
+        ours = await stack.enter_async_context(_open_side(pool, settings.sessions))
+        say(f"opening {settings.stock_kernels} stock kernels")
+        stock = await stack.enter_async_context(_open_side(kernels, settings.stock_kernels))
+        for number in range(1, settings.rounds + 1):
+            say(f"round {number} of {settings.rounds}")
             for phase in _PHASES:
                 for side in (ours, stock):
-                    await phase(side, plan)
+                    await phase(side, settings)
     return ours.figures(), stock.figures()
 
 
@@ -264,24 +280,26 @@ async def _open_side(source: KernelSource, size: int) -> AsyncIterator[Side]:
         yield Side(source, fleet, unique_mb)
 
 
-async def _measure_many(plan: Plan, unique_mb: float, say: Say) -> dict[str, Any] | None:
-    if plan.many * unique_mb > _FREE_SHARE * _free_mb():
-        say(f"left out: {plan.many} sessions of {unique_mb:.0f} MB do not fit into {_free_mb():,.0f} MB; see --many")
+async def _measure_many(settings: KernelsSettings, unique_mb: float, say: Say) -> dict[str, Any] | None:
+    if settings.many * unique_mb > _FREE_SHARE * _free_mb():
+        say(
+            f"left out: {settings.many} sessions of {unique_mb:.0f} MB do not fit into {_free_mb():,.0f} MB; see --many"
+        )
         return None
-    speeds: dict[int, list[float]] = {FEW: [], plan.many: []}
+    speeds: dict[int, list[float]] = {FEW: [], settings.many: []}
     total_mb: list[float] = []
-    for number in range(1, plan.many_rounds + 1):
-        for size in (FEW, plan.many):
-            say(f"{size} sessions, {number} of {plan.many_rounds}")
+    for number in range(1, settings.many_rounds + 1):
+        for size in (FEW, settings.many):
+            say(f"{size} sessions, {number} of {settings.many_rounds}")
             before = descendants()
             async with KernelPool(size, _LIMITS, warm=0) as pool, open_fleet(pool, size) as fleet:
                 await speed(fleet, len(LINES))
-                speeds[size].append(await speed(fleet, plan.many * plan.many_lines // size))
-                if size == plan.many:
+                speeds[size].append(await speed(fleet, settings.many * settings.many_lines // size))
+                if size == settings.many:
                     total_mb.append(memory_mb(descendants() - before, "pss"))
-    few, many = statistics.median(speeds[FEW]), statistics.median(speeds[plan.many])
+    few, many = statistics.median(speeds[FEW]), statistics.median(speeds[settings.many])
     return {
-        "sessions": plan.many,
+        "sessions": settings.many,
         "total_mb": statistics.median(total_mb),
         f"lines_per_s_{FEW}": few,
         "lines_per_s_many": many,
@@ -335,3 +353,98 @@ def _figure(value: float) -> str:
 
 def _free_mb() -> float:
     return float(psutil.virtual_memory().available) / _MIB
+
+
+_PATIENCE_S = 120.0
+_SOCKETS_PER_KERNEL = 8
+
+
+class StockKernel:
+    """A kernel that is up, seen through its client."""
+
+    def __init__(self, client: AsyncKernelClient) -> None:
+        self._client = client
+
+    async def prepare(self, source: str) -> None:
+        raise KernelStartError("this measurement has no tools")
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        """Run one cell. Raises KernelDiedError if no answer comes."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                request = self._client.execute(source)
+                output = await self._output(request)
+                reply = await self._reply(request)
+        except TimeoutError as error:
+            raise KernelDiedError(f"a stock kernel did not answer {source!r} within {_PATIENCE_S:g} s") from error
+        status = ExecStatus.OK if reply["status"] == "ok" else ExecStatus.ERROR
+        return ExecResult(status, output, reply.get("ename"), duration_s=time.monotonic() - began)
+
+    async def _output(self, request: str) -> str:
+        shown: list[str] = []
+        while True:
+            message = await self._client.get_iopub_msg()
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
+                return "".join(shown)
+            shown.append(_text(message["msg_type"], message["content"]))
+
+    async def _reply(self, request: str) -> dict[str, Any]:
+        while True:
+            message = await self._client.get_shell_msg()
+            if message["parent_header"].get("msg_id") == request:
+                content: dict[str, Any] = message["content"]
+                return content
+
+
+class StockKernels:
+    """A `KernelSource` of stock kernels, at most `size` at a time. Nothing is started ahead of need."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="repl-rl-bench-")
+        self._context = zmq.asyncio.Context()
+        self._context.max_sockets = max(1023, _SOCKETS_PER_KERNEL * self._size)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._context.destroy(linger=0)
+        self._folder.cleanup()
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[StockKernel]:
+        """A fresh kernel, killed at exit. Raises KernelStartError if it does not come up."""
+        manager = AsyncKernelManager(kernel_name=NATIVE_KERNEL_NAME, context=self._context)
+        environment = os.environ | {"IPYTHONDIR": self._folder.name}
+        await manager.start_kernel(env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        client = manager.client()
+        client.start_channels()
+        try:
+            await _ready(client)
+            yield StockKernel(client)
+        finally:
+            client.stop_channels()
+            await manager.shutdown_kernel(now=True)
+
+
+async def _ready(client: AsyncKernelClient) -> None:
+    try:
+        await client.wait_for_ready(timeout=_PATIENCE_S)
+    except RuntimeError as error:
+        raise KernelStartError(f"a stock kernel did not come up: {error}") from error
+
+
+def _text(kind: str, content: dict[str, Any]) -> str:
+    """What a terminal would show of a message on iopub."""
+    match kind:
+        case "stream":
+            return str(content["text"])
+        case "execute_result" | "display_data":
+            return f"{content['data'].get('text/plain', '')}\n"
+        case "error":
+            return "".join(f"{line}\n" for line in content["traceback"])
+    return ""

@@ -7,11 +7,13 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
   others start meanwhile. Medians over the rounds.
 - line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
-  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind
-  the same ids; attention reads the whole transcript for each token, here as there (`repl_rl.bench.depth`).
+  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens after
+  the same ids; attention reads the whole transcript for each token, here as there. Lines differ in length, early ones
+  from late ones too: only those of about the median length over all depths count. Plain generation computes with all
+  cores, a small model's rollouts with one: what is left may be negative.
 - TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
   prompts. Its tool runs the line in a kernel of the same kind that is up before the clock starts, and takes as much
-  longer as ours (`repl_rl.bench.python_tool`). In TRL each line but the last is a tool call; in ours each cell is, and
+  longer as ours (`repl_rl.bench.trl_tools`). In TRL each line but the last is a tool call; in ours each cell is, and
   a line without a newline ends its trajectory. Executions and sampled tokens of both are reported, and what plain
   generation of our tokens takes, in one go and without turns.
 
@@ -23,18 +25,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench.depth import LineCost, Stopwatch, line_costs
 from repl_rl.bench.machine import machine
-from repl_rl.bench.open_ended import LINE_S, OpenEnded
+from repl_rl.bench.trl_tools import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, SamplingConfig
-from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
@@ -57,7 +58,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutSettings:
     """How much is measured. Raises ConfigError on counts that measure nothing."""
 
     trajectories: int = 256
@@ -84,7 +85,10 @@ class Plan:
             raise ConfigError(f"--trl-lines {self.trl_lines}: give at least 2, for the last one calls no tool")
 
 
-QUICK = Plan(16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0))
+DEFAULT = RolloutSettings()
+QUICK = RolloutSettings(
+    16, 8, 12, 4, rounds=1, deep=0, trl_trajectories=8, trl_lines=3, trl_rounds=1, tool_latency_ms=(0.0, 5.0)
+)
 
 
 @dataclass(slots=True)
@@ -101,7 +105,7 @@ class Sides:
     """Of the last round."""
 
 
-def measure(plan: Plan, say: Say) -> dict[str, Any]:
+def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
     require_vllm()
     prepare_environment()
@@ -109,38 +113,38 @@ def measure(plan: Plan, say: Say) -> dict[str, Any]:
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
-    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=plan.concurrency)
+    config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency)
     overrides = {"max_position_embeddings": CONTEXT_TOKENS}
     engine = VLLMEngine(str(NANO_PATH), vocabulary, dtype="float32", config=config, hf_overrides=overrides)
     try:
-        report = _against_plain(plan, engine, vocabulary, say)
-        if plan.deep:
-            report |= _deep(plan, engine, vocabulary, say)
-        if plan.trl_trajectories:
-            report |= _against_trl(plan, engine, vocabulary, say)
+        report = _against_plain(settings, engine, vocabulary, say)
+        if settings.deep:
+            report |= _deep(settings, engine, vocabulary, say)
+        if settings.trl_trajectories:
+            report |= _against_trl(settings, engine, vocabulary, say)
     finally:
         engine.close()
     return report | machine(_PACKAGES)
 
 
-def _against_plain(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     sides = Sides()
-    tasks = make_tasks(None, plan.trajectories, seed=3, split="heldout")
-    with open_ended(plan, engine, vocabulary, plan.lines, plan.kernels) as service:
-        _wait_until_ready(service, plan.kernels)
+    tasks = make_tasks(None, settings.trajectories, seed=3, split="heldout")
+    with open_ended(settings, engine, vocabulary, settings.lines, settings.kernels) as service:
+        _wait_until_ready(service, settings.kernels)
         service.generate(tasks)
-        for number in range(plan.rounds):
-            say(f"rollouts and plain generation, round {number + 1} of {plan.rounds}")
-            _wait_until_ready(service, plan.kernels)
+        for number in range(settings.rounds):
+            say(f"rollouts and plain generation, round {number + 1} of {settings.rounds}")
+            _wait_until_ready(service, settings.kernels)
             started = time.perf_counter()
             sides.trajectories = service.generate(tasks)
             sides.repl_s.append(time.perf_counter() - started)
             sides.tokens.append(sum(trajectory.sampled_tokens for trajectory in sides.trajectories))
             sides.lines.append(sum(len(trajectory.lines) for trajectory in sides.trajectories))
-            _wait_until_ready(service, plan.kernels)
+            _wait_until_ready(service, settings.kernels)
             sides.plain_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=0))
             sides.bare_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=None))
-    return _plain_figures(plan, sides)
+    return _plain_figures(settings, sides)
 
 
 def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
@@ -165,15 +169,15 @@ def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | 
     return seconds
 
 
-def _plain_figures(plan: Plan, sides: Sides) -> dict[str, Any]:
+def _plain_figures(settings: RolloutSettings, sides: Sides) -> dict[str, Any]:
     def per_s(counts: list[int], seconds: list[float]) -> float:
         return statistics.median(count / second for count, second in zip(counts, seconds, strict=True))
 
     ratios = [plain / repl for plain, repl in zip(sides.plain_s, sides.repl_s, strict=True)]
     return {
-        "concurrency": plan.concurrency,
-        "trajectories": plan.trajectories,
-        "kernels": plan.kernels,
+        "concurrency": settings.concurrency,
+        "trajectories": settings.trajectories,
+        "kernels": settings.kernels,
         "sampled_tokens": sides.tokens[-1],
         "lines": sides.lines[-1],
         "plain_tok_s": per_s(sides.tokens, sides.plain_s),
@@ -189,11 +193,11 @@ def _plain_figures(plan: Plan, sides: Sides) -> dict[str, Any]:
     }
 
 
-def _deep(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
-    say(f"{plan.deep} trajectories of 205 lines")
-    tasks = make_tasks(None, plan.deep, seed=4, split="heldout")
+def _deep(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    say(f"{settings.deep} trajectories of 205 lines")
+    tasks = make_tasks(None, settings.deep, seed=4, split="heldout")
     watch = Stopwatch(engine)
-    with open_ended(plan, watch, vocabulary, lines=205, kernels=2) as service:
+    with open_ended(settings, watch, vocabulary, lines=205, kernels=2) as service:
         costs = line_costs(service, watch, engine.llm, tasks)
     return {key: value for depth, cost in costs.items() for key, value in _depth_figures(depth, cost).items()}
 
@@ -208,21 +212,21 @@ def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
     }
 
 
-def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
     from repl_rl.bench.trl_tools import TRLRollouts
 
-    limits = {"lines": plan.trl_lines, "line_tokens": plan.line_tokens, "tokens": CONTEXT_TOKENS}
-    tasks = make_tasks(None, plan.trl_trajectories, seed=5, split="heldout")
+    limits = {"lines": settings.trl_lines, "line_tokens": settings.line_tokens, "tokens": CONTEXT_TOKENS}
+    tasks = make_tasks(None, settings.trl_trajectories, seed=5, split="heldout")
     rows: list[dict[str, Any]] = []
-    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, places=plan.concurrency, **limits) as trl:
-        for latency_ms in plan.tool_latency_ms:
+    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, places=settings.concurrency, **limits) as trl:
+        for latency_ms in settings.tool_latency_ms:
             say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
             latency_s = latency_ms / 1000
-            with open_ended(plan, engine, vocabulary, plan.trl_lines, len(tasks), latency_s) as service:
+            with open_ended(settings, engine, vocabulary, settings.trl_lines, len(tasks), latency_s) as service:
                 trl.roll_out(tasks, latency_s)
                 service.generate(tasks)
                 rounds = []
-                for _ in range(plan.trl_rounds):
+                for _ in range(settings.trl_rounds):
                     peer = trl.roll_out(tasks, latency_s)
                     ours = _ours(service, tasks)
                     _wait_until_ready(service, len(tasks))
@@ -230,7 +234,11 @@ def _against_trl(plan: Plan, engine: VLLMEngine, vocabulary: Vocabulary, say: Sa
             rows.append({name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]})
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     pairs = zip(columns["trl_rollouts_s"], columns["repl_rollouts_s"], strict=True)
-    return {"tool_latency_ms": list(plan.tool_latency_ms), "trl_ratio": [trl / repl for trl, repl in pairs], **columns}
+    return {
+        "tool_latency_ms": list(settings.tool_latency_ms),
+        "trl_ratio": [trl / repl for trl, repl in pairs],
+        **columns,
+    }
 
 
 def _trl_figures(trl: TRLRound, ours: _Ours, plain_s: float) -> dict[str, float]:
@@ -264,13 +272,13 @@ def _ours(service: RolloutService, tasks: Sequence[Task]) -> _Ours:
 
 @contextmanager
 def open_ended(
-    plan: Plan, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
+    settings: RolloutSettings, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
 ) -> Iterator[RolloutService]:
     """A service whose trajectories type `lines` lines, whatever they submit."""
     setup = RolloutSetup(
         vocabulary,
         context_tokens=CONTEXT_TOKENS,
-        budget=BudgetConfig(line_tokens=plan.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
+        budget=BudgetConfig(line_tokens=settings.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,
         at_once=kernels,
         kernel=KernelConfig(size=kernels, line_s=LINE_S),
@@ -307,3 +315,137 @@ def table(report: dict[str, Any]) -> Table:
             f"{report['trl_ratio'][index]:.1f}",
         )
     return shown
+
+
+DEPTHS = (20, 200)
+_WINDOW = 10
+"""Lines before and after a depth that are measured with it."""
+_SAME_LENGTH_TOKENS = 1
+"""How far a line may be from the median length."""
+_PLAIN_TOKENS = 33
+_PLAIN_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LineCost:
+    """One line of about `tokens`: from its request to the request of the next one, and of that, plain generation."""
+
+    own_ms: float
+    whole_ms: float
+    plain_ms: float
+    tokens: float
+    context_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimedLine:
+    """From the request for a line to the request for the next one, and its tokens."""
+
+    number: int
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A line at a depth, and what plain generation of one token takes there."""
+
+    tokens: int
+    seconds: float
+    plain_token_s: float
+    context_tokens: int
+
+
+def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
+    """Roll out the tasks one by one, and generate plainly where their lines at `DEPTHS` stand.
+
+    A depth that no trajectory reaches, or with no line of the common length, is left out. The stopwatch stands between
+    engine and worker, so each line takes a turn on an event loop of this process besides: a little more than it costs
+    without.
+    """
+    measured: dict[int, list[Timing]] = {depth: [] for depth in DEPTHS}
+    for task in tasks:
+        watch.lines.clear()
+        (trajectory,) = service.generate([task])
+        for depth in DEPTHS:
+            measured[depth] += _at_depth(depth, watch.lines, trajectory, llm)
+    lengths = [timing.tokens for timings in measured.values() for timing in timings]
+    tokens = statistics.median(lengths) if lengths else 0.0
+    costs = {depth: cost_of(timings, tokens) for depth, timings in measured.items()}
+    return {depth: cost for depth, cost in costs.items() if cost is not None}
+
+
+def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any) -> list[Timing]:
+    """The lines around `depth`; none if the trajectory ended before."""
+    if len(trajectory.lines) < depth:
+        return []
+    context = trajectory.prompt_ids + trajectory.completion_ids[: trajectory.lines[depth - 1].start]
+    token_s = _plain_token_s(llm, context)
+    near = [line for line in lines if abs(line.number - depth) <= _WINDOW]
+    return [Timing(line.tokens, line.seconds, token_s, len(context)) for line in near]
+
+
+def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
+    """Seconds per token after `context`: the slope between one token and many, so that no request counts."""
+
+    def seconds(tokens: int) -> float:
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
+        started = time.perf_counter()
+        llm.generate([{"prompt_token_ids": list(context)}], params, use_tqdm=False)
+        return time.perf_counter() - started
+
+    seconds(1)  # fills the prefix cache
+    slopes = [(seconds(_PLAIN_TOKENS) - seconds(1)) / (_PLAIN_TOKENS - 1) for _ in range(_PLAIN_REPEATS)]
+    return statistics.median(slopes)
+
+
+def cost_of(timings: Sequence[Timing], tokens: float) -> LineCost | None:
+    """Medians over the lines of about `tokens`; None if there is none."""
+    alike = [timing for timing in timings if abs(timing.tokens - tokens) <= _SAME_LENGTH_TOKENS]
+    if not alike:
+        return None
+    whole_ms = 1000 * statistics.median(timing.seconds for timing in alike)
+    plain_ms = 1000 * statistics.median(timing.plain_token_s * timing.tokens for timing in alike)
+    context_tokens = statistics.median(timing.context_tokens for timing in alike)
+    return LineCost(
+        whole_ms - plain_ms, whole_ms, plain_ms, statistics.fmean(one.tokens for one in alike), context_tokens
+    )
+
+
+class Stopwatch:
+    """An engine that notes when its slots are asked for lines."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.lines: list[TimedLine] = []
+
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
+    @asynccontextmanager
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+        async with self._engine.slot(tokens) as slot:
+            yield _WatchedSlot(slot, self.lines)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class _WatchedSlot:
+    def __init__(self, slot: Slot, lines: list[TimedLine]) -> None:
+        self._slot = slot
+        self._lines = lines
+        self._last: tuple[float, int] | None = None
+        self._number = 0
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        asked = time.perf_counter()
+        if self._last is not None:
+            self._number += 1
+            self._lines.append(TimedLine(self._number, asked - self._last[0], self._last[1]))
+        line = await self._slot.sample_line(ids, max_tokens, sampling)
+        self._last = (asked, len(line.ids))
+        return line

@@ -1,9 +1,10 @@
 """`repl-rl bench train`: our loss and its gradient beside TRL's own, on one interpreter-heavy batch, in turns.
 
 Both sides are trainers on the same weights and call TRL's `_compute_loss`; ours computes typed tokens only
-(`repl_rl.trainer.policy`). Half of each completion is interpreter text, in lines of some ten tokens, and completions
-spread over a factor of four in length. A step is the loss and its backward pass, without the optimiser, and its peak
-memory is what the process holds at most beyond what it held before, gradients included. Medians over the rounds.
+(`repl_rl.trainer.typed_tokens`). Half of each completion is interpreter text, in lines of some ten tokens, and
+completions spread over a factor of four in length. A step is the loss and its backward pass, without the optimiser, and
+its peak memory is what the process holds at most beyond what it held before, gradients included. Medians over the
+rounds.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from trl import GRPOConfig, GRPOTrainer
 from repl_rl.bench.machine import machine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trainer.policy import TypedTokenTrainer
+from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")
 _CHUNK_TOKENS = 10
-"""Of a line, and of the output behind it."""
+"""Of a line, and of the output after it."""
 
 Say = Callable[[str], None]
 Batch = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainSettings:
     """How much is measured. Raises ConfigError on counts that measure nothing."""
 
     trajectories: int = 16
@@ -57,7 +58,8 @@ class Plan:
             raise ConfigError(f"--tokens {self.tokens}: give at least {4 * _CHUNK_TOKENS}")
 
 
-QUICK = Plan(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
+DEFAULT = TrainSettings()
+QUICK = TrainSettings(trajectories=4, tokens=80, rounds=1, vocabularies=(None, 2_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,23 +71,23 @@ class Step:
     loss: float
 
 
-def measure(plan: Plan, say: Say) -> dict[str, Any]:
+def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it: one value per vocabulary."""
     rows = []
-    for vocabulary in plan.vocabularies:
+    for vocabulary in settings.vocabularies:
         with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
-            rows.append(_both_sides(plan, _checkpoint(vocabulary, Path(folder)), say))
+            rows.append(_both_sides(settings, _checkpoint(vocabulary, Path(folder)), say))
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return {"trajectories": plan.trajectories, "longest_tokens": plan.tokens, **columns, **machine(_PACKAGES)}
+    return {"trajectories": settings.trajectories, "longest_tokens": settings.tokens, **columns, **machine(_PACKAGES)}
 
 
-def _both_sides(plan: Plan, checkpoint: Path, say: Say) -> dict[str, float]:
-    ours, theirs = _trainer(TypedTokenTrainer, checkpoint, plan), _trainer(GRPOTrainer, checkpoint, plan)
+def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str, float]:
+    ours, theirs = _trainer(TypedTokenTrainer, checkpoint, settings), _trainer(GRPOTrainer, checkpoint, settings)
     vocabulary = ours.model.config.vocab_size
-    inputs = make_batch(plan, vocabulary)
+    inputs = make_batch(settings, vocabulary)
     steps: dict[str, list[Step]] = {"": [], "trl_": []}
-    for number in range(1 + plan.rounds):
-        say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {plan.rounds}" if number else "warming up"))
+    for number in range(1 + settings.rounds):
+        say(f"vocabulary of {vocabulary:,}: " + (f"round {number} of {settings.rounds}" if number else "warming up"))
         for side, trainer in (("", ours), ("trl_", theirs)):
             steps[side].append(_step(trainer, inputs))
     figures = {
@@ -105,21 +107,21 @@ def _both_sides(plan: Plan, checkpoint: Path, say: Say) -> dict[str, float]:
     }
 
 
-def make_batch(plan: Plan, vocabulary: int) -> Batch:
+def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
     """What TRL's loss takes, with made-up tokens: B trajectories, completions padded to the longest."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> torch.Tensor:
         return torch.randint(1, vocabulary, shape, generator=generator)
 
-    rows, longest = plan.trajectories, plan.tokens
+    rows, longest = settings.trajectories, settings.tokens
     lengths = torch.linspace(longest / 4, longest, rows).long()[torch.randperm(rows, generator=generator)]
-    prompts = torch.randint(plan.prompt_tokens // 2, plan.prompt_tokens + 1, (rows,), generator=generator)
+    prompts = torch.randint(settings.prompt_tokens // 2, settings.prompt_tokens + 1, (rows,), generator=generator)
     completion_mask = (torch.arange(longest) < lengths[:, None]).long()  # (B, T)
-    prompt_mask = (torch.arange(plan.prompt_tokens) >= plan.prompt_tokens - prompts[:, None]).long()
+    prompt_mask = (torch.arange(settings.prompt_tokens) >= settings.prompt_tokens - prompts[:, None]).long()
     typed = ((torch.arange(longest) // _CHUNK_TOKENS) % 2 == 0).long().expand(rows, longest)
     return {
-        "prompt_ids": tokens(rows, plan.prompt_tokens) * prompt_mask,
+        "prompt_ids": tokens(rows, settings.prompt_tokens) * prompt_mask,
         "prompt_mask": prompt_mask,
         "completion_ids": tokens(rows, longest) * completion_mask,
         "completion_mask": completion_mask,
@@ -165,12 +167,12 @@ def _checkpoint(vocabulary: int | None, folder: Path) -> Path:
     return folder
 
 
-def _trainer(kind: type[GRPOTrainer], checkpoint: Path, plan: Plan) -> Any:
+def _trainer(kind: type[GRPOTrainer], checkpoint: Path, settings: TrainSettings) -> Any:
     arguments = GRPOConfig(
         output_dir=str(checkpoint / "run"),
         per_device_train_batch_size=2,
         num_generations=2,
-        max_completion_length=plan.tokens,
+        max_completion_length=settings.tokens,
         gradient_checkpointing=False,
         bf16=False,
         use_cpu=True,

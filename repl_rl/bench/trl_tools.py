@@ -6,18 +6,24 @@ The trainer is TRL's, untouched, and so is its loop; it samples from the same `v
 
 it samples alone, from the LLM that it makes by itself: compiled, in bfloat16, on all cores, in blocks of 128.
 
-nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops behind a newline, and the
+nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
 tokenizer's `parse_response`, which TRL asks for tool calls, makes every line one call of `python`, which runs it.
+
+`python` is written as someone who trains with TRL would write it: a function that blocks, over a kernel per rollout. It
+runs a line as our rollouts do: our dialect reads it, a sandboxed kernel of our pool runs it, and what comes back is the
+output and the next prompt. A submission does not end the trajectory here, and a cell may take longer than it does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,14 +33,104 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from repl_rl.bench.open_ended import LINE_S
-from repl_rl.bench.python_tool import open_tools, python
 from repl_rl.config import DialectConfig, KernelConfig
-from repl_rl.dialect import make_dialect
+from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.setup import make_pool
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
+from repl_rl.utils.background import BackgroundLoop
+
+LINE_S = 1.0
+"""Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnded:
+    """Put between rollouts and pool. `latency_s` is added to each cell."""
+
+    latency_s: float = 0.0
+
+    def __call__(self, pool: KernelPool) -> KernelSource:
+        return _Kernels(pool, self.latency_s)
+
+
+class _Kernels:
+    def __init__(self, pool: KernelPool, latency_s: float) -> None:
+        self._pool = pool
+        self._latency_s = latency_s
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[KernelSession]:
+        async with self._pool.session() as kernel:
+            yield _Kernel(kernel, self._latency_s)
+
+
+class _Kernel:
+    def __init__(self, kernel: KernelSession, latency_s: float) -> None:
+        self._kernel = kernel
+        self._latency_s = latency_s
+
+    async def prepare(self, source: str) -> None:
+        await self._kernel.prepare(source)
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        result = await self._kernel.execute(source, host)
+        return result if result.answer is None else replace(result, answer=None)
+
+
+def python(code: str) -> str:
+    """Run a line of Python.
+
+    Args:
+        code: The line.
+    """
+    raise NotImplementedError("what TRL's schema is made from; `open_tools` gives the functions that run")
+
+
+class PythonTool:
+    """The `python` of one rollout. Each call takes `latency_s` longer than the cell does."""
+
+    def __init__(self, loop: BackgroundLoop, kernel: KernelSession, dialect: Dialect, latency_s: float) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+        self._loop = loop
+        self._kernel = kernel
+        self._reader = dialect.reader()
+        self._latency_s = latency_s
+
+    def __call__(self, code: str) -> str:
+        """The output of the cells that `code` completes, and the next prompt. Raises KernelDiedError."""
+        self.calls += 1
+        started = time.perf_counter()
+        if self._latency_s:
+            time.sleep(self._latency_s)
+        cells = self._reader.read(code).cells
+        runs = [CellRun(cell, self._loop.run(self._kernel.execute(cell.source)).output) for cell in cells]
+        self.seconds += time.perf_counter() - started
+        return "".join(part.text for part in self._reader.show(runs, goes_on=True))
+
+
+@contextmanager
+def open_tools(count: int, config: KernelConfig, latency_s: float) -> Iterator[Sequence[PythonTool]]:
+    """`count` tools whose kernels are up, all gone after the block. Raises SandboxError where kernels can't run."""
+    dialect = make_dialect(DialectConfig())
+    stack = AsyncExitStack()
+
+    async def open_sessions() -> list[KernelSession]:
+        pool = await stack.enter_async_context(make_pool(config))
+        return [await stack.enter_async_context(pool.session()) for _ in range(count)]
+
+    with BackgroundLoop() as loop:
+        try:
+            yield [PythonTool(loop, kernel, dialect, latency_s) for kernel in loop.run(open_sessions())]
+        finally:
+            loop.run(stack.aclose())
+
 
 _TEMPLATE = (
     "{% for message in messages %}"

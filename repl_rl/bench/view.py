@@ -54,28 +54,31 @@ Typed = tuple[str, LineKind, str | None, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ViewSettings:
     """What is measured. `rounds` is how often each query is asked."""
 
     trajectories: int = 100_000
     rounds: int = 7
 
 
-def measure(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
+DEFAULT = ViewSettings()
+
+
+def measure(settings: ViewSettings, say: Callable[[str], None]) -> dict[str, Any]:
     """The figures, as they are written to JSON. Raises RunError if the viewer does not come up."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
         run = Path(folder) / "large"
-        say(f"making a run of {plan.trajectories:,} trajectories")
-        size_bytes = make_run(run, plan.trajectories)
+        say(f"making a run of {settings.trajectories:,} trajectories")
+        size_bytes = make_run(run, settings.trajectories)
         say(f"{size_bytes / 1e6:,.0f} MB; starting the viewer without an index")
-        cold = _start(run, plan)
+        cold = _start(run, settings)
         say("and again, with the index")
-        warm = _start(run, plan)
+        warm = _start(run, settings)
     return {
         "machine": machine(["aiohttp", "plotly"]),
-        "plan": asdict(plan),
+        "plan": asdict(settings),
         "run_mb": size_bytes / 1e6,
-        "bytes_per_trajectory": size_bytes / plan.trajectories,
+        "bytes_per_trajectory": size_bytes / settings.trajectories,
         "cold": cold,
         "warm": warm,
     }
@@ -83,7 +86,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> dict[str, Any]:
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for the terminal."""
-    drawn = Table(title=f"view: {report['plan']['trajectories']:,} trajectories, {report['run_mb']:,.0f} MB")
+    drawn = Table(title=f"view: {report['settings']['trajectories']:,} trajectories, {report['run_mb']:,.0f} MB")
     for column in ("", "cold", "warm"):
         drawn.add_column(column, justify="right" if column else "left")
     cold, warm = report["cold"], report["warm"]
@@ -96,7 +99,7 @@ def table(report: dict[str, Any]) -> Table:
     return drawn
 
 
-def _start(run: Path, plan: Plan) -> dict[str, Any]:
+def _start(run: Path, settings: ViewSettings) -> dict[str, Any]:
     """One start of the viewer, from nothing to its end."""
     began_s = time.perf_counter()
     with _viewer(run) as (process, address), _peak_rss(process) as peak:
@@ -105,7 +108,7 @@ def _start(run: Path, plan: Plan) -> dict[str, Any]:
         _until(lambda: _get(address, "run")["index"]["complete"], process)
         complete_s = time.perf_counter() - began_s
         indexed = _get(address, "run")["index"]["trajectories"]
-        queries_ms = {name: _query_ms(address, query, plan.rounds) for name, query in _QUERIES.items()}
+        queries_ms = {name: _query_ms(address, query, settings.rounds) for name, query in _QUERIES.items()}
     return {
         "usable_s": usable_s,
         "rows_at_first": first,

@@ -88,7 +88,8 @@ class EngineConfig(Section):
     deterministic: bool = False
     """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
     two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
-    or address and no limit in seconds strikes. Sampling takes as long as its trajectories one after another."""
+    or address and no limit in seconds strikes. Nothing that was computed for an earlier line is used again, so that no
+    cache decides about the last bits. Sampling takes as long as its trajectories one after another."""
 
     @model_validator(mode="before")
     @classmethod

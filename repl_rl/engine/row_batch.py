@@ -43,11 +43,16 @@ class RowSequence:
 
 
 class RowBatch:
-    """Not thread-safe. Each sequence keeps a row until `release`; the caller sees that `most_rows` are enough."""
+    """Not thread-safe. Each sequence keeps a row until `release`; the caller sees that `most_rows` are enough.
 
-    def __init__(self, model: RowModel, most_rows: int) -> None:
+    With `reuses_prefixes=False` a line computes all of its prefix: keys and values that came out of a batch of another
+    shape differ in their last bits.
+    """
+
+    def __init__(self, model: RowModel, most_rows: int, reuses_prefixes: bool = True) -> None:
         self._model = model
         self._most_rows = most_rows
+        self._reuses_prefixes = reuses_prefixes
         self._rows: list[RowSequence | None] = []
         self._running_count = 0
 
@@ -57,6 +62,8 @@ class RowBatch:
 
     def start(self, sequence: RowSequence) -> None:
         """Let a sequence run, from the next step on."""
+        if not self._reuses_prefixes:
+            sequence.cached = 0
         if sequence.row is None:
             self._give_row(sequence)
         row_count = 1 << (len(self._rows) - 1).bit_length()
@@ -87,7 +94,7 @@ class RowBatch:
         A sequence is left out for a step if another one reads most of its prompt in it. Raises EngineError if a
         log-probability is not finite.
         """
-        left_out = self._share_prompts()
+        left_out = self._share_prompts() if self._reuses_prefixes else set()
         ordered = sorted(self.running, key=lambda sequence: (sequence in left_out, _pending(sequence)))
         for row, sequence in enumerate(ordered):
             self._move(sequence, row)

@@ -144,10 +144,16 @@ class RequestStepper:
         self._arrivals.forget(slot)
 
 
-def make_stepper(llm: LLM, vocabulary: Vocabulary) -> VLLMStepper:
-    """The faster of the two that `llm` was built for."""
+def make_stepper(llm: LLM, vocabulary: Vocabulary, keeps_blocks: bool = True) -> VLLMStepper:
+    """The faster of the two that `llm` was built for.
+
+    With `keeps_blocks=False` every line computes all of its prefix, whatever was computed before: keys and values that
+    came out of another batch shape differ in their last bits on some processors.
+    """
     core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-    if isinstance(getattr(core, "scheduler", None), LineScheduler):
+    scheduler = getattr(core, "scheduler", None)
+    if isinstance(scheduler, LineScheduler):
+        scheduler.parks_blocks = scheduler.parks_blocks and keeps_blocks
         return LineStepper(llm, vocabulary)
     return RequestStepper(llm, vocabulary)
 

@@ -43,7 +43,8 @@ class TransformersEngine(ThreadedEngine["_Place"]):
         capacity_tokens = _capacity_tokens(self._model, config)
         self._seed = seed
         self._numbers = itertools.count()
-        self._batch = RowBatch(self._model, most_rows=capacity_tokens // config.context_tokens)
+        most_rows = capacity_tokens // config.context_tokens
+        self._batch = RowBatch(self._model, most_rows, reuses_prefixes=not config.deterministic)
         stepper = _RowStepper(self._batch, vocabulary, config.places)
         openmp_threads = engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None
         thread = LineThread(stepper, "the transformers engine", openmp_threads)

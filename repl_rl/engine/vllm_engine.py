@@ -39,7 +39,7 @@ class VLLMEngine(ThreadedEngine[str]):
         self, path: str, vocabulary: Vocabulary, dtype: str, config: EngineConfig, seed: int = 0, **llm_kwargs: Any
     ) -> None:
         self.llm = load_llm(path, dtype, config, seed, llm_kwargs)
-        self.stepper = make_stepper(self.llm, vocabulary)
+        self.stepper = make_stepper(self.llm, vocabulary, keeps_blocks=not config.deterministic)
         self._names = itertools.count()
         lines = _Lines(self, vocabulary, config.deterministic)
         threads = None if torch.cuda.is_available() else engine_threads(_parameters(self.llm))

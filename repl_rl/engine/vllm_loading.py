@@ -39,7 +39,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         "max_num_seqs": config.places,
         "max_num_batched_tokens": max(4096, config.context_tokens),
         "enforce_eager": on_cpu,
-        "enable_prefix_caching": True,
+        "enable_prefix_caching": not config.deterministic,
         "logprobs_mode": "processed_logprobs",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

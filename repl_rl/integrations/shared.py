@@ -2,6 +2,10 @@
 
 Other trainers construct environments one by one, keep them for hours, and never say that they are done with one. So the
 pool belongs to nobody among them, and a session ends when its environment starts the next one or is collected.
+
+What the code did is data, as in our own rollouts: a kernel that it killed is answered as text, and what is typed next
+runs in a fresh interpreter that says so. What failed in the machinery is kept in `failure`, so that whoever rewards
+the episode can leave it out.
 """
 
 from __future__ import annotations
@@ -13,16 +17,90 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from repl_rl.config import KernelConfig
-from repl_rl.dialect import Turn
-from repl_rl.errors import ConfigError
-from repl_rl.integrations.live import Answered, LiveSession
-from repl_rl.kernel import KernelPool, KernelSession
+from repl_rl.dialect import CellRun, Turn
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.kernel import KernelPool, KernelSession, KernelSource
+from repl_rl.rollout.execute import Interpreter, run_turn
 from repl_rl.rollout.setup import make_pool
+from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.background import BackgroundLoop
+
+STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"
+ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What typed code is answered with: a note of ours, mostly "", then what its cells did."""
+
+    note: str = ""
+    cells: tuple[CellRun, ...] = ()
+
+
+class LiveSession:
+    """An interpreter, replaced by a fresh one after it was killed. Lives on the loop that its kernels live on.
+
+    `answer` holds the `repr`s of the first submission, after which nothing runs. `kinds` tells what each turn was.
+    """
+
+    def __init__(self, kernels: KernelSource) -> None:
+        self.answer: tuple[str, ...] | None = None
+        self.failure: str | None = None
+        self.kinds: list[LineKind] = []
+        self._kernels = kernels
+        self._stack = AsyncExitStack()
+        self._interpreter: Interpreter | None = None
+        self._is_lost = False
+
+    async def open(self) -> None:
+        """Take an interpreter. Raises KernelStartError if none comes up."""
+        interpreter = Interpreter(self._kernels, self._stack)
+        await interpreter.start()
+        self._interpreter = interpreter
+
+    async def type(self, turn: Turn) -> Answered:
+        """Run what a turn completes."""
+        if self.answer is not None:
+            return Answered(ANSWERED)
+        try:
+            note = await self._reopened()
+            assert self._interpreter is not None
+            ran = await run_turn(self._interpreter, turn)
+        except KernelError as error:
+            return await self._fail(error)
+        self.answer = ran.answer
+        if ran.stop is StopReason.KILLED:
+            await self._lose()
+        self.kinds.append(ran.kind)
+        return Answered(note, ran.cells)
+
+    async def close(self) -> None:
+        """Give the interpreter back. A second call does nothing."""
+        self._interpreter = None
+        await self._stack.aclose()
+
+    async def _reopened(self) -> str:
+        """The note that a fresh interpreter begins with, where the last one is gone."""
+        if self._interpreter is None:
+            await self.open()
+        note, self._is_lost = STATE_LOST if self._is_lost else "", False
+        return note
+
+    async def _lose(self) -> None:
+        await self.close()
+        self._is_lost = True
+
+    async def _fail(self, error: KernelError) -> Answered:
+        self.failure = self.failure or str(error)
+        self.kinds.append(LineKind.KILLED)
+        await self._lose()
+        return Answered(f"(the interpreter failed: {error})\n")
+
 
 Result = TypeVar("Result")
 

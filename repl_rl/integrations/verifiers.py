@@ -19,6 +19,7 @@ sandbox of its own.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -29,9 +30,7 @@ from typing import Literal
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import Dialect, make_dialect
 from repl_rl.errors import ConfigError, DependencyError
-from repl_rl.integrations.live import LiveSession
-from repl_rl.integrations.problems import read_problems
-from repl_rl.integrations.shared import SharedKernels, shared_kernels
+from repl_rl.integrations.shared import LiveSession, SharedKernels, shared_kernels
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.trajectory import LineKind, Task
 
@@ -249,3 +248,20 @@ async def _model(name: str, endpoint: str, secret: str) -> AsyncIterator[_Model]
     headers = {"Authorization": f"Bearer {secret}"}
     async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
         yield _Model(client, name)
+
+
+def read_problems(path: Path) -> list[Task]:
+    """The problems of a file, in order. Raises ConfigError naming the file, and the line that is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    return [_problem(line, f"{path}, line {number}", number) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _problem(line: str, where: str, number: int) -> Task:
+    try:
+        row = json.loads(line)
+        return Task(str(row.get("id", number)), str(row["question"]), str(row["answer"]))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: not a JSON object with question and answer ({error})") from error

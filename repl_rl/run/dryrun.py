@@ -10,6 +10,7 @@ Not covered: whether weights and activations fit into a GPU, and whether servers
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,26 +39,34 @@ _TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DryRun:
     """What a run would be. `rows` are names and texts for people; `notes` say what could not be checked here."""
 
     rows: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
 
-def plan(config: Config, runs: Path) -> Plan:
+def dry_run(config: Config, runs: Path) -> DryRun:
     """Check it all. Raises the ReplRLError that training would raise, before anything is loaded or written."""
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus = _gpus()
     notes: list[str] = []
     folder = free_folder(config.name, runs)
-    _check_trl(config, RunFolder(folder), gpus, notes)
+    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
+    training_arguments(config, RunFolder(folder), **({"use_cpu": True} if on_cpu else {}))
+    if on_cpu:
+        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+    brought = [
+        f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
+        f"environment {config.environment}" if config.environment else "",
+        f"loop {config.rollout}" if config.rollout else "",
+    ]
     rows = (
         ("model", _model(config, inputs, notes)),
         ("prompts", _prompts(config, inputs, notes)),
         ("engine", _engine(config)),
-        ("convention", _convention(config)),
+        ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
         ("GPUs", _gpu_needs(config, gpus, notes)),
         ("a step", _step(config)),
         ("tokens of a step", _step_tokens(config)),
@@ -66,10 +75,10 @@ def plan(config: Config, runs: Path) -> Plan:
         ("trackers", _trackers(config, folder)),
         ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
     )
-    return Plan(rows, tuple(notes))
+    return DryRun(rows, tuple(notes))
 
 
-def print_plan(console: Console, made: Plan) -> None:
+def print_dry_run(console: Console, made: DryRun) -> None:
     """Every row, and the notes below."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, text in made.rows:
@@ -77,16 +86,6 @@ def print_plan(console: Console, made: Plan) -> None:
     console.print(table)
     for note in made.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
-
-
-def _convention(config: Config) -> str:
-    """How the model and its interpreter talk, and what the user brings."""
-    own = [
-        f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
-        f"environment {config.environment}" if config.environment else "",
-        f"loop {config.rollout}" if config.rollout else "",
-    ]
-    return "; ".join([f"dialect {config.dialect.name}", *filter(None, own)])
 
 
 def _trackers(config: Config, folder: Path) -> str:
@@ -98,11 +97,10 @@ def _trackers(config: Config, folder: Path) -> str:
     return f"{', '.join(train.report_to)}: project {config.name}, run {folder.name}, {rollouts}"
 
 
-def _check_trl(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:
-    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
-    training_arguments(config, folder, **({"use_cpu": True} if on_cpu else {}))
-    if on_cpu:
-        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+def _gpus() -> int:
+    import torch
+
+    return int(torch.cuda.device_count())
 
 
 def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
@@ -112,12 +110,6 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
         return f"{train:,} of {name} at most to train on; {config.eval.problems:,} at most held out"
     train, heldout = len(inputs.train_tasks), len(inputs.heldout_tasks)
     return f"{train:,} to train on; {heldout:,} held out, for before and after training"
-
-
-def _gpus() -> int:
-    import torch
-
-    return int(torch.cuda.device_count())
 
 
 def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
@@ -145,25 +137,16 @@ def _parameters(folder: Path) -> int:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file, so no weights; save the model with save_pretrained")
-    return sum(_elements(path) for path in files)
-
-
-def _elements(path: Path) -> int:
-    try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length))
-        shapes = [entry["shape"] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
-        raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
-    return sum(_product(shape) for shape in shapes)
-
-
-def _product(shape: list[int]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
+    count = 0
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length))
+            count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+        except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
+            raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
+    return count
 
 
 def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:

@@ -1,4 +1,7 @@
-"""`runs/NAME/`: where a run keeps what it did. Everything is appended or replaced whole, so a crash loses one line."""
+"""`runs/NAME/`: where a run keeps what it did. Everything is appended or replaced whole, so a crash loses one line.
+
+Also which keys of a config may change when a run is resumed, and which make another run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 
 from repl_rl.config import Config, dump_config, load_config
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.run.same_run import refuse_another_run
 from repl_rl.trajectory import Trajectory, write_jsonl
 
 
@@ -46,9 +48,9 @@ class RunFolder:
         return self.rollouts / f"step_{step:05d}.jsonl"
 
     def config(self) -> Config:
-        """The run's config. Raises RunError if the folder is no run."""
+        """The run's config. Raises RunError if the folder is not a run."""
         if not self.config_path.is_file():
-            raise RunError(f"{self.path} is no run: it has no config.yaml")
+            raise RunError(f"{self.path} is not a run: it has no config.yaml")
         return load_config(str(self.config_path))
 
     def keep_config(self, config: Config) -> None:
@@ -144,3 +146,52 @@ def _is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+_OF_THE_MACHINE = (
+    "kernel.size",
+    "kernel.budget_mb",
+    "engine.servers",
+    "engine.weights_folder",
+    "engine.places",
+    "engine.kv_cache_gib",
+    "engine.gpu_memory_utilization",
+)
+"""They decide how fast it goes, not what is learnt."""
+_OF_THE_TRACKERS = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
+_FREE = frozenset({*_OF_THE_MACHINE, *_OF_THE_TRACKERS, "train.save_steps", "train.max_minutes"})
+_ABSENT = object()
+
+
+def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
+    """Raises RunError with each key that differs and both values, unless all of them may change."""
+    different = sorted(_differences(stored.model_dump(mode="json"), given.model_dump(mode="json")))
+    refused = [(key, *values) for key, *values in different if not may_change(key, stored)]
+    if refused:
+        listed = "\n".join(f"  {key}: {_shown(there)} in the run, {_shown(here)} now" for key, there, here in refused)
+        steps = "" if may_change("train.steps", stored) else f"; with schedule {stored.train.schedule}, not train.steps"
+        raise RunError(
+            f"{path} was started from another config. These keys differ:\n{listed}\n"
+            "Resume without a config to go on with the run's own, or start a new run. What may change: train.steps if "
+            f"the learning rate does not follow from it{steps}; {', '.join(sorted(_FREE))}"
+        )
+
+
+def may_change(key: str, stored: Config) -> bool:
+    """Whether the steps after a change of this key are those that the run would have taken."""
+    if key == "train.steps":
+        return stored.train.schedule.startswith("constant") and "lr_scheduler_type" not in stored.train.trl
+    return key in _FREE
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in one.keys() | other.keys():
+        there, here = one.get(key, _ABSENT), other.get(key, _ABSENT)
+        if isinstance(there, dict) and isinstance(here, dict):
+            yield from _differences(there, here, f"{prefix}{key}.")
+        elif there != here:
+            yield f"{prefix}{key}", there, here
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)

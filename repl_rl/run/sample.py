@@ -89,7 +89,7 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The session row by row, each behind the mark that tells who wrote it."""
+    """The session row by row, each after the mark that tells who wrote it."""
     rows = (f"{row.mark} {''.join(piece.text for piece in row.pieces)}" for row in screen_rows(trajectory))
     return shortened("\n".join(rows), TRANSCRIPT_CHARACTERS)
 

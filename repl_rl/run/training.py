@@ -80,17 +80,12 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
     require_processes(config.train.processes)
     inputs = check_inputs(config)
     if resume is None:
-        folder = _new_run_of_all(config, runs)
+        if config.train.processes > 1:
+            prepare_environment(config.engine.kv_cache_gib)
+        folder = from_main(lambda: new_run(config, runs))  # one folder for all processes
     elif is_main_process():
         folder.keep_config(config)
     return Prepared(config, folder, inputs, folder.last_checkpoint())
-
-
-def _new_run_of_all(config: Config, runs: Path) -> RunFolder:
-    """One folder for all processes."""
-    if config.train.processes > 1:
-        prepare_environment(config.engine.kv_cache_gib)
-    return from_main(lambda: new_run(config, runs))
 
 
 def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
@@ -98,7 +93,11 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
     Where the hub is not asked, there are no tasks of its data sets.
     """
-    _require_trainable_groups(config.train.group_size)
+    if config.train.group_size < 2:
+        raise ConfigError(
+            f"train.group_size is {config.train.group_size}, and TRL's trainer takes groups of two or more, with or "
+            "without a baseline"
+        )
     require_trackers(config.train.report_to)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)
@@ -110,13 +109,6 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
         return Inputs(model_path, [], [], table)
     train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
-
-
-def _require_trainable_groups(size: int) -> None:
-    if size < 2:
-        raise ConfigError(
-            f"train.group_size is {size}, and TRL's trainer takes groups of two or more, with or without a baseline"
-        )
 
 
 def train(prepared: Prepared, progress: Progress) -> Outcome:
@@ -141,24 +133,18 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
         )
     try:
         with open_trackers(trainer, config, prepared.folder) as trackers:
-            return _train_and_evaluate(trainer, prepared, progress, trackers)
+            before = _evaluate(trainer, prepared, 0, progress, trackers)
+            started = time.perf_counter()
+            is_in_time = _fit(trainer, prepared, progress)
+            seconds = time.perf_counter() - started
+            step = trainer.state.global_step
+            if step < config.train.steps and is_in_time:
+                return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
+            after = _evaluate(trainer, prepared, step, progress, trackers)
+            trainer.save_model(str(prepared.folder.path / "model"))
+            return Outcome(prepared.folder, before, after, seconds)
     finally:
         trainer.close()
-
-
-def _train_and_evaluate(
-    trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress, trackers: Trackers
-) -> Outcome:
-    before = _evaluate(trainer, prepared, 0, progress, trackers)
-    started = time.perf_counter()
-    is_in_time = _fit(trainer, prepared, progress)
-    seconds = time.perf_counter() - started
-    step = trainer.state.global_step
-    if step < prepared.config.train.steps and is_in_time:
-        return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
-    after = _evaluate(trainer, prepared, step, progress, trackers)
-    trainer.save_model(str(prepared.folder.path / "model"))
-    return Outcome(prepared.folder, before, after, seconds)
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:

@@ -3,7 +3,7 @@
 from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer
 from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
-from repl_rl.trainer.weights import EngineGeneration
+from repl_rl.trainer.typed_tokens import EngineGeneration
 
 __all__ = [
     "SECTIONS",

@@ -2,10 +2,10 @@
 
 TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync. What differs from it:
 
-- rollouts come from the line loop, with a live interpreter behind every trajectory;
+- rollouts come from the line loop, with a live interpreter for every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
-- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.policy`);
+- the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
 - the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
 
 B batch, T completion tokens. TRL's private methods that this overrides are held in
@@ -41,12 +41,10 @@ from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.drift import logprob_drift, reencoded
-from repl_rl.trainer.policy import TypedTokenTrainer
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
-from repl_rl.trainer.reward_functions import asked_of_valid, component_sum
-from repl_rl.trainer.rows import as_dataset, task_of, token_advantages, training_row
-from repl_rl.trainer.weights import EngineGeneration
+from repl_rl.trainer.rows import as_dataset, asked_of_valid, component_sum, task_of, token_advantages, training_row
+from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
 
@@ -267,7 +265,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return {"drift/reencoded_share": found.share} if found.sampled else {}
 
     def _log_logprob_drift(self, output: dict[str, Any]) -> None:
-        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is no number."""
+        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is not a number."""
         typed = output["completion_mask"] * output["tool_mask"]  # (B, T)
         local = logprob_drift(self._trainer_logprobs(output), output["sampling_per_token_logps"], typed)
         gathered = self.accelerator.gather(torch.tensor([local], dtype=torch.float64, device=typed.device))  # (P, 3)
@@ -275,7 +273,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if not math.isfinite(total):
             raise TrainingError(
                 f"the log-probabilities of trainer and sampler differ by {total} at step {self.state.global_step}: the "
-                "weights are no numbers any more; go on from an earlier checkpoint with a smaller train.learning_rate "
+                "weights are not numbers any more; go on from an earlier checkpoint with a smaller train.learning_rate "
                 "or train.max_grad_norm"
             )
         if count:

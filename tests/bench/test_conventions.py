@@ -9,7 +9,7 @@ import pytest
 from made_trajectories import line, made
 
 from repl_rl.bench import conventions
-from repl_rl.bench.conventions import CONVENTIONS, Plan, failed_share, measure, read_run, table
+from repl_rl.bench.conventions import CONVENTIONS, ConventionsSettings, failed_share, measure, read_run, table
 from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.errors import ConfigError, RunError
@@ -70,7 +70,9 @@ def test_submissions_and_prose_are_no_calls() -> None:
 
 
 def test_runs_differ_in_their_dialect_alone() -> None:
-    configs = [load_config("conventions", Plan(minutes=2.0, seed=3).overrides(name)) for name in CONVENTIONS]
+    configs = [
+        load_config("conventions", ConventionsSettings(minutes=2.0, seed=3).overrides(name)) for name in CONVENTIONS
+    ]
     assert [config.dialect.name for config in configs] == list(CONVENTIONS) == list(WRITERS)
     alike = [config.model_copy(update={"name": "", "dialect": configs[0].dialect}) for config in configs]
     assert all(config == alike[0] for config in alike)
@@ -85,14 +87,14 @@ def test_no_time_to_train_in_is_refused(minutes: str, capsys: pytest.CaptureFixt
 
 def test_what_nano_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="nano has not learnt ipython; it knows python, fenced"):
-        Plan(conventions=("python", "ipython"))
+        ConventionsSettings(conventions=("python", "ipython"))
     with pytest.raises(ConfigError, match=r"unknown key 'train\.stps'"):
-        Plan(settings=("train.stps=3",))
+        ConventionsSettings(settings=("train.stps=3",))
 
 
 def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
     said: list[str] = []
-    report = measure(Plan(conventions=("tool_call",), minutes=0.02, settings=SMALL), said.append)
+    report = measure(ConventionsSettings(conventions=("tool_call",), minutes=0.02, settings=SMALL), said.append)
     (row,) = json.loads(json.dumps(report))["conventions"]
     assert row["convention"] == "tool_call"
     assert 1 <= row["steps"] < 1000
@@ -107,4 +109,4 @@ def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
 
 def test_a_run_that_fails_says_what_it_printed() -> None:
     with pytest.raises(RunError, match=r"training in text ended with exit code 2:(.|\n)*no-such-model"):
-        measure(Plan(conventions=("text",), settings=("model.path=no-such-model",)), lambda text: None)
+        measure(ConventionsSettings(conventions=("text",), settings=("model.path=no-such-model",)), lambda text: None)

@@ -14,8 +14,17 @@ from typing import Any
 import psutil
 import pytest
 
-from repl_rl.bench.kernels import LINES, Plan, _measure_many, descendants, memory_mb, open_fleet, speed, timed_s
-from repl_rl.bench.stock import StockKernels
+from repl_rl.bench.kernels import (
+    LINES,
+    KernelsSettings,
+    StockKernels,
+    _measure_many,
+    descendants,
+    memory_mb,
+    open_fleet,
+    speed,
+    timed_s,
+)
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus
@@ -96,10 +105,10 @@ def test_what_measures_nothing_is_refused(
 
 
 def test_there_is_always_a_stock_kernel_and_never_more_than_sessions() -> None:
-    assert Plan(sessions=1).stock_size() == 1
-    assert Plan(stock_kernels=7).stock_size() == 7
+    assert KernelsSettings(sessions=1).stock_size() == 1
+    assert KernelsSettings(stock_kernels=7).stock_size() == 7
     with pytest.raises(ConfigError):
-        Plan(stock_kernels=0)
+        KernelsSettings(stock_kernels=0)
 
 
 def test_a_fleet_imports_first_and_shares_the_lines_evenly() -> None:
@@ -129,7 +138,7 @@ def test_a_line_that_ends_otherwise_than_expected_is_no_measurement() -> None:
 
 def test_more_sessions_than_fit_into_memory_are_left_out() -> None:
     heard: list[str] = []
-    assert asyncio.run(_measure_many(Plan(many=10**9), 50.0, heard.append)) is None
+    assert asyncio.run(_measure_many(KernelsSettings(many=10**9), 50.0, heard.append)) is None
     assert heard[0].startswith("left out: 1000000000 sessions of 50 MB do not fit into")
 
 

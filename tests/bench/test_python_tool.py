@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from repl_rl.bench.python_tool import open_tools
+from repl_rl.bench.trl_tools import open_tools
 from repl_rl.config import KernelConfig
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.bench.depth import LineCost, Timing, cost_of
-from repl_rl.bench.rollout import Plan
+from repl_rl.bench.rollout import LineCost, RolloutSettings, Timing, cost_of
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 
@@ -58,4 +57,4 @@ def test_only_lines_of_one_length_are_compared() -> None:
 )
 def test_a_plan_that_measures_nothing_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Plan(**changes)
+        RolloutSettings(**changes)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from repl_rl.bench.train import Plan, make_batch
+from repl_rl.bench.train import TrainSettings, make_batch
 from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 
@@ -26,7 +26,7 @@ def test_both_sides_compute_one_loss_and_the_figures_hang_together(tmp_path: Pat
 
 
 def test_the_batch_is_half_outputs_and_spreads_over_a_factor_of_four() -> None:
-    inputs = make_batch(Plan(), vocabulary=100)
+    inputs = make_batch(TrainSettings(), vocabulary=100)
     lengths = inputs["completion_mask"].sum(dim=1)
     assert lengths.max() == 4 * lengths.min() == 256
     typed = (inputs["completion_mask"] * inputs["tool_mask"]).sum() / inputs["completion_mask"].sum()
@@ -36,6 +36,6 @@ def test_the_batch_is_half_outputs_and_spreads_over_a_factor_of_four() -> None:
 
 def test_a_plan_that_measures_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="--tokens 10: give at least 40"):
-        Plan(tokens=10)
+        TrainSettings(tokens=10)
     with pytest.raises(ConfigError, match="--rounds 0: give at least 1"):
-        Plan(rounds=0)
+        TrainSettings(rounds=0)

@@ -23,7 +23,7 @@ def test_a_made_run_is_a_whole_one_of_real_sizes(tmp_path: Path) -> None:
 
 def test_it_measures_a_cold_and_a_warm_start() -> None:
     said: list[str] = []
-    report = view.measure(view.Plan(trajectories=700, rounds=1), said.append)
+    report = view.measure(view.ViewSettings(trajectories=700, rounds=1), said.append)
     assert [report[name]["indexed"] for name in ("cold", "warm")] == [700, 700]
     assert report["warm"]["rows_at_first"] == 700
     for start in (report["cold"], report["warm"]):

@@ -242,6 +242,10 @@ def test_a_deterministic_engine_draws_a_line_by_its_trajectorys_seed_and_place_a
     first, other = run(two_lines(batch.of_trajectory(0))), run(two_lines(batch.of_trajectory(1)))
     again = run(two_lines(EVEN.seeded("7/train/3").of_trajectory(0)))
     assert again == first, "ids and log-probabilities, to the bit"
+    assert run(line(deterministic, prompt(vocabulary, 3), batch.of_trajectory(0))) == first[0]
+    ids = [*prompt(vocabulary, 3), *first[0].ids, 1, 2, 3]
+    in_a_new_slot = run(line(deterministic, ids, batch.of_trajectory(0)))
+    assert in_a_new_slot == first[1], "what the slot has computed for its first line makes no difference"
     assert [line.ids for line in first] != [line.ids for line in other]
     assert first[0].ids != first[1].ids, "each line has numbers of its own"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.integrations.pasted import read_program
+from repl_rl.integrations.trl import read_program
 from repl_rl.trajectory import LineKind
 
 PIECES = (

@@ -14,8 +14,7 @@ from scripted_chat import END, Script, call, make_model, make_tokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from repl_rl.config import KernelConfig
-from repl_rl.integrations.live import STATE_LOST
-from repl_rl.integrations.shared import close_shared_kernels
+from repl_rl.integrations.shared import STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=8))

@@ -16,8 +16,7 @@ from killing import kill_the_server
 from repl_rl.config import KernelConfig
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.integrations import shared
-from repl_rl.integrations.live import ANSWERED, STATE_LOST
-from repl_rl.integrations.shared import close_shared_kernels
+from repl_rl.integrations.shared import ANSWERED, STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=1.0, grace_s=0.3))

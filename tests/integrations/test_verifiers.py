@@ -17,8 +17,7 @@ from killing import kill_the_server
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.live import STATE_LOST
-from repl_rl.integrations.shared import shared_kernels
+from repl_rl.integrations.shared import STATE_LOST, shared_kernels
 from repl_rl.tasks import make_tasks
 
 pytestmark = pytest.mark.usefixtures("verifiers_path")

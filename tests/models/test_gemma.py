@@ -32,7 +32,7 @@ from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.models import resolve_model
 from repl_rl.rollout.service import RolloutService
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.run.dryrun import plan
+from repl_rl.run.dryrun import dry_run
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import read_jsonl
 
@@ -60,7 +60,7 @@ def test_the_conversion_keeps_the_checkpoint_and_nothing_else(
     assert resolve_model("gemma-270m") == str(gemma)
     assert (gemma / "model.safetensors").stat().st_mtime_ns == written
 
-    rows = dict(plan(load_config("gemma-270m"), tmp_path).rows)
+    rows = dict(dry_run(load_config("gemma-270m"), tmp_path).rows)
     assert ": 268.1 million parameters, float32; weights, gradients and AdamW take 3.99 GiB" in rows["model"]
     assert "beside 64 of completion, in a context of 256" in rows["prompts"]
 

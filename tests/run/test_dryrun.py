@@ -44,7 +44,7 @@ def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys
 
 
 def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -> None:
-    made = dict(dryrun.plan(load_config("quickstart"), Path("runs")).rows)
+    made = dict(dryrun.dry_run(load_config("quickstart"), Path("runs")).rows)
     assert made["model"].startswith("nano, of this package: 0.9 million parameters, float32; weights, gradients")
     assert made["prompts"].endswith("tokens at most, beside 256 of completion, in a context of 512")
     assert made["engine"] == "vLLM in this process, 64 sequences at once"
@@ -53,7 +53,7 @@ def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_trackers_are_named_and_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert dict(dryrun.plan(load_config("quickstart"), Path("runs")).rows)["trackers"] == "none (train.report_to)"
+    assert dict(dryrun.dry_run(load_config("quickstart"), Path("runs")).rows)["trackers"] == "none (train.report_to)"
     named = ("--set", "train.report_to=[wandb, tensorboard]", "--set", "train.report_rollouts=4")
     code, shown = dry_run(capsys, "quickstart", *named)
     assert code == 0
@@ -145,7 +145,7 @@ def test_parameters_are_counted_in_the_headers_of_all_files(tmp_path: Path) -> N
 def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "--resume", str(tmp_path))
     assert code == 2
-    assert "is no run: it has no config.yaml" in shown
+    assert "is not a run: it has no config.yaml" in shown
 
 
 def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

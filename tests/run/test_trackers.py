@@ -24,8 +24,7 @@ from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
 from repl_rl.run import tracker_kinds
-from repl_rl.run.folder import RunFolder
-from repl_rl.run.same_run import may_change
+from repl_rl.run.folder import RunFolder, may_change
 from repl_rl.run.sample import COLUMNS, SampledRollout, of_file, shortened, spread
 from repl_rl.run.tracker_kinds import PACKAGES, as_code, require_trackers
 from repl_rl.run.trackers import Trackers, open_trackers

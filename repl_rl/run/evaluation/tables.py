@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.run.evaluation.comparison import Row
-from repl_rl.run.evaluation.measures import Share, Summary
-from repl_rl.run.evaluation.plan import Plan
+from repl_rl.run.evaluation.comparison import Row, Share, Summary
+from repl_rl.run.evaluation.plan import EvaluationPlan
 from repl_rl.run.evaluation.statistics import Estimate
 from repl_rl.view.screen import visible
 
@@ -28,14 +27,14 @@ class _Column:
     is_number: bool = True
 
 
-def tables(plan: Plan, rows: Sequence[Row]) -> Iterator[Table]:
+def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
     """Solved problems, then what it took, then the families."""
     yield solved_table(plan, rows)
     yield effort_table(rows)
     yield family_table(plan, rows)
 
 
-def solved_table(plan: Plan, rows: Sequence[Row]) -> Table:
+def solved_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
     """pass@k of each row, and how far its pass@1 lies over the first row's."""
     each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
     columns = [
@@ -59,12 +58,13 @@ def effort_table(rows: Sequence[Row]) -> Table:
         _column("solved after\nan error", summaries, lambda one: _share(one.repaired_trajectories)),
         _column("error lines\nrepaired", summaries, lambda one: _share(one.repaired_lines)),
         _column("aborted", summaries, lambda one: str(one.aborted)),
-        _Column("ended by", tuple(map(_stops, summaries)), is_number=False),
     ]
+    stops = [", ".join(f"{name} {share:.0%}" for name, share in one.stops.items()) for one in summaries]
+    columns.append(_Column("ended by", tuple(text or _NONE for text in stops), is_number=False))
     return _table("per trajectory", columns)
 
 
-def family_table(plan: Plan, rows: Sequence[Row]) -> Table:
+def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
     """The rows again, family by family."""
     families = list(rows[0].families)
     summaries = [row.families[family] for family in families for row in rows]
@@ -80,10 +80,10 @@ def family_table(plan: Plan, rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
-    """A line behind every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
+    """A line after every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
-        word = _longest_word(column)
+        word = max(len(word) for text in (column.name, *column.cells) for word in text.split())
         if column.is_number:
             table.add_column(column.name, justify="right", min_width=word, width=word if is_tight else None)
         else:
@@ -94,10 +94,6 @@ def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: b
     return table
 
 
-def _longest_word(column: _Column) -> int:
-    return max(len(word) for text in (column.name, *column.cells) for word in text.split())
-
-
 def _column(name: str, summaries: Sequence[Summary], cell: Callable[[Summary], str]) -> _Column:
     return _Column(name, tuple(map(cell, summaries)))
 
@@ -106,7 +102,7 @@ def _numbered(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(str(number) for number in range(1, len(rows) + 1))
 
 
-def _pass_columns(plan: Plan, summaries: Sequence[Summary]) -> list[_Column]:
+def _pass_columns(plan: EvaluationPlan, summaries: Sequence[Summary]) -> list[_Column]:
     return [_Column(f"pass@{k}", tuple(_percent(one.pass_at[k]) for one in summaries)) for k in plan.ks]
 
 
@@ -115,10 +111,6 @@ def _mean_columns(summaries: Sequence[Summary]) -> list[_Column]:
         _column("lines", summaries, lambda one: _number(one.lines, 1)),
         _column("tokens", summaries, lambda one: _number(one.tokens, 0)),
     ]
-
-
-def _stops(summary: Summary) -> str:
-    return ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items()) or _NONE
 
 
 def _percent(estimate: Estimate | None) -> str:

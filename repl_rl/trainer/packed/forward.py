@@ -1,8 +1,13 @@
 """A causal language model that is asked for typed tokens only.
 
-It goes through the forward pass that TRL gives its models (`add_fused_lm_head`), so it works behind the wrappers of
+It goes through the forward pass that TRL gives its models (`add_fused_lm_head`), so it works inside the wrappers of
 DDP, FSDP and PEFT, and projects in TRL's tiles; what it adds is a row without padding, and hidden states that reach the
 head only where a typed token is predicted.
+
+Attention over sequences that lie one after another in a single row, each seeing itself only, is registered with
+transformers under `PACKED_ATTENTION`. A call with `sequence_lengths` runs each of them through torch's causal kernel,
+without a mask; every other call is transformers' own `sdpa`. A sliding window becomes a mask where a sequence is longer
+than it.
 """
 
 from __future__ import annotations
@@ -11,10 +16,66 @@ import logging
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from repl_rl.trainer.packed.attention import PACKED_ATTENTION
 from repl_rl.trainer.packed.packing import Packed, pack
+
+PACKED_ATTENTION = "repl_rl_packed"
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sequence_lengths: tuple[int, ...] | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """`query` (1, H, N, D), `key` and `value` with as many heads or fewer; returns (1, N, H, D)."""
+    if sequence_lengths is None:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
+        )
+    parts = zip(*(states.split(sequence_lengths, dim=2) for states in (query, key, value)), strict=True)
+    attended = [
+        scaled_dot_product_attention(
+            query_part,
+            key_part,
+            value_part,
+            attn_mask=_window(query_part.size(2), sliding_window, query.device),
+            dropout_p=dropout,
+            is_causal=not _is_cut(query_part.size(2), sliding_window),
+            scale=scaling,
+            enable_gqa=query.size(1) != key.size(1),
+        )
+        for query_part, key_part, value_part in parts
+    ]
+    return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
+
+
+def _is_cut(length: int, window: int | None) -> bool:
+    return window is not None and length > window
+
+
+def _window(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+    """(length, length): each token sees itself and the `window - 1` before it; None where that is all of them."""
+    if not _is_cut(length, window):
+        return None
+    assert window is not None
+    every = torch.ones(length, length, dtype=torch.bool, device=device)
+    return every.tril() & every.triu(1 - window)
+
+
+AttentionInterface.register(PACKED_ATTENTION, packed_attention)
+AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
+
 
 _AT = "typed_at"
 """The argument of the backbone that says where typed tokens are predicted."""
@@ -127,7 +188,7 @@ class TypedForward:
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model behind PEFT's wrapper."""
+    """The transformers model inside PEFT's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from repl_rl.config import load_config
-from repl_rl.run.evaluation.comparison import Row, make_row, report, trajectory_records
-from repl_rl.run.evaluation.measures import Samples
-from repl_rl.run.evaluation.plan import Combination, Plan
+from repl_rl.run.evaluation.comparison import Row, Samples, make_row, report, trajectory_records
+from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
 from repl_rl.run.evaluation.tables import tables
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from tests.made_trajectories import line, made
@@ -24,12 +23,12 @@ WRONG = replace(made([line(kind=LineKind.EXCEPTION), line(kind=LineKind.ANSWER)]
 LOST = replace(made([line()]), stop_reason=StopReason.ABORTED, outcome_reward=0.0)
 
 
-def plan(models: tuple[str, ...] = ("nano", "[red]other[/red]")) -> Plan:
+def plan(models: tuple[str, ...] = ("nano", "[red]other[/red]")) -> EvaluationPlan:
     config = load_config("quickstart", ("seed=7",))
-    return Plan(tuple(Combination(name, config) for name in models), TASKS, 2, (1, 2))
+    return EvaluationPlan(tuple(Combination(name, config) for name in models), TASKS, 2, (1, 2))
 
 
-def two_rows() -> tuple[Plan, list[Row]]:
+def two_rows() -> tuple[EvaluationPlan, list[Row]]:
     made_plan = plan()
     first: tuple[Samples, ...] = ((WRONG, WRONG), (RIGHT, WRONG), (WRONG, WRONG), (LOST, LOST))
     second: tuple[Samples, ...] = ((RIGHT, RIGHT), (RIGHT, LOST), (WRONG, RIGHT), (RIGHT, RIGHT))
@@ -85,7 +84,7 @@ def test_each_rollout_says_whose_it_is_and_reads_back() -> None:
     assert [Trajectory.from_dict(record) for record in records] == list(second.trajectories)
 
 
-def shown(made_plan: Plan, rows: list[Row], width: int = 120) -> list[str]:
+def shown(made_plan: EvaluationPlan, rows: list[Row], width: int = 120) -> list[str]:
     screen = Console(file=io.StringIO(), width=width)
     for table in tables(made_plan, rows):
         screen.print(table)

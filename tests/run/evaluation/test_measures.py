@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.run.evaluation.measures import Share, repaired_lines, repaired_trajectories, summarize, tally
+from repl_rl.run.evaluation.comparison import Share, repaired_lines, repaired_trajectories, summarize, tally
 from repl_rl.run.evaluation.statistics import Estimate, Tally, wilson
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from tests.made_trajectories import line, made
