@@ -90,7 +90,7 @@ class RolloutService:
 
 
 class RolloutThread:
-    """The same as `RolloutWorker`, on an event loop in a thread of this process."""
+    """What `RolloutService` asks of `RolloutWorker`, on an event loop in a thread of this process."""
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         self.loop_share = 0.0
@@ -104,8 +104,6 @@ class RolloutThread:
             raise
 
     def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
-        """As `Rollout.many`."""
-
         async def timed() -> tuple[list[Trajectory], float]:
             began_s, began_cpu_s = time.monotonic(), time.thread_time()
             trajectories = await self._rollout.many(tasks, sampling, cut)
@@ -116,19 +114,15 @@ class RolloutThread:
 
     @property
     def environments(self) -> Mapping[int, Any]:
-        """Of the last batch, by the index of the task."""
         return self._rollout.environments
 
     def kernel_numbers(self) -> dict[str, float]:
-        """The pool's counters and percentiles."""
-
         async def numbers() -> dict[str, float]:
             return self._pool.stats.summary()
 
         return self._loop.run(numbers())
 
     def close(self) -> None:
-        """End all kernels and the loop. A second call does nothing."""
         if not self._loop.is_closed:
             self._loop.run(self._pool.__aexit__(None, None, None))
             self._loop.close()

@@ -70,15 +70,10 @@ class AskNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """From the worker: the pool's statistics, on request and once when the pool is open."""
+    """From the worker: the pool's statistics, on request and once when the pool is open; or why it can't be opened."""
 
     kernels: dict[str, float]
-
-
-class StartFailed(NamedTuple):
-    """From the worker: it can't begin."""
-
-    error: Exception
+    error: Exception | None = None
 
 
 class Close(NamedTuple):
@@ -96,7 +91,7 @@ class _Call:
 class RolloutWorker:
     """Starts a process with the rollouts of `setup`; raises what opening its kernel pool raised there.
 
-    Ends with `close`, or with this process. If the worker dies, whoever waits gets a KernelError.
+    Ends with `close`, or with this process. If the worker dies, all calls raise KernelError.
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
@@ -198,11 +193,11 @@ class RolloutWorker:
             if call := self._calls.get(message.call):
                 _settle(call.done, message.error or message.loop_share)
         else:
-            assert isinstance(message, Numbers | StartFailed)
-            _settle(self._numbers, message.error if isinstance(message, StartFailed) else message.kernels)
+            assert isinstance(message, Numbers)
+            _settle(self._numbers, message.error or message.kernels)
 
     def _on_end(self) -> None:
-        """The worker has gone: whoever waits for it hears so."""
+        """The worker has gone: all that wait for it raise."""
         self._is_gone = True
         for waiting in (self._numbers, *(call.done for call in self._calls.values())):
             _settle(waiting, KernelError(self._how_it_ended()))

@@ -17,16 +17,7 @@ from repl_rl.engine.remote import RemoteEngine
 from repl_rl.errors import EngineError, ReplRLError
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
-from repl_rl.rollout.worker.handle import (
-    AskNumbers,
-    CallDone,
-    CancelCall,
-    Close,
-    Generate,
-    Numbers,
-    StartFailed,
-    TrajectoryDone,
-)
+from repl_rl.rollout.worker.handle import AskNumbers, CallDone, CancelCall, Close, Generate, Numbers, TrajectoryDone
 from repl_rl.utils.channel import Channel
 
 
@@ -53,7 +44,7 @@ class Worker:
                 self._pool = await stack.enter_async_context(make_pool(setup.kernel))
                 self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
             except Exception as error:  # noqa: BLE001 - raised on the other side
-                self._channel.send(StartFailed(_as_sent(error)))
+                self._channel.send(Numbers({}, _as_sent(error)))
             else:
                 self._channel.send(Numbers(self._pool.stats.summary()))
                 await over

@@ -235,7 +235,7 @@ def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     with nothing_is_left(), pytest.raises(ConfigError, match=r"can't be sent to the process.*with apart=False"):
-        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, kernels=lambda pool: pool)
+        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, wrap_kernels=lambda pool: pool)
 
 
 @pytest.mark.parametrize(
