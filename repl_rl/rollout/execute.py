@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from repl_rl.dialect import Cell, CellRun, Turn
+from repl_rl.dialect import Cell, CellRun, Dialect, Turn
 from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
 from repl_rl.rollout.state import Clock, Wait
-from repl_rl.trajectory import Line, LineKind, StopReason, ToolCall
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
@@ -100,18 +100,19 @@ class TurnResult:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
 
-    def as_line(self, start: int, end: int, text: str, output: str) -> Line:
-        """The line of tokens `start:end`, after which `output` was put in."""
+    def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
+        """The line of tokens `start:end`, after which `shown` was put in."""
         return Line(
             start,
             end,
             text,
             self.kind,
             self.error_name,
-            output,
+            shown,
             duration_s=self.duration_s,
             fingerprint=self.fingerprint,
             calls=self.calls,
+            cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run)) for run in self.cells),
         )
 
 

@@ -199,7 +199,7 @@ class Rollout:
             state.sampled(turn, sampled)
             if sampled.finish is Finish.LENGTH:
                 state.stop = reason
-                state.add(Line(start, end, turn.text, LineKind.OVERLONG))
+                state.add(Line(start, end, turn.text, LineKind.OVERLONG, cells=()))
                 break
 
             # Run.
@@ -226,7 +226,7 @@ class Rollout:
                     state.stop = StopReason.MAX_TOKENS
                 else:
                     transcript.append_output(ids)
-            state.add(ran.as_line(start, end, turn.text, text))
+            state.add(ran.as_line(start, end, turn.text, text, episode.dialect))
 
     def _encoded(self, shown: Sequence[Shown], sampled: SampledLine) -> tuple[list[int], str]:
         """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""

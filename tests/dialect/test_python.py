@@ -397,7 +397,7 @@ def cpython_prompts(lines: list[str]) -> str:
         input="".join(f"{line}\n" for line in typed),
         capture_output=True,
         encoding="utf-8",
-        timeout=60,
+        timeout=600,
         env={"PYTHON_BASIC_REPL": "1"},
         check=True,
     )

@@ -49,7 +49,7 @@ def opened(typist: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=60))
+    return asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 def prompt(vocabulary: Vocabulary, number: int) -> list[int]:

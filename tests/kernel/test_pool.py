@@ -29,7 +29,7 @@ def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int 
     return asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -39,9 +39,10 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 def test_kernels_come_up_while_nobody_asks() -> None:
     async def use(pool: KernelPool) -> None:
         await until(lambda: pool.stats.started == 2)
+        ready = list(pool._ready)
         async with pool.session() as kernel:
+            assert kernel._kernel in ready
             assert (await kernel.execute("1 + 1")).output == "2\n"
-        assert max(pool.stats.queue_s) < 0.01
         await until(lambda: pool.stats.started == 3)
 
     with_pool(use)

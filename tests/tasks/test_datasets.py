@@ -213,7 +213,7 @@ def refused(tmp_path_factory):
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hub")), "PATH": "/usr/bin:/bin"}
     environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -21,7 +21,7 @@ from repl_rl.tools import packing as packing_module
 def elsewhere(source: str, *, before: str = "") -> str:
     """What a program prints in a process that can import installed packages only."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=600, check=False
     )
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
 
@@ -155,7 +155,7 @@ def test_functions_of_main_reach_another_process() -> None:
         "    return min(a, LIMIT)\n"
         "sys.stdout.buffer.write(pickle.dumps(Toolbox(as_tools([capped]))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=600)
     box = pickle.loads(done.stdout)
     assert box.tools[0].function(99) == 10
     assert elsewhere(f"{box.setup_source()}\nprint(capped(99))") == "10\n"

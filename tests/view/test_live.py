@@ -334,11 +334,12 @@ def test_a_running_session_is_html_without_the_programs_own() -> None:
 def run_notebook(folder: Path, *cells: str) -> list[Any]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    client = nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(folder)}})
+    client = nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(folder)}})
     client.execute(env=os.environ | {"PYTHONPATH": str(ROOT)})
     return [cell.outputs for cell in notebook.cells]
 
 
+@pytest.mark.slow
 def test_live_and_show_in_a_real_notebook(tmp_path: Path) -> None:
     first, second, told = run_notebook(
         tmp_path,
@@ -380,7 +381,7 @@ def environment() -> dict[str, str]:
 
 def test_a_script_in_a_pipe_says_nothing_but_the_session() -> None:
     command = [sys.executable, "-c", SCRIPT.replace("EXTRA", "[]")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200, env=environment())
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, env=environment())
     first, *rows, ending = done.stdout.splitlines()
     assert (first, rows[2], done.stderr) == ("loading nano", "¶ >>> # What is 6 * 7?", "")
     assert rows[3].startswith("› >>>")
@@ -420,14 +421,14 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
         kernels = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         text = read_until(screen, "\0", text)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     shown = without_codes(text)
     *_, last, traceback = re.split("interrupted: this is what there was|(?=line 2 runs)", shown)
     assert ">>> time.sleep(600)" in last
     assert "KeyboardInterrupt" in traceback
     assert shown.rstrip().endswith("KeyboardInterrupt")
     assert kernels
-    assert psutil.wait_procs(kernels, timeout=10)[1] == []
+    assert psutil.wait_procs(kernels, timeout=600)[1] == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What a notebook holds beside what its cells did when they ran again. Pure: notebooks and executions in, results out.
 
 Cells of one turn that share what they showed are compared together. What a dialect tells its model of a run (the value
-of a call, the last line of a traceback, `Out[3]:`) is made of the new run in the same way before it is compared.
+of a call, the last line of a traceback, the last echo) is made of the new run in the same way before it is compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import Cell, CellRun
-from repl_rl.dialect.ipython import numbered
+from repl_rl.dialect.ipython import echoed
 from repl_rl.dialect.syntax import kind_of
 from repl_rl.trajectory import LineKind
 from repl_rl.view.replay.causes import Cause, Session, cause_of
@@ -112,7 +112,7 @@ def _difference(
 ) -> Difference | None:
     last = _about(cells[-1])
     source = "\n".join(cell["source"] for cell in cells)
-    expected = _recorded(cells, shows)
+    expected = _recorded(cells)
     got = _again(cells, ran, shows)
     works_with = frozenset[Cause]().union(*(session.take(cell["source"], _known(last, ran)) for cell in cells))
     if _is_same(expected, got, shows, len(cells)) and _end(last, ran) == (last.get("kind") == LineKind.KILLED):
@@ -155,8 +155,8 @@ def _is_same(expected: Seen, got: Seen, shows: str, cells: int) -> bool:
     return expected.text == got.text
 
 
-def _recorded(cells: Sequence[NotebookNode], shows: str) -> Seen:
-    text = "".join(_shown(cell["outputs"], cell, shows) for cell in cells)
+def _recorded(cells: Sequence[NotebookNode]) -> Seen:
+    text = "".join(_shown(cell["outputs"]) for cell in cells)
     answer = _about(cells[-1]).get("answer")
     return Seen(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
 
@@ -170,7 +170,7 @@ def _again(cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str) 
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     """What the dialect makes of a new run."""
-    text = _shown(execution.outputs, cell, "output")
+    text = _shown(execution.outputs)
     if shows == "block":
         return text if not text or text.endswith("\n") else f"{text}\n"
     if shows not in ("result", "ipython", "frames"):
@@ -179,18 +179,17 @@ def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     if execution.status == "timeout":
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
     run = CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message)
-    return numbered(run, int(_about(cell).get("number", 0))) if shows == "ipython" else run.result
+    return echoed(run) if shows == "ipython" else run.result
 
 
-def _shown(outputs: Sequence[Any], cell: NotebookNode, shows: str) -> str:
-    """Texts of outputs in their order. An error has none of its own: its traceback has gone out as text."""
+def _shown(outputs: Sequence[Any]) -> str:
+    """Texts of outputs in their order, the numbers of values aside. An error's traceback has gone out as text."""
     texts: list[str] = []
     for output in outputs:
         if output["output_type"] == "stream":
             texts.append(str(output["text"]))
         elif "data" in output:
-            mark = f"Out[{_about(cell).get('number', 0)}]: " if shows == "ipython" else ""
-            texts.append(f"{mark}{output['data'].get('text/plain', '')}\n")
+            texts.append(f"{output['data'].get('text/plain', '')}\n")
     return "".join(texts)
 
 

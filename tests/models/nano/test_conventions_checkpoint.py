@@ -81,6 +81,7 @@ def test_the_marks_of_turns_are_mere_text_in_outputs():
     assert len(VOCABULARY.encode_output(END_OF_TURN)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "text"])
 def test_the_start_solves_some_of_40_problems_in_every_dialect_with_tools(name):
     config = load_config(

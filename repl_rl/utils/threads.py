@@ -1,4 +1,4 @@
-"""Where plain functions of users run: in daemon threads, so that one that hangs keeps no process from ending.
+"""Threads for functions of users, tools and rewards: daemons, so that one that hangs keeps no process from ending.
 
 Not covered: a thread can't be ended from outside. What hangs stays, with all that it holds, until the process ends.
 """
@@ -17,7 +17,7 @@ def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
     """What `call` comes to in a thread of its own."""
     outcome: Future[Any] = Future()
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-tool", daemon=True).start()
+    threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True).start()
     return outcome
 
 
