@@ -61,7 +61,7 @@ async def line(engine: Engine, ids: list[int], sampling: SamplingConfig = GREEDY
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=60))
+    return asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 def assert_same(found: SampledLine, expected: SampledLine) -> None:

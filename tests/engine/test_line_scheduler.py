@@ -58,7 +58,7 @@ def prompt(vocabulary: Vocabulary, question: str) -> list[int]:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=60))
+    return asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 async def typed(engine: VLLMEngine, vocabulary: Vocabulary, question: str, lines: int) -> tuple[list[int], list[float]]:

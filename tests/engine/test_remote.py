@@ -167,7 +167,7 @@ def serve(request: pytest.FixtureRequest) -> Serve:
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, timeout=20))
+    asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 async def until(is_so: Callable[[], bool]) -> None:

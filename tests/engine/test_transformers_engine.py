@@ -48,7 +48,7 @@ def opened(checkpoint: Path, vocabulary: Vocabulary, seed: int = 0, **settings: 
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=60))
+    return asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 def prompt(vocabulary: Vocabulary, number: int) -> list[int]:

@@ -19,7 +19,7 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Ended
-from repl_rl.rollout.opening import config_of, open_rollout
+from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import StopReason, Task
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -46,7 +46,7 @@ def test_overrides_go_over_a_config_that_is_made() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("quikstart", r"no config 'quikstart': neither a file nor a shipped name \(conv.*'quikstart' is no model"),
+        ("quikstart", r"no config 'quikstart': neither a file nor a shipped name \(conv.*'quikstart' is not a model"),
         ("mine.yml", r"no config 'mine.yml'"),
         ("", "an empty config: give a YAML file, a model, or one of conventions"),
         (str(Path(__file__).parent), "is a folder without config.json"),
@@ -74,7 +74,7 @@ def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None:
 def test_the_guides_program_about_events_runs() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding="utf-8")
     [program] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "asyncio.run" in block]
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert ">>> # What is 6 * 7?\n>>>\nabout to run: " in done.stdout
     assert done.stdout.splitlines()[-1].split()[0] in set(StopReason) - {StopReason.ABORTED, StopReason.UNFINISHED}
 
@@ -108,7 +108,7 @@ class Loading:
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     loading = Loading()
-    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", loading)
+    monkeypatch.setattr("repl_rl.rollout.service.make_engine", loading)
     return loading
 
 

@@ -14,7 +14,7 @@ from itertools import cycle, pairwise
 
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
 from vocabularies import KINDS
@@ -25,6 +25,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -111,11 +112,7 @@ async def roll(
     rollout = Rollout(
         slot,
         kernels,
-        PythonDialect(),
-        vocabulary,
-        budget=budget,
-        sampling=SamplingConfig(),
-        context_tokens=CONTEXT_TOKENS,
+        RolloutSetup(vocabulary, PythonDialect(), context_tokens=CONTEXT_TOKENS, budget=budget, chat=False),
     )
     [(_, trajectory)] = [ended async for ended in rollout.stream([TASK])]
     return trajectory, slot
@@ -207,7 +204,6 @@ BUDGETS = st.just(AMPLE) | st.builds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     vocabulary = KINDS[kind]()
