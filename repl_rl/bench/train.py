@@ -32,7 +32,7 @@ from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")
 _CHUNK_TOKENS = 10
-"""Of a line, and of the output behind it."""
+"""Of a line, and of the output after it."""
 
 Say = Callable[[str], None]
 Batch = dict[str, torch.Tensor]

@@ -6,7 +6,7 @@ The trainer is TRL's, untouched, and so is its loop; it samples from the same `v
 
 it samples alone, from the LLM that it makes by itself: compiled, in bfloat16, on all cores, in blocks of 128.
 
-nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops behind a newline, and the
+nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
 tokenizer's `parse_response`, which TRL asks for tool calls, makes every line one call of `python`, which runs it.
 
 `python` is written as someone who trains with TRL would write it: a function that blocks, over a kernel per rollout. It
@@ -117,7 +117,7 @@ class PythonTool:
 
 @contextmanager
 def open_tools(count: int, config: KernelConfig, latency_s: float) -> Iterator[Sequence[PythonTool]]:
-    """`count` tools whose kernels are up, all gone behind the block. Raises SandboxError where kernels can't run."""
+    """`count` tools whose kernels are up, all gone after the block. Raises SandboxError where kernels can't run."""
     dialect = make_dialect(DialectConfig())
     stack = AsyncExitStack()
 

@@ -24,6 +24,7 @@ from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Message
 from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.text import cut_middle
 
 _DEFAULTS: dict[str, Any] = {
     "opening": "",
@@ -171,12 +172,7 @@ def truncate_middle(text: str, limit_chars: int) -> str:
     """
     if limit_chars < SMALLEST_LIMIT_CHARS:
         raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
-    if len(text) <= limit_chars:
-        return text
-    marker = "\n... [{} characters left out] ...\n"
-    kept = limit_chars - len(marker.format(len(text)))
-    tail = kept // 2
-    return text[: kept - tail] + marker.format(len(text) - kept) + text[len(text) - tail :]
+    return cut_middle(text, limit_chars, "\n... [{} characters left out] ...\n", marker_counts=True)
 
 
 def filled(frame: str, **values: str) -> str:

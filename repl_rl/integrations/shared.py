@@ -36,7 +36,7 @@ ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What typed code is answered with: a note of ours, "" mostly, and behind it what its cells did."""
+    """What typed code is answered with: a note of ours, mostly "", then what its cells did."""
 
     note: str = ""
     cells: tuple[CellRun, ...] = ()
@@ -45,7 +45,7 @@ class Answered:
 class LiveSession:
     """An interpreter, replaced by a fresh one after it was killed. Lives on the loop that its kernels live on.
 
-    `answer` holds the `repr`s of the first submission, behind which nothing runs. `kinds` tells what each turn was.
+    `answer` holds the `repr`s of the first submission, after which nothing runs. `kinds` tells what each turn was.
     """
 
     def __init__(self, kernels: KernelSource) -> None:

@@ -53,7 +53,7 @@ _OPENS_BLOCK = (
 
 
 def read_program(code: str) -> Turn:
-    """`code` as one turn, behind which nothing stays open."""
+    """`code` as one turn, after which nothing stays open."""
     body = _statements(code)
     if body is None:
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)

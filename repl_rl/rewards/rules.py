@@ -10,8 +10,7 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from repl_rl.config.exception_names import BUILTIN_EXCEPTIONS, reported_name
-from repl_rl.config.rewards import RewardRule
+from repl_rl.config.rewards import BUILTIN_EXCEPTIONS, RewardRule, reported_name
 from repl_rl.rewards.history import History
 from repl_rl.trajectory import Line, LineKind
 

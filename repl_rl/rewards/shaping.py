@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from repl_rl.config.shaping import ShapingConfig
+from repl_rl.config.rewards import ShapingConfig
 from repl_rl.rewards.history import History
 
 Components = Mapping[str, Sequence[float]]

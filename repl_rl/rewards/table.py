@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.config import RewardsConfig
-from repl_rl.config.exception_names import reported_name
-from repl_rl.config.rewards import repeated
+from repl_rl.config.rewards import repeated, reported_name
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards.functions import RewardFunction, call_function, load_function, name_of
 from repl_rl.rewards.history import history, no_history

@@ -48,7 +48,7 @@ class FollowArguments(TrainerCallback):  # type: ignore[misc]
 
 
 class StopOnRequest(TrainerCallback):  # type: ignore[misc]
-    """Ends training behind the step in progress, with a checkpoint; one process that is asked is enough."""
+    """Ends training after the step in progress, with a checkpoint; one process that is asked is enough."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -66,7 +66,7 @@ class StopOnRequest(TrainerCallback):  # type: ignore[misc]
 
 
 class StopInTime(TrainerCallback):  # type: ignore[misc]
-    """Ends training, with a checkpoint, behind the first step that is over `limit_s` seconds after the beginning."""
+    """Ends training, with a checkpoint, after the first step that is over `limit_s` seconds after the beginning."""
 
     def __init__(self, limit_s: float) -> None:
         self.is_over = False

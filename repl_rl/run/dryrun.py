@@ -24,7 +24,7 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel.memory import default_budget_mb
-from repl_rl.models.gemma import GEMMA
+from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompt_tokens
 from repl_rl.rollout.worker import limits_of
@@ -173,6 +173,8 @@ def _engine(config: Config) -> str:
     backend = engine_backend(config.engine)
     if backend == "server":
         return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
+    if ":" in backend:
+        return f"one of your own, made by {backend}"
     return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
 
 

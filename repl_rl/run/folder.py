@@ -48,9 +48,9 @@ class RunFolder:
         return self.rollouts / f"step_{step:05d}.jsonl"
 
     def config(self) -> Config:
-        """The run's config. Raises RunError if the folder is no run."""
+        """The run's config. Raises RunError if the folder is not a run."""
         if not self.config_path.is_file():
-            raise RunError(f"{self.path} is no run: it has no config.yaml")
+            raise RunError(f"{self.path} is not a run: it has no config.yaml")
         return load_config(str(self.config_path))
 
     def keep_config(self, config: Config) -> None:
@@ -178,7 +178,7 @@ def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
 
 
 def may_change(key: str, stored: Config) -> bool:
-    """Whether the steps behind a change of this key are those that the run would have taken."""
+    """Whether the steps after a change of this key are those that the run would have taken."""
     if key == "train.steps":
         return stored.train.schedule.startswith("constant") and "lr_scheduler_type" not in stored.train.trl
     return key in _FREE

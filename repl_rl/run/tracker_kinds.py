@@ -68,13 +68,13 @@ class Tracker:
         """Before the callback hears of the beginning. `next_step` is the one that training goes on with."""
 
     def describe(self) -> None:
-        """Put in the config, behind that."""
+        """Put in the config, after that."""
 
     def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
         """Put in a sample of a step's, or of an evaluation's, rollouts."""
 
     def close(self, exit_code: int) -> None:
-        """Behind everything."""
+        """After everything else."""
 
 
 class Wandb(Tracker):

@@ -1,4 +1,4 @@
-"""The trackers of a run: transformers' callbacks, opened before the first evaluation and closed behind the last.
+"""The trackers of a run: transformers' callbacks, opened before the first evaluation and closed after the last.
 
 Only the main process logs. A tracker that can't be opened stops the run before it has cost anything; one that fails
 later is told about once, and training goes on.
@@ -22,7 +22,7 @@ from repl_rl.run.sample import SampledRollout, of_file, of_trajectories, shorten
 from repl_rl.run.tracker_kinds import KINDS, Tracker
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 
 if TYPE_CHECKING:
     from repl_rl.trainer import ReplGRPOTrainer
@@ -117,7 +117,7 @@ class Trackers:
     def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
             call(*arguments, **named)
-        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, it is no reason to lose a run
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, it is not a reason to lose a run
             if name not in self._failed:
                 logger.warning("the tracker %s failed, and training goes on; its run may lack rows: %r", name, error)
             self._failed.add(name)

@@ -62,8 +62,8 @@ def tokens_that_come_back(
 ) -> list[bool]:
     """For each of T ids: whether the encoded text of all of them holds the same id over the same bytes.
 
-    A byte that is no UTF-8 stands in the text as one U+FFFD, so the token that holds it never comes back, and those
-    behind it can. Ids beyond the vocabulary have no bytes and count as coming back.
+    A byte that is not UTF-8 stands in the text as one U+FFFD, so the token that holds it never comes back, and those
+    after it can. Ids beyond the vocabulary have no bytes and count as coming back.
     """
     parts = [token_bytes[index] if index < len(token_bytes) else b"" for index in ids]
     text = b"".join(parts).decode("utf-8", "surrogateescape")

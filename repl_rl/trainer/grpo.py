@@ -2,7 +2,7 @@
 
 TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync. What differs from it:
 
-- rollouts come from the line loop, with a live interpreter behind every trajectory;
+- rollouts come from the line loop, with a live interpreter for every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
 - the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
@@ -266,7 +266,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return {"drift/reencoded_share": found.share} if found.sampled else {}
 
     def _log_logprob_drift(self, output: dict[str, Any]) -> None:
-        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is no number."""
+        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is not a number."""
         typed = output["completion_mask"] * output["tool_mask"]  # (B, T)
         local = logprob_drift(self._trainer_logprobs(output), output["sampling_per_token_logps"], typed)
         gathered = self.accelerator.gather(torch.tensor([local], dtype=torch.float64, device=typed.device))  # (P, 3)
@@ -274,7 +274,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if not math.isfinite(total):
             raise TrainingError(
                 f"the log-probabilities of trainer and sampler differ by {total} at step {self.state.global_step}: the "
-                "weights are no numbers any more; go on from an earlier checkpoint with a smaller train.learning_rate "
+                "weights are not numbers any more; go on from an earlier checkpoint with a smaller train.learning_rate "
                 "or train.max_grad_norm"
             )
         if count:

@@ -119,7 +119,7 @@ def component_sum(name: str) -> Callable[..., Rewards]:
 def asked_of_valid(function: Any) -> Any:
     """A reward function of the user's that never sees a void trajectory, whose environment may not even be there.
 
-    Reward models, which are no functions, stay as they are.
+    Reward models, which are not functions, stay as they are.
     """
     if isinstance(function, str | Module):
         return function
@@ -150,7 +150,7 @@ def _count(columns: dict[str, Any]) -> int:
 
 
 def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The columns cut down to these rows; what TRL passes besides is no list of that length."""
+    """The columns cut down to these rows; what TRL passes besides is not a list of that length."""
     count = _count(columns)
     if len(rows) == count:
         return columns

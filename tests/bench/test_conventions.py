@@ -92,6 +92,7 @@ def test_what_nano_does_not_know_is_refused() -> None:
         ConventionsSettings(settings=("train.stps=3",))
 
 
+@pytest.mark.slow
 def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
     said: list[str] = []
     report = measure(ConventionsSettings(conventions=("tool_call",), minutes=0.02, settings=SMALL), said.append)
@@ -107,6 +108,7 @@ def test_a_real_run_of_one_convention_stops_in_time_and_is_measured() -> None:
     assert said[0] == "training in tool_call for 0.02 minutes"
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_says_what_it_printed() -> None:
     with pytest.raises(RunError, match=r"training in text ended with exit code 2:(.|\n)*no-such-model"):
         measure(ConventionsSettings(conventions=("text",), settings=("model.path=no-such-model",)), lambda text: None)

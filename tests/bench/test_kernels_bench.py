@@ -68,6 +68,7 @@ def numbers(found: Any) -> Iterator[float]:
         yield found
 
 
+@pytest.mark.slow
 def test_a_small_run_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "kernels.json"
     sizes = ["--sessions", "2", "--rounds", "1", "--stock-kernels", "1", "--many", "17"]
@@ -147,6 +148,7 @@ def test_private_memory_is_part_of_the_share() -> None:
     assert 0 < memory_mb(own, "uss") <= memory_mb(own, "pss")
 
 
+@pytest.mark.slow
 def test_stock_kernels_show_what_a_notebook_shows() -> None:
     async def run() -> list[ExecResult]:
         async with StockKernels(1) as kernels, kernels.session() as kernel:

@@ -18,6 +18,7 @@ KEYS = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_figures_hang_together(tmp_path: Path) -> None:
     file = tmp_path / "rollout.json"
     assert main(["bench", "rollout", "--quick", "--json", str(file)]) == 0

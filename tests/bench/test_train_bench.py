@@ -13,6 +13,7 @@ from repl_rl.cli import main
 from repl_rl.errors import ConfigError
 
 
+@pytest.mark.slow
 def test_both_sides_compute_one_loss_and_the_figures_hang_together(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     assert main(["bench", "train", "--quick", "--json", str(file)]) == 0

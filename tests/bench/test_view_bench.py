@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from repl_rl.bench import view
 from repl_rl.trajectory import read_jsonl
 from repl_rl.view.viewer.record import read_record
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_made_run_is_a_whole_one_of_real_sizes(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def ipython_shows(lines: str, home: Path) -> str:
         input=lines,
         capture_output=True,
         encoding="utf-8",
-        timeout=120,
+        timeout=600,
         cwd=home,
         check=True,
     )

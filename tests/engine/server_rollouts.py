@@ -76,13 +76,13 @@ async def sample(engine: VLLMServerEngine, ids: Sequence[int], max_tokens: int, 
 
 
 def metric(server: RunningServer, name: str) -> float:
-    with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{server.url}/metrics", timeout=600) as response:
         text = response.read().decode()
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

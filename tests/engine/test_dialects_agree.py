@@ -27,6 +27,8 @@ from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 
+pytestmark = pytest.mark.slow
+
 MODEL = str(SHIPPED["nano-conventions"])
 CONTEXT_TOKENS = 512
 ENGINES = ["vllm", "transformers"]

@@ -67,7 +67,7 @@ def test_the_main_process_loads_weights_for_all(server: FakeVLLM, tmp_path: Path
     logs = [tmp_path / f"rank{rank}.log" for rank in range(2)]
     processes = [start(rank, port, server.url, log) for rank, log in enumerate(logs)]
     try:
-        codes = [process.wait(timeout=240) for process in processes]
+        codes = [process.wait(timeout=600) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -71,7 +71,7 @@ print(json.dumps({
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What a process without vLLM reports of a rollout and of two training steps."""
     program = [sys.executable, "-c", HIDE + ROLLOUT + TRAINING + REPORT, str(tmp_path_factory.mktemp("run"))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return report

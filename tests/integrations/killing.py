@@ -12,5 +12,5 @@ def kill_the_server(kernels: SharedKernels) -> None:
     family = psutil.Process(kernels._pool._backend._server.pid).children(recursive=True)
     server = next(process for process in family if any("launch.py" in part for part in process.cmdline()))
     server.kill()
-    gone, alive = psutil.wait_procs(family, timeout=10)
+    gone, alive = psutil.wait_procs(family, timeout=600)
     assert (server in gone, alive) == (True, [])

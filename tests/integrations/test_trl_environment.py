@@ -152,7 +152,7 @@ def test_the_end_of_the_process_is_the_end_of_its_kernels() -> None:
         "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
         "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool._backend._server.pid)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     shown, server = done.stdout.split()
     assert (shown, done.stderr) == ("2", "")
     assert not Path(f"/proc/{server}").exists()

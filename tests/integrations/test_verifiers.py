@@ -227,7 +227,7 @@ def test_without_the_package_the_error_names_it() -> None:
     program = "import sys; sys.modules['verifiers'] = None; import repl_rl.integrations.verifiers"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if "verifiers" not in part)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("repl_rl.errors.DependencyError: this environment is for verifiers 0.4")

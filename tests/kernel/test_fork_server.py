@@ -19,9 +19,9 @@ from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_sessi
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits, Profile
-from repl_rl.kernel import budget as budget_module
-from repl_rl.kernel.forked.backend import ForkBackend
+from repl_rl.kernel import memory as memory_module
 from repl_rl.kernel.forked.channel import PrivateChannel
+from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.rollout.execute import Interpreter
@@ -43,7 +43,7 @@ async def kill_the_server(pool: KernelPool) -> None:
     server = family[2]
     assert b"launch.py" in Path(f"/proc/{server}/cmdline").read_bytes()
     os.kill(server, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while any(Path(f"/proc/{pid}/exe").exists() for pid in family[1:]):
             await asyncio.sleep(0.005)
 
@@ -183,10 +183,10 @@ def test_a_session_ends_with_its_time() -> None:
     async def use(pool: KernelPool) -> None:
         async with pool.session() as idle, pool.session() as busy:
             assert (await idle.execute("x = 1")).status is ExecStatus.OK
-            assert (await busy.execute("import time; time.sleep(30)")).status is ExecStatus.KILLED
+            assert (await busy.execute("import time; time.sleep(60)")).status is ExecStatus.KILLED
             assert (await idle.execute("x")).status is ExecStatus.KILLED
 
-    with_pool(use, limits=Limits(session_s=0.4, line_s=20))
+    with_pool(use, limits=Limits(session_s=3.0, line_s=60))
 
 
 def test_a_server_that_hangs_is_replaced() -> None:
@@ -195,7 +195,7 @@ def test_a_server_that_hangs_is_replaced() -> None:
         os.kill(list(tree(pool._backend._server.pid))[2], signal.SIGSTOP)
         assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
 
-    assert with_pool(use, warm=0, limits=Limits(start_s=4)).stats.restarts == 1
+    assert with_pool(use, warm=0, limits=Limits(start_s=10)).stats.restarts == 1
 
 
 def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +212,9 @@ def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: 
         pool = KernelPool(2, LIMITS)
         pool._backend._profile = _profile(warm_up="import os; os._exit(3)")
         async with pool:
-            await asyncio.sleep(2)
+            async with asyncio.timeout(300):
+                while not launched or pool.stats.starting:
+                    await asyncio.sleep(0.02)
             before = len(launched)
             await asyncio.sleep(1)
             assert len(launched) == before <= 6
@@ -229,7 +231,7 @@ def test_leaving_the_pool_ends_a_line_that_runs() -> None:
             kernel = await pool.session().__aenter__()
             running = asyncio.create_task(kernel.execute("import time; time.sleep(60)"))
             await asyncio.sleep(0.2)
-        return await asyncio.wait_for(running, 10)
+        return await asyncio.wait_for(running, 300)
 
     assert asyncio.run(use()).status is ExecStatus.KILLED
 
@@ -281,7 +283,7 @@ def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch
         return real(channel)
 
     monkeypatch.setattr(PrivateChannel, "look", look)
-    monkeypatch.setattr(budget_module, "_LEAST_INTERVAL_S", 0.01)
+    monkeypatch.setattr(memory_module, "_LEAST_INTERVAL_S", 0.01)
 
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
@@ -300,7 +302,7 @@ def test_without_a_sandbox_children_end_with_their_session() -> None:
         async with pool.session() as kernel:
             children = eval((await kernel.execute(cell)).output)
             assert [Path(f"/proc/{pid}/exe").exists() for pid in children] == [True, True]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(300):
             while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
                 await asyncio.sleep(0.01)
 

@@ -31,7 +31,7 @@ print(json.dumps([before, after, hashlib.sha256(data).hexdigest()]))
 
 
 def test_what_lies_there_stays_as_it_is() -> None:
-    found = subprocess.run([sys.executable, "-c", PROGRAM], cwd=FOLDER, capture_output=True, check=True, timeout=60)
+    found = subprocess.run([sys.executable, "-c", PROGRAM], cwd=FOLDER, capture_output=True, check=True, timeout=600)
     (digest, huge_kb), (moved_digest, moved_huge_kb), last_digest = json.loads(found.stdout)
     assert digest == moved_digest == last_digest
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 1):

@@ -56,7 +56,7 @@ def alive(pids: list[int]) -> list[str]:
     return [text for line in lines if line.exists() and (text := line.read_bytes().replace(b"\0", b" ").decode())]
 
 
-def wait_until_gone(pids: list[int], folder: Path, seconds: float = 10.0) -> tuple[list[str], bool]:
+def wait_until_gone(pids: list[int], folder: Path, seconds: float = 300.0) -> tuple[list[str], bool]:
     deadline = time.monotonic() + seconds
     while (alive(pids) or folder.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -69,13 +69,13 @@ def wait_until_gone(pids: list[int], folder: Path, seconds: float = 10.0) -> tup
 )
 def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
     with owner_of_a_pool(state) as (owner, folder):
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 300
         while not {"sleep 3600 ", "sleep 3601 "} <= set(alive(descendants(owner.pid))):
             assert time.monotonic() < deadline, "the sleeping processes did not come up"
             time.sleep(0.05)
         pids = descendants(owner.pid)
         owner.send_signal(signum)
-        owner.wait(timeout=30)
+        owner.wait(timeout=600)
     assert wait_until_gone(pids, folder) == ([], False)
     assert [str(group) for root in CGROUPS for group in root.rglob(f"repl-rl-{owner.pid}-*")] == []
 
@@ -87,7 +87,7 @@ def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as owner:
         time.sleep(after_s)
         owner.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while (left := [*tmp_path.iterdir(), *processes_that_name(tmp_path)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
@@ -156,18 +156,18 @@ def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop:
     client.load_connection_file()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=20)
+        client.wait_for_ready(timeout=600)
         shown: list[str] = []
         reply = client.execute_interactive(
             "print('seen', x); x += 1",
-            timeout=20,
+            timeout=600,
             output_hook=lambda message: shown.append(message["content"].get("text")),
         )
         assert reply["content"]["status"] == "ok"
         assert [text for text in shown if text] == ["seen 20\n"]
-        failed = client.execute_interactive("1 / 0", timeout=20, output_hook=lambda message: None)
+        failed = client.execute_interactive("1 / 0", timeout=600, output_hook=lambda message: None)
         assert failed["content"]["ename"] == "ZeroDivisionError"
-        assert client.complete("pri", reply=True, timeout=20)["content"]["matches"] == ["print("]
+        assert client.complete("pri", reply=True, timeout=600)["content"]["matches"] == ["print("]
     finally:
         client.stop_channels()
         client.context.term()
@@ -193,8 +193,8 @@ def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -
         client = manager.client()
         client.start_channels()
         try:
-            await client.wait_for_ready(timeout=30)
-            reply = await client.execute("submit_final_answer(5)", reply=True, timeout=20)
+            await client.wait_for_ready(timeout=600)
+            reply = await client.execute("submit_final_answer(5)", reply=True, timeout=600)
             await manager.interrupt_kernel()
             alive = await manager.is_alive()
         finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from kernel.conftest import LIMITS, Typed
 
@@ -67,11 +65,10 @@ def test_memory_is_limited_and_the_session_survives(typed: Typed) -> None:
     ids=["exit", "abort", "segfault"],
 )
 def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) -> None:
-    began = time.monotonic()
     [killed] = typed(f"print('begun')\n{cell}")
     assert (killed.status, killed.state_lost) == (ExecStatus.KILLED, True)
     assert killed.output.startswith("begun\n")
-    assert time.monotonic() - began < LIMITS.line_s
+    assert killed.duration_s < LIMITS.line_s
 
 
 def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:
@@ -136,7 +133,7 @@ def test_a_forked_child_does_not_answer_for_its_parent(typed: Typed) -> None:
 
 def test_what_background_threads_print_shows_up_with_a_later_line(typed: Typed) -> None:
     started, later = typed(
-        "import threading; threading.Timer(0.1, print, ('from behind',)).start()", "import time; time.sleep(0.3); 'now'"
+        "import threading; t = threading.Timer(0.1, print, ('from behind',)); t.start()", "t.join(); 'now'"
     )
     assert (started.output, later.output) == ("", "from behind\n'now'\n")
 
@@ -159,7 +156,7 @@ def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float
 
 
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="'memory' is no kernel limit; did you mean 'memory_mb'"):
+    with pytest.raises(ConfigError, match="'memory' is not a kernel limit; did you mean 'memory_mb'"):
         Limits.from_mapping({"memory": 5})
 
 

@@ -16,7 +16,7 @@ from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
-from repl_rl.kernel import home as home_module
+from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
 
 
@@ -29,7 +29,7 @@ def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int 
     return asyncio.run(run())
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come about in time"
@@ -39,9 +39,10 @@ async def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 def test_kernels_come_up_while_nobody_asks() -> None:
     async def use(pool: KernelPool) -> None:
         await until(lambda: pool.stats.started == 2)
+        ready = list(pool._ready)
         async with pool.session() as kernel:
+            assert kernel._kernel in ready
             assert (await kernel.execute("1 + 1")).output == "2\n"
-        assert max(pool.stats.queue_s) < 0.01
         await until(lambda: pool.stats.started == 3)
 
     with_pool(use)
@@ -206,7 +207,7 @@ def test_the_summary_is_flat_numbers() -> None:
 def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()
-    monkeypatch.setattr(home_module.tempfile, "gettempdir", lambda: str(deep))
+    monkeypatch.setattr(paths_module.tempfile, "gettempdir", lambda: str(deep))
 
     async def use(pool: KernelPool) -> None:
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]

@@ -193,7 +193,7 @@ def child(source: str, may_fork: bool = True) -> subprocess.CompletedProcess[str
         seccomp_filter.Filter(may_fork={may_fork}).install()
     """
     code = textwrap.dedent(preamble) + textwrap.dedent(source)
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600, check=False)
 
 
 def printed(source: str, may_fork: bool = True) -> Any:
@@ -369,7 +369,7 @@ def test_the_32_bit_gate_ends_the_process() -> None:
         print(ctypes.CFUNCTYPE(ctypes.c_int)(address)() == os.getpid())
     """
     unfiltered = textwrap.dedent("import ctypes, os\n" + textwrap.dedent(gate))
-    bare = subprocess.run([sys.executable, "-c", unfiltered], capture_output=True, text=True, timeout=60, check=False)
+    bare = subprocess.run([sys.executable, "-c", unfiltered], capture_output=True, text=True, timeout=600, check=False)
     if bare.stdout != "True\n":
         pytest.skip("this kernel has no 32-bit gate")
     assert child(gate).returncode == -signal.SIGSYS

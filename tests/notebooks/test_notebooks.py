@@ -83,11 +83,12 @@ def executed(name: str, kernel: str, folder: Path) -> Any:
     notebook = committed(name)
     for cell in code_cells(notebook):
         cell.outputs, cell.execution_count = [], None
-    client = NotebookClient(notebook, timeout=400, kernel_name=kernel, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(notebook, timeout=800, kernel_name=kernel, resources={"metadata": {"path": str(folder)}})
     return client.execute()
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_and_gives_what_is_committed(name: str, this_interpreter: str, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()

@@ -14,7 +14,7 @@ import pytest
 from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, RewardsConfig, SamplingConfig
-from repl_rl.config.presets import shipped_presets
+from repl_rl.config.rewards import shipped_presets
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool

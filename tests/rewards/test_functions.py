@@ -58,17 +58,17 @@ def test_an_async_callable_object_is_awaited() -> None:
 
 
 def hang(trajectory: Trajectory) -> list[float]:
-    time.sleep(20)
+    time.sleep(60)
     return [0.0] * len(trajectory.lines)
 
 
 async def wait(trajectory: Trajectory) -> list[float]:
-    await asyncio.sleep(20)
+    await asyncio.sleep(60)
     return [0.0] * len(trajectory.lines)
 
 
 async def block_the_loop(trajectory: Trajectory) -> list[float]:
-    time.sleep(20)
+    time.sleep(60)
     return [0.0] * len(trajectory.lines)
 
 
@@ -83,7 +83,7 @@ def test_a_function_that_is_late_is_left_behind(function: Any) -> None:
     began = time.monotonic()
     with pytest.raises(RewardError, match=rf"'{function.__name__}' took longer than 0.2 s.*raise rewards.function_s"):
         table(function, function_s=0.2)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     late = [thread for thread in threading.enumerate() if thread.name.startswith("repl-rl-")]
     assert all(thread.daemon for thread in late)
     assert table(lengths).score(SESSION, 0.0).components["lengths"] == (3.0, 3.0)
@@ -94,14 +94,14 @@ def test_a_late_coroutine_is_cancelled() -> None:
 
     async def patient(trajectory: Trajectory) -> list[float]:
         try:
-            await asyncio.sleep(20)
+            await asyncio.sleep(60)
         finally:
             cancelled.set()
         return []
 
     with pytest.raises(RewardError, match=r"'patient' took longer than 0\.1 s"):
         table(patient, function_s=0.1)
-    assert cancelled.wait(5)
+    assert cancelled.wait(300)
 
 
 def leaves(trajectory: Trajectory) -> list[float]:

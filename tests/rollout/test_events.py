@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernel, FakeKernelPool
 from scripted import LOGPROB, ScriptedEngine
@@ -144,7 +144,6 @@ def test_every_dialect_tells_its_lines(dialect: str) -> None:
     assert typed == "".join(SESSIONS[dialect].typed)
 
 
-@settings(max_examples=150)
 @given(data=st.data())
 def test_whatever_is_sampled_and_whatever_fails_the_events_are_the_trajectory(data: st.DataObject) -> None:
     gpt2 = vocabularies.gpt2_like()

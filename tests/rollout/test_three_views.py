@@ -14,7 +14,7 @@ from itertools import cycle, pairwise
 
 import pytest
 import vocabularies
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
 from vocabularies import KINDS
@@ -207,7 +207,6 @@ BUDGETS = st.just(AMPLE) | st.builds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     vocabulary = KINDS[kind]()

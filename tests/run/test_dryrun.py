@@ -11,7 +11,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.config import load_config, shipped_configs
-from repl_rl.engine.server.handshake import Wanted, serve_command
+from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
@@ -101,7 +101,7 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
         (["train.processes=2", "train.micro_batch=64"], "micro_batch 64 does not divide the 32 trajectories of a step"),
         (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
         (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
-        (["model.path=no-such-model"], "'no-such-model' is no model"),
+        (["model.path=no-such-model"], "'no-such-model' is not a model"),
         (["train.report_to=dvclive"], "dvclive, which is not installed; bring it with: pip install 'dvclive'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_parameters_are_counted_in_the_headers_of_all_files(tmp_path: Path) -> N
 def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "--resume", str(tmp_path))
     assert code == 2
-    assert "is no run: it has no config.yaml" in shown
+    assert "is not a run: it has no config.yaml" in shown
 
 
 def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,14 +45,14 @@ def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     return output
 
 
 def kill_behind(checkpoint: Path, process: subprocess.Popen[str]) -> None:
     """Kill it as soon as the checkpoint is complete."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while not (checkpoint / "trainer_state.json").exists():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline

@@ -46,7 +46,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "HTTPS_PROXY": UNREACHABLE,
     }
     command = [sys.executable, str(Path(__file__).with_name("tracked.py"))]
-    done = subprocess.run(command, cwd=folder, env=kept | own, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, cwd=folder, env=kept | own, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "said").write_text(done.stdout + done.stderr)
     return folder
@@ -161,6 +161,7 @@ def near(pairs: list[tuple[int, float]]) -> list[tuple[int, Any]]:
     return [(step, pytest.approx(value, rel=1e-5)) for step, value in pairs]
 
 
+@pytest.mark.slow
 def test_tensorboard_has_each_step_once_though_step_2_ran_twice(place: Path) -> None:
     run = place / "runs" / "tiny"
     events = tensorboard(run / "trackers" / "tensorboard")
@@ -173,6 +174,7 @@ def test_tensorboard_has_each_step_once_though_step_2_ran_twice(place: Path) -> 
     assert [step for step, _ in metrics(run, "eval", "solve_rate")] == [0, 3]
 
 
+@pytest.mark.slow
 def test_tensorboard_shows_the_config_and_a_sample_of_rollouts(place: Path) -> None:
     run = place / "runs" / "tiny"
     events = tensorboard(run / "trackers" / "tensorboard")
@@ -185,6 +187,7 @@ def test_tensorboard_shows_the_config_and_a_sample_of_rollouts(place: Path) -> N
     assert shown[3].count("    verdict: ") == 3
 
 
+@pytest.mark.slow
 def test_wandb_goes_on_with_the_run_of_the_folder(place: Path) -> None:
     run = place / "runs" / "tiny"
     first, resumed = wandb_runs(run / "trackers")
@@ -197,6 +200,7 @@ def test_wandb_goes_on_with_the_run_of_the_folder(place: Path) -> None:
     assert [*first.column("train/reward")[:1], *resumed.column("train/reward")] == metrics(run, "train", "reward")
 
 
+@pytest.mark.slow
 def test_wandb_has_the_config_that_the_run_resolved(place: Path) -> None:
     first, resumed = wandb_runs(place / "runs" / "tiny" / "trackers")
     assert resumed.config["repl_rl"] == load_config(str(place / "runs" / "tiny" / "config.yaml")).model_dump(
@@ -206,6 +210,7 @@ def test_wandb_has_the_config_that_the_run_resolved(place: Path) -> None:
     assert first.config["learning_rate"] == 1e-3
 
 
+@pytest.mark.slow
 def test_wandb_has_tables_of_rollouts(place: Path) -> None:
     run = place / "runs" / "tiny"
     first, resumed = wandb_runs(run / "trackers")
@@ -219,6 +224,7 @@ def test_wandb_has_tables_of_rollouts(place: Path) -> None:
         assert all("\n› " in row[COLUMNS.index("transcript")] for row in table["data"])
 
 
+@pytest.mark.slow
 def test_trackio_goes_on_with_the_run_of_the_name(place: Path) -> None:
     run = place / "runs" / "tiny"
     rows = list(trackio_rows(place, "tiny", "metrics"))
@@ -234,6 +240,7 @@ def test_trackio_goes_on_with_the_run_of_the_name(place: Path) -> None:
     assert config["repl_rl"]["budget"] == load_config(str(run / "config.yaml")).budget.model_dump(mode="json")
 
 
+@pytest.mark.slow
 def test_trackio_has_traces_of_rollouts(place: Path) -> None:
     traces = list(trackio_rows(place, "tiny", "traces"))
     assert sorted((row["metadata"]["step"], row["key"]) for row in traces) == [
@@ -251,6 +258,7 @@ def test_trackio_has_traces_of_rollouts(place: Path) -> None:
     assert trace["metadata"]["stop"] == str(trajectory.stop_reason)
 
 
+@pytest.mark.slow
 def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(place: Path) -> None:
     assert "failed, and training goes on" not in (place / "said").read_text()
     (run,) = wandb_runs(place / "hostile" / "trackers")
@@ -267,6 +275,7 @@ def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(place: Pat
     assert all(HOSTILE not in message["content"] for each in messages for message in each)
 
 
+@pytest.mark.slow
 def test_trackers_and_logged_completions_are_as_with_trl_without_a_run_folder(place: Path) -> None:
     (run,) = wandb_runs(place)
     assert [step for step, _ in run.column("train/reward")] == [1]

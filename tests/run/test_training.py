@@ -113,7 +113,7 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     run = tmp_path / "runs" / "small"
     process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 300
     while not (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists():
         assert process.poll() is None, finish(process)
         assert time.monotonic() < deadline
@@ -121,7 +121,7 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
     assert len(left_over(scratch)) > 2, "kernels have to be there before they can be gone"
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while left_over(scratch) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left_over(scratch) == set()
@@ -137,12 +137,13 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
     assert left_over(scratch) == set()
 
 
+@pytest.mark.slow
 def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path, scratch: Path) -> None:
     config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}  # type: ignore[dict-item]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     run = tmp_path / "runs" / "small"
     process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 300
     while not (run / "rollouts" / "step_00002.jsonl").exists():
         assert process.poll() is None, finish(process)
         assert time.monotonic() < deadline

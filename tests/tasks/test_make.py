@@ -6,7 +6,7 @@ from functools import reduce
 from operator import mul
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError
@@ -62,7 +62,6 @@ def test_there_are_at_least_eight_families():
     assert len(FAMILIES) >= 8
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(), st.integers())
 def test_train_and_heldout_share_no_problem_whatever_the_seeds(train_seed, heldout_seed):
     train = make_tasks(None, 300, train_seed, "train")
@@ -74,7 +73,6 @@ def test_the_split_does_not_depend_on_the_order_of_operands():
     assert all(split_of("product", (a, 7919)) == split_of("product", (7919, a)) for a in range(200))
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(), st.integers(1, 200), st.sampled_from(["train", "heldout"]))
 def test_sets_are_deterministic_balanced_and_without_duplicates(seed, count, split):
     tasks = make_tasks(None, count, seed, split)

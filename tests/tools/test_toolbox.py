@@ -15,13 +15,13 @@ from user_tools import convert, logged, multiply, search
 
 from repl_rl.errors import ConfigError, ToolError
 from repl_rl.tools import Toolbox, as_tools
-from repl_rl.tools import packing as packing_module
+from repl_rl.tools.toolbox import MOST_BYTES
 
 
 def elsewhere(source: str, *, before: str = "") -> str:
     """What a program prints in a process that can import installed packages only."""
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-I", "-c", f"{before}\n{source}"], capture_output=True, text=True, timeout=600, check=False
     )
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
 
@@ -125,7 +125,7 @@ def test_what_can_not_be_packed_is_named() -> None:
 
 
 def test_what_is_too_large_for_every_sandbox_is_refused() -> None:
-    box = Toolbox([], {"data": bytes(packing_module.MOST_BYTES)})
+    box = Toolbox([], {"data": bytes(MOST_BYTES)})
     with pytest.raises(ConfigError, match=r"amount to 2,097,\d+ bytes .* 2,097,152 is the most"):
         box.setup_source()
 
@@ -155,7 +155,7 @@ def test_functions_of_main_reach_another_process() -> None:
         "    return min(a, LIMIT)\n"
         "sys.stdout.buffer.write(pickle.dumps(Toolbox(as_tools([capped]))))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=600)
     box = pickle.loads(done.stdout)
     assert box.tools[0].function(99) == 10
     assert elsewhere(f"{box.setup_source()}\nprint(capped(99))") == "10\n"

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 TESTS = Path(__file__).parents[1]
 SETTINGS: dict[str, dict[str, Any]] = {
     "dapo": {"loss_type": "dapo"},
@@ -38,7 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     made = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
     for processes, folder in enumerate(made, start=1):
         started = start(processes, folder)
-        output, _ = started.communicate(timeout=200)
+        output, _ = started.communicate(timeout=600)
         assert started.returncode == 0, output
     return made
 

@@ -117,7 +117,7 @@ def test_without_trls_importance_ratios_the_trainers_logprobs_are_the_same(
 def test_logprobs_that_are_no_numbers_stop_the_run(trainer: ReplGRPOTrainer, history: list[dict[str, float]]) -> None:
     ones = torch.ones(1, 2)
     output = {"completion_mask": ones, "tool_mask": ones, "sampling_per_token_logps": -ones}
-    with pytest.raises(TrainingError, match=r"differ by nan at step 2: the weights are no numbers any more"):
+    with pytest.raises(TrainingError, match=r"differ by nan at step 2: the weights are not numbers any more"):
         trainer._log_logprob_drift({**output, "old_per_token_logps": torch.tensor([[-1.0, torch.nan]])})
 
 

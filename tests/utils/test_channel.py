@@ -18,7 +18,7 @@ MESSAGES = st.one_of(st.integers(), st.text(), st.binary(), st.tuples(st.integer
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, timeout=60))
+    asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 @given(st.lists(st.lists(MESSAGES, max_size=4), max_size=6), st.data())

@@ -61,7 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "two.yaml").write_text(yaml.safe_dump(SMALL))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*command, "-m", "repl_rl.cli", "train", "two.yaml"], cwd=folder, capture_output=True, text=True, timeout=280
+        [*command, "-m", "repl_rl.cli", "train", "two.yaml"], cwd=folder, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("step    1") == 1
@@ -127,7 +127,7 @@ def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> 
     """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
     (tmp_path / "shared.py").write_text(SHARED_CREDIT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "shared.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (first, counts), (second, same_counts) = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     mean = -5 / 6

@@ -14,6 +14,8 @@ from repl_rl.view.display import group_html, trajectory_html, transcript_html
 from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.test_display import HOSTILE, hostile_trajectory
 
+pytestmark = pytest.mark.slow
+
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 GROUND = "getComputedStyle(document.querySelector('.repl-rl')).backgroundColor"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(27, 31, 37)"

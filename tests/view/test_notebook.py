@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from view.conftest import Typed, failed_trajectory, make_trajectory, solved_trajectory
 
@@ -277,7 +277,6 @@ TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"),
 
 
 @pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline", "tool_call", "text"])
-@settings(max_examples=60, deadline=None)
 @given(
     typed=st.lists(st.tuples(TEXTS, KINDS, st.none() | TEXTS, TEXTS), max_size=4),
     stop=st.sampled_from(StopReason),

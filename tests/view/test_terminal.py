@@ -36,7 +36,7 @@ def test_a_trajectory_with_its_marks_and_worth() -> None:
         '‹ File "<stdin>", line 1, in <module>',
         "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?",
         "› >>> submit_final_answer(12) answer 0 -0.75",
-        "stopped: answer answer: 12 graded 0 2 lines, 6 tokens, 0.31 s",
+        "stopped: answer answer: 12 graded 0 reward -0.10 2 lines, 6 tokens, 0.3 s",
     ]
 
 
@@ -131,5 +131,5 @@ def test_importing_the_room_loads_nothing_heavy() -> None:
         "import sys, repl_rl.view as v; v.write_report, v.view, v.print_trajectory\n"
         "print(sorted({'torch', 'vllm', 'plotly', 'jupyter_client', 'transformers'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "[]\n"

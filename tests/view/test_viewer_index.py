@@ -227,7 +227,7 @@ def test_what_goes_wrong_is_said_once(small: Path) -> None:
     index = index_path(small)
     shutil.rmtree(small)
     command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(small), str(index)]
-    done = subprocess.run(command, input=".", capture_output=True, text=True, check=True, timeout=60)  # looks twice
+    done = subprocess.run(command, input=".", capture_output=True, text=True, check=True, timeout=600)  # looks twice
     [said] = done.stderr.splitlines()
     assert said.startswith(f"repl-rl view: the index {index} can't be brought up to date: [Errno 2]")
 
@@ -266,7 +266,7 @@ def test_two_processes_at_once_index_each_trajectory_once(run_folder: Path) -> N
     index = index_path(run_folder)
     command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(run_folder), str(index)]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ended = [process.communicate("....", timeout=60) for process in both]
+    ended = [process.communicate("....", timeout=600) for process in both]
     assert [error for _, error in ended] == ["", ""]
     assert [process.returncode for process in both] == [0, 0]
     assert len(ids(run_folder)) == len(set(ids(run_folder))) == 30
@@ -278,7 +278,7 @@ def test_the_indexer_loads_neither_the_configuration_nor_the_server() -> None:
         "import sys, repl_rl.view.viewer.indexer\n"
         "print(sorted({'torch', 'pydantic', 'aiohttp', 'plotly', 'jinja2', 'rich', 'yaml'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "[]\n"
 
 

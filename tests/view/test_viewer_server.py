@@ -39,7 +39,7 @@ class Viewer:
     def ask(
         self, path: str, method: str = "GET", host: str | None = None, **headers: str
     ) -> tuple[int, dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=600)
         if host is not None:
             headers["Host"] = host
         connection.request(method, path, headers=headers)
@@ -63,7 +63,7 @@ class Viewer:
 
     def end(self, number: int = signal.SIGINT) -> int:
         self.process.send_signal(number)
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=600)
         assert self.process.stdout is not None
         self.said += [line.strip() for line in self.process.stdout]
         return code

@@ -27,7 +27,7 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
-"""Lines that went wrong and left an interpreter to go on in. Behind `killed` and `overlong` nothing comes."""
+"""Lines that went wrong and left an interpreter to go on in. Nothing comes after `killed` and `overlong`."""
 _WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
 _RAN = ERRORS | _WITHOUT_ERROR
 _NOT_GRADED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})

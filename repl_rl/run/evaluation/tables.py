@@ -15,7 +15,7 @@ from rich.text import Text
 from repl_rl.run.evaluation.comparison import Row, Share, Summary
 from repl_rl.run.evaluation.plan import EvaluationPlan
 from repl_rl.run.evaluation.statistics import Estimate
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 
 _NONE = "–"
 
@@ -80,7 +80,7 @@ def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
-    """A line behind every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
+    """A line after every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         word = max(len(word) for text in (column.name, *column.cells) for word in text.split())

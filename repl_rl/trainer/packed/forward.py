@@ -1,6 +1,6 @@
 """A causal language model that is asked for typed tokens only.
 
-It goes through the forward pass that TRL gives its models (`add_fused_lm_head`), so it works behind the wrappers of
+It goes through the forward pass that TRL gives its models (`add_fused_lm_head`), so it works inside the wrappers of
 DDP, FSDP and PEFT, and projects in TRL's tiles; what it adds is a row without padding, and hidden states that reach the
 head only where a typed token is predicted.
 
@@ -188,7 +188,7 @@ class TypedForward:
 
 
 def base_of(model: Any) -> Any:
-    """The transformers model behind PEFT's wrapper."""
+    """The transformers model inside PEFT's wrapper."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

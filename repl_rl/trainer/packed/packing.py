@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences one after another. A sequence ends before its last typed token: nothing behind it predicts one.
+    """Sequences one after another. A sequence ends before its last typed token: nothing after it predicts one.
 
     One that holds no typed token is left out; where none does, a single token stays, so that a loss of nothing still
     has a gradient, of zero, in every process.

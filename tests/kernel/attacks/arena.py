@@ -1,8 +1,10 @@
 """Where attacks take place: a pool under small limits, a sibling session with state, and a host that is counted.
 
-`Arena.attack` runs what a hostile model might type in a fresh session, and then looks whether everybody else is well:
-the sibling still has its state and answers, the next session is fresh and answers, the same fork server serves, and on
-the host nothing is left: no process, no file, no mount, no descriptor. An attack's evidence is for its test to check.
+`Arena.attack` runs what a hostile model might type in a fresh session, and looks that its processes end with it. After
+every batch of attacks the arena looks whether everybody else is well: the sibling still has its state and answers, the
+next session is fresh and answers, the same fork server serves, and on the host nothing is left: no process, no file, no
+mount, no descriptor. If something is, each attack of the batch runs once more, alone in an arena of its own, to tell
+which one it was. An attack's evidence is for its test to check.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import importlib.util
 import os
 import platform
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,8 @@ MARK = f"attack-{os.getpid()}"
 """Names that attacks give to what they try to leave behind."""
 SECRET = "s3cret-of-the-host"
 LIMITS = Limits(
-    line_s=1.0,
-    grace_s=0.2,
+    line_s=30.0,
+    grace_s=5.0,
     memory_mb=128,
     cpu_s=20,
     processes=24,
@@ -38,6 +40,10 @@ LIMITS = Limits(
     output_bytes=10_000,
     read_mb=2,
 )
+SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
+"""For attacks that end only because their time does."""
+SOON_S = 25.0
+"""How long a line under `SHORT` takes at most on a busy machine; what attacks wait for takes a minute."""
 BWRAP: tuple[SandboxKind, ...] = ("bwrap",)
 SANDLOCK: tuple[SandboxKind, ...] = ("sandlock",)
 BOTH = BWRAP + SANDLOCK
@@ -81,6 +87,11 @@ def request_id():
 GONE = "'(ENOENT|EACCES|EPERM|EROFS|ENOTDIR|ELOOP|EXDEV|ENXIO|ESRCH|EINVAL|ENOSYS|ENODEV|ETXTBSY|EISDIR)'"
 """How it looks, through `tried`, that something is not there or not to be had."""
 
+BATCH = 30
+"""Attacks between two looks at the host."""
+PATIENCE_S = 30.0
+"""For what takes some milliseconds on a machine that has nothing else to do."""
+
 
 def number(call: str) -> int:
     """Of a system call, on this machine."""
@@ -122,11 +133,26 @@ class Host:
     session_folders: int
     marked: tuple[str, ...]
 
+    def holds_more_than(self, before: Host) -> bool:
+        """Less is no harm: what ends by itself may have been there when it was counted first."""
+        return self.marked != before.marked or any(
+            now > then
+            for now, then in (
+                (self.descriptors, before.descriptors),
+                (self.processes, before.processes),
+                (self.mounts, before.mounts),
+                (self.session_folders, before.session_folders),
+            )
+        )
+
 
 class Arena:
-    def __init__(self, loop: BackgroundLoop, kind: SandboxKind) -> None:
+    def __init__(self, loop: BackgroundLoop, kind: SandboxKind, limits: Limits = LIMITS) -> None:
         self.loop = loop
-        self.pool = KernelPool(size=3, limits=LIMITS, sandbox=kind)
+        self._kind, self._limits = kind, limits
+        self._batch: list[tuple[str, ...]] = []
+        self._before: Host | None = None
+        self.pool = KernelPool(size=3, limits=limits, sandbox=kind)
         loop.run(self.pool.__aenter__())
         self._sibling_session = self.pool.session()
         self.sibling = loop.run(self._sibling_session.__aenter__())
@@ -138,12 +164,41 @@ class Arena:
         self.loop.run(self.pool.__aexit__(None, None, None))
 
     def attack(self, *cells: str) -> list[ExecResult]:
-        """The results of `cells`, typed into one session up to the one that loses the state, all else being well."""
-        before = self._calm_host()
+        """The results of `cells`, typed into one session up to the one that loses the state."""
+        self._batch.append(cells)
         results, pids = self.loop.run(self._typed(cells))
         assert _still_there(pids) == []
-        self._assert_well(before)
         return results
+
+    def begin(self) -> None:
+        """Before a test: keep what the host looks like, unless a batch is under way."""
+        self._before = self._before or self._calm_host()
+
+    def end(self, most: int) -> None:
+        """After a test: assert that the batch has done no harm, if it has `most` attacks or more."""
+        if len(self._batch) < most:
+            return
+        batch, self._batch = self._batch, []
+        before, self._before = self._before, None
+        try:
+            self._assert_well(before)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\nof these attacks:\n{self._harmful(batch)}") from error
+
+    def _harmful(self, batch: list[tuple[str, ...]]) -> str:
+        """Those of `batch` that do harm alone too, with what they do; all, if none of them does."""
+        found = {}
+        for cells in batch:
+            alone = Arena(self.loop, self._kind, self._limits)
+            try:
+                before = alone._calm_host()
+                alone.attack(*cells)
+                alone._assert_well(before)
+            except AssertionError as error:
+                found[cells] = str(error)
+            finally:
+                alone.close()
+        return "\n".join(f"{cells}: {harm}" for cells, harm in (found or dict.fromkeys(batch, "not alone")).items())
 
     def fresh(self, *cells: str) -> list[ExecResult]:
         """The results of `cells` in the next session."""
@@ -163,16 +218,17 @@ class Arena:
                 pids += descendants(pid)
         return results, pids
 
-    def _assert_well(self, before: Host) -> None:
+    def _assert_well(self, before: Host | None) -> None:
+        assert before is not None, "an attack ran outside `begin` and `end`"
         held = self.loop.run(self.sibling.execute("held"))
         assert (held.status, held.output) == (OK, "'kept'\n")
         [answered] = self.fresh("submit_final_answer(6 * 7); 'held' in globals()")
         assert (answered.status, answered.output, answered.answer) == (OK, "False\n", ("42",))
         assert self._current_server_pid() == self.server_pid
-        deadline = time.monotonic() + 3
-        while (after := self._host()) != before and time.monotonic() < deadline:
+        deadline = time.monotonic() + PATIENCE_S
+        while (after := self._host()).holds_more_than(before) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert after == before, f"before: {before}, after: {after}"
+        assert not after.holds_more_than(before), f"before: {before}, after: {after}"
 
     def _calm_host(self) -> Host:
         """Once what the last attack left behind has gone its way."""
@@ -195,7 +251,7 @@ class Arena:
         )
 
     def _wait_for_warm_ones(self) -> None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while len(self.pool._ready) < self.pool.size - 1 or self.pool.stats.starting:
             assert time.monotonic() < deadline, "no warm sessions came up"
             time.sleep(0.002)
@@ -207,7 +263,7 @@ class Arena:
 
 def _still_there(pids: list[int]) -> list[int]:
     """Those of `pids` that don't vanish in a moment."""
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + PATIENCE_S
     while (there := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < deadline:
         time.sleep(0.005)
     return there

@@ -1,33 +1,51 @@
-"""One arena for each kind of sandbox, shared by all attacks on it."""
+"""Arenas for each kind of sandbox, shared by all attacks. They look at the host between tests, batch by batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernel.attacks.arena import SECRET, Arena
+from kernel.attacks.arena import BATCH, BOTH, BWRAP, LIMITS, SECRET, SHORT, Arena
 
-from repl_rl.kernel import landlock
+from repl_rl.kernel import Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.background import BackgroundLoop
 
-Arenas = Callable[[SandboxKind], Arena]
+Arenas = Callable[..., Arena]
+Opened = dict[tuple[SandboxKind, Limits], Arena]
 
 
 @pytest.fixture(scope="session")
-def arenas(loop: BackgroundLoop) -> Iterator[Arenas]:
-    """The arena of a kind, opened when it is asked for; skips where this machine can't have it."""
-    opened: dict[SandboxKind, Arena] = {}
+def opened(loop: BackgroundLoop) -> Iterator[Opened]:
+    """All at once: an arena counts the descriptors of this process, those of the other arenas among them."""
+    kinds: tuple[SandboxKind, ...] = BWRAP if landlock.problem() else BOTH
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("A_SECRET_TOKEN", SECRET)
+        arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in (LIMITS, SHORT)}
+        yield arenas
+        for arena in arenas.values():
+            arena.close()
 
-        def arena(kind: SandboxKind) -> Arena:
-            if kind == "sandlock" and (problem := landlock.problem()):
-                pytest.skip(problem)
-            if kind not in opened:
-                opened[kind] = Arena(loop, kind)
-            return opened[kind]
 
-        yield arena
-        for each in opened.values():
-            each.close()
+@pytest.fixture(scope="module")
+def whole_batches(opened: Opened) -> Iterator[None]:
+    """The end of a file ends a batch, however small."""
+    yield
+    for arena in opened.values():
+        arena.end(0)
+
+
+@pytest.fixture
+def arenas(opened: Opened, whole_batches: None) -> Iterator[Arenas]:
+    """The arena of a kind of sandbox, and of limits; skips where this machine can't have it."""
+
+    def arena(kind: SandboxKind, limits: Limits = LIMITS) -> Arena:
+        if (kind, limits) not in opened:
+            pytest.skip(str(landlock.problem()))
+        return opened[kind, limits]
+
+    for each in opened.values():
+        each.begin()
+    yield arena
+    for each in opened.values():
+        each.end(BATCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, ERROR, KILLED, LIMITS, OK, SANDLOCK, TIMEOUT, Attack, cases
+from kernel.attacks.arena import BOTH, BWRAP, ERROR, KILLED, LIMITS, OK, SANDLOCK, SHORT, SOON_S, TIMEOUT, Attack, cases
 from kernel.attacks.conftest import Arenas
 
 MOST_CHARS = LIMITS.output_bytes + 100
@@ -43,7 +43,7 @@ FLOODS = [
 
 @pytest.mark.parametrize(("kind", "attack"), cases(*FLOODS))
 def test_floods_are_cut(kind: str, attack: Attack, arenas: Arenas) -> None:
-    *_, last = arenas(kind).attack(*attack.cells)
+    *_, last = arenas(kind, SHORT).attack(*attack.cells)
     assert last.status in attack.statuses
     assert last.omitted_bytes > 0
     assert len(last.output) < MOST_CHARS
@@ -97,7 +97,7 @@ REPRS = [
 
 @pytest.mark.parametrize(("kind", "attack"), cases(*REPRS))
 def test_a_repr_costs_its_line(kind: str, attack: Attack, arenas: Arenas) -> None:
-    *_, last = arenas(kind).attack(*attack.cells)
+    *_, last = arenas(kind, SHORT if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
     assert last.status in attack.statuses
     assert re.fullmatch(attack.evidence, last.output.strip(), re.DOTALL)
     assert len(last.output) < MOST_CHARS
@@ -127,10 +127,10 @@ DEATHS = [
     Attack("parser-stack", ("tried(eval, '(' * 10 ** 5)",), ".*", (OK, KILLED)),
     Attack("unpickled", ("__import__('pickle').loads(b'.')",), ".*", (ERROR,)),
     Attack("no-code", ("eval((lambda: 0).__code__.replace(co_code=bytes([255] * 64)))",), ".*", (OK, ERROR, KILLED)),
-    Attack("at-exit", ("import atexit; _ = atexit.register(time.sleep, 9); exit()",), "", (KILLED,)),
+    Attack("at-exit", ("import atexit; _ = atexit.register(time.sleep, 60); exit()",), "", (KILLED,)),
     Attack("at-exit-printing", ("import atexit; _ = atexit.register(print, 'late'); exit()",), "", (KILLED,)),
-    Attack("thread-at-exit", ("threading.Thread(target=time.sleep, args=(9,)).start(); exit()",), "", (KILLED,)),
-    Attack("thread-exits", ("threading.Timer(0.05, os._exit, (1,)).start()", "time.sleep(0.5)"), ".*", (KILLED,)),
+    Attack("thread-at-exit", ("threading.Thread(target=time.sleep, args=(60,)).start(); exit()",), "", (KILLED,)),
+    Attack("thread-exits", ("threading.Timer(0.05, os._exit, (1,)).start()", "time.sleep(60)"), ".*", (KILLED,)),
     Attack("input", ("input()",), ".*EOFError.*", (ERROR,)),
     Attack("standard-input", ("sys.stdin.read(), os.read(0, 9)",), r"\('', b''\)"),
     Attack("profiler", ("sys.setprofile(lambda *_: 1 / 0)", "1"), ".*", (OK, ERROR, KILLED)),
@@ -154,13 +154,14 @@ DEATHS = [
 
 @pytest.mark.parametrize(("kind", "attack"), cases(*DEATHS))
 def test_an_end_is_the_sessions_own(kind: str, attack: Attack, arenas: Arenas) -> None:
-    *_, last = arenas(kind).attack(*attack.cells)
+    *_, last = arenas(kind, SHORT if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
     assert last.status in attack.statuses
     assert re.fullmatch(attack.evidence, last.output.strip(), re.DOTALL)
-    assert last.duration_s < LIMITS.line_s + 3 * LIMITS.grace_s
+    assert last.duration_s < SOON_S
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_what_a_thread_prints_late_comes_with_a_later_line(kind: str, arenas: Arenas) -> None:
-    started, later = arenas(kind).attack("threading.Timer(0.05, print, ('late',)).start()", "time.sleep(0.2); 'now'")
+    start = "late = threading.Timer(0.05, print, ('late',)); late.start()"
+    started, later = arenas(kind).attack(start, "late.join(); 'now'")
     assert (started.output, later.output) == ("", "late\n'now'\n")

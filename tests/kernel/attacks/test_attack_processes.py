@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BWRAP, KILLED, LIMITS, OK, SANDLOCK, Attack, cases, descendants, number
+from kernel.attacks.arena import BWRAP, KILLED, LIMITS, OK, PATIENCE_S, SANDLOCK, Attack, cases, descendants, number
 from kernel.attacks.conftest import Arenas
 
 from repl_rl.kernel import ExecResult, KernelPool
@@ -66,7 +66,7 @@ CLOSER = [
     Attack("disk-priority", (f"call({number('ioprio_set')}, 1, {HOST}, 3 << 13)",), REFUSED),
     Attack("trace", (f"c('ptrace', 16, {HOST}, 0, 0)",), "'EPERM'"),
     Attack("trace-the-parent", ("c('ptrace', 16, os.getppid(), 0, 0)",), "'EPERM'"),
-    Attack("trace-a-child", ("c('ptrace', 16, os.fork() or time.sleep(9), 0, 0)",), "'EPERM'", kinds=BWRAP),
+    Attack("trace-a-child", ("c('ptrace', 16, os.fork() or time.sleep(60), 0, 0)",), "'EPERM'", kinds=BWRAP),
     Attack("trace-me", ("c('ptrace', 0, 0, 0, 0)",), "'EPERM'"),
     Attack("read-memory", (f"c('process_vm_readv', {HOST}, 0, 0, 0, 0, 0)",), "'EPERM'"),
     Attack("write-memory", (f"c('process_vm_writev', {HOST}, 0, 0, 0, 0, 0)",), "'EPERM'"),
@@ -141,7 +141,7 @@ def test_sessions_of_a_killed_server_are_lost_and_the_pool_goes_on(
                 sessions = {kernel._kernel.pid for kernel in (first, second)}  # type: ignore[attr-defined]
                 servers = [pid for pid in (server, *descendants(server)) if pid not in sessions]
                 os.kill(servers[which], signal.SIGKILL)
-                deadline = time.monotonic() + 5
+                deadline = time.monotonic() + PATIENCE_S
                 while any(Path(f"/proc/{pid}/exe").is_symlink() for pid in sessions) and time.monotonic() < deadline:
                     await asyncio.sleep(0.005)
                 lost = [await kernel.execute("held") for kernel in (first, second)]

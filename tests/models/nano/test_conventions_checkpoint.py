@@ -12,8 +12,7 @@ from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.models import resolve_model
 from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
-from repl_rl.models.nano.template import CHAT_TEMPLATE, END_OF_TURN, render_chat
-from repl_rl.models.nano.writers import WRITERS
+from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 from repl_rl.rollout.prompts import dialect_for, make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
@@ -80,6 +79,7 @@ def test_the_marks_of_turns_are_mere_text_in_outputs():
     assert len(VOCABULARY.encode_output(END_OF_TURN)) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "text"])
 def test_the_start_solves_some_of_40_problems_in_every_dialect_with_tools(name):
     config = load_config(

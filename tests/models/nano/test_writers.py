@@ -16,10 +16,9 @@ from repl_rl.dialect import make_dialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
 from repl_rl.models.nano.build import Example, example_of
+from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
 from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture, record_session
-from repl_rl.models.nano.steps import Code, Step, Submit, Thought
-from repl_rl.models.nano.template import render_chat
-from repl_rl.models.nano.writers import WRITERS
+from repl_rl.models.nano.writers import WRITERS, render_chat
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.prompts import dialect_for
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of

@@ -35,7 +35,7 @@ def evaluate(folder: Path, *arguments: str) -> str:
         "--out",
         "out/e.jsonl",
     ]
-    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=250)
+    done = subprocess.run([*command, *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -113,6 +113,7 @@ def test_the_report_says_which_checkpoint_was_meant(compared: tuple[dict[str, An
     assert f"{PROBLEMS} held-out problems, {SAMPLES} samples each" in screen
 
 
+@pytest.mark.slow
 def test_two_models_one_after_the_other_on_the_default_engine(tmp_path: Path) -> None:
     noisy_nano(tmp_path / "noisy")
     evaluate(tmp_path, "--problems", "4", "--model", "noisy", "nano")

@@ -113,7 +113,7 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
         (["--k", "1;2"], "--k '1;2': give whole numbers with commas between them, such as 1,4,8"),
         (["-n", "0"], "-n 0: give at least one sample of each problem"),
         (["--problems", "0"], "eval.problems: Input should be greater than or equal to 1 (got 0)"),
-        (["--model", "nano", "no-such-model"], "'no-such-model' is no model"),
+        (["--model", "nano", "no-such-model"], "'no-such-model' is not a model"),
         (["--model", "nano", "runs/none"], "there is no run 'runs/none'"),
         (["--model", "empty"], "'empty' is a folder without config.json"),
         (["--dialect", "pyhton"], "dialect.name: unknown dialect 'pyhton'; did you mean 'python'?"),
@@ -142,7 +142,7 @@ def test_bad_input_loads_neither_torch_nor_vllm() -> None:
         "import sys; from repl_rl.cli import main; code = main(['eval', 'quickstart', '-n', '2', '--k', '3']);"
         "print(code, sorted({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "2 []\n"
 
 

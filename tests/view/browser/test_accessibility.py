@@ -8,6 +8,8 @@ from playwright.sync_api import Page, expect
 
 from tests.view.browser.conftest import Visit
 
+pytestmark = pytest.mark.slow
+
 STATES = {
     "list": ("", "#table tbody tr"),
     "all curves": ("curves=all", "#families tbody tr"),

@@ -12,6 +12,8 @@ from repl_rl.view.viewer.export import export
 from repl_rl.view.viewer.source import Source
 from tests.view.browser.conftest import Visit, row_texts, screen_texts
 
+pytestmark = pytest.mark.slow
+
 QUERIES: list[Mapping[str, str]] = [
     {},
     {"order": "asc"},

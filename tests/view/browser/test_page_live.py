@@ -14,6 +14,8 @@ from tests.view.browser.conftest import Visit, step_of
 from tests.view.conftest import metric_rows, train_row, write_metrics
 from tests.view.test_viewer_server import Viewer, viewing
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:

@@ -7,6 +7,8 @@ from playwright.sync_api import Page, expect
 
 from tests.view.browser.conftest import Visit, row_texts
 
+pytestmark = pytest.mark.slow
+
 STEP, TASK, STATUS, REWARD, ERRORS = 1, 2, 3, 4, 7
 
 

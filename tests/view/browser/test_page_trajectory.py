@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from repl_rl.view.screen import screen_rows
+from repl_rl.view.transcript import screen_rows
 from tests.view.browser.conftest import LONG_ID, LONG_LINES, Visit, row_texts, screen_texts
 from tests.view.conftest import failed_trajectory
 
@@ -35,6 +35,7 @@ def test_a_click_opens_beside_the_table_and_escape_closes(visit: Visit, address:
     expect(page.locator("#pane")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_rows_marks_and_what_lines_are_worth(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-3-0")
     expect(page.locator(SHOWN)).to_have_count(5)
@@ -60,6 +61,7 @@ def test_rows_marks_and_what_lines_are_worth(visit: Visit, address: str) -> None
     assert "answer 6" in page.locator("#pane .verdict").inner_text()
 
 
+@pytest.mark.slow
 def test_a_line_opens_its_tokens_by_click_and_by_key(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-3-1")
     page.locator("#pane .row.acted .text").nth(1).click()
@@ -81,6 +83,7 @@ def test_a_line_opens_its_tokens_by_click_and_by_key(visit: Visit, address: str)
     assert "line=" not in page.url
 
 
+@pytest.mark.slow
 def test_a_failure_and_calls_of_tools_are_told(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-13-0&line=0")
     expect(page.locator("#pane .verdict")).to_contain_text("failure the kernel went away")
@@ -88,6 +91,7 @@ def test_a_failure_and_calls_of_tools_are_told(visit: Visit, address: str) -> No
     expect(page.locator(".calls")).to_have_text("2 calls: look, look (TimeoutError)")
 
 
+@pytest.mark.slow
 def test_siblings_stand_side_by_side(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-5-5")
     page.get_by_role("link", name="Group").click()
@@ -116,6 +120,7 @@ def diff_rows(page: Page) -> list[str]:
     return rows
 
 
+@pytest.mark.slow
 def test_a_task_is_compared_over_the_steps(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=eval-24-5&mode=steps")
     expect(page.locator(".diff caption")).to_have_text(
@@ -132,6 +137,7 @@ def test_a_task_is_compared_over_the_steps(visit: Visit, address: str) -> None:
     assert [row.split("|")[0] for row in diff_rows(page)] == ["=", "="] + ["−"] * 5 + ["+"] * 8
 
 
+@pytest.mark.slow
 def test_another_rollout_is_chosen_and_the_link_keeps_it(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-5-0&mode=steps")
     expect(page.locator(".choices tbody tr")).to_have_count(4)
@@ -147,6 +153,7 @@ def test_another_rollout_is_chosen_and_the_link_keeps_it(visit: Visit, address: 
     ]
 
 
+@pytest.mark.slow
 def test_the_difference_is_the_shortest_one(visit: Visit, address: str) -> None:
     page = visit(address)
     signs = "(a, b) => ReplView.diff.rows(a, b).map(([sign, i, j]) => sign + (i ?? '') + '/' + (j ?? '')).join(' ')"
@@ -160,6 +167,7 @@ def test_the_difference_is_the_shortest_one(visit: Visit, address: str) -> None:
         assert page.evaluate(f"([a, b]) => ({signs})([...a], [...b])", [left, right]) == expected
 
 
+@pytest.mark.slow
 def test_next_and_previous_follow_the_table_over_its_pages(visit: Visit, address: str) -> None:
     page = visit(f"{address}#sort=reward&order=asc")
     expect(page.locator("#count")).to_have_text("122, shown: 1 to 50")
@@ -183,6 +191,7 @@ def test_next_and_previous_follow_the_table_over_its_pages(visit: Visit, address
     shown(page, order[49])
 
 
+@pytest.mark.slow
 def test_an_id_that_is_nowhere_is_said(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-99-0", excused="404")
     expect(page.locator("#pane [role=alert]")).to_contain_text("there is no trajectory 'train-99-0' in this run")
@@ -190,6 +199,7 @@ def test_an_id_that_is_nowhere_is_said(visit: Visit, address: str) -> None:
     expect(page.locator("#pane")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_ten_thousand_lines_come_in_windows(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open={LONG_ID}")
     expect(page.locator(SHOWN)).to_have_count(398)
@@ -202,6 +212,7 @@ def test_ten_thousand_lines_come_in_windows(visit: Visit, address: str) -> None:
     expect(page.locator(".windows")).to_be_hidden()
 
 
+@pytest.mark.slow
 def test_a_link_to_a_late_line_loads_up_to_it(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open={LONG_ID}&line=1200")
     expect(page.locator("#tokens-1200 .token")).to_have_count(5)
@@ -209,6 +220,7 @@ def test_a_link_to_a_late_line_loads_up_to_it(visit: Visit, address: str) -> Non
     assert page.locator(SHOWN).count() < 2500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 900])
 def test_without_room_the_pane_stands_alone(visit: Visit, address: str, width: int) -> None:
     page = visit(address, width=width, height=844)
