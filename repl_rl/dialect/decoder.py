@@ -9,7 +9,7 @@ all turns, and what `flush` gives after the last one, are the UTF-8 text of all 
   once, which then refuses a second statement ("multiple statements found") and sees a newline inside a string.
 - Form feeds, NULs and other control characters stay where they are: what they mean is the compiler's business.
 - Half a character at the end of a turn waits for its other half. It counts as typed ahead meanwhile.
-- Bytes that are no UTF-8 read as U+FFFD, as `bytes.decode(errors="replace")` puts it. CPython would refuse the line.
+- Bytes that are not UTF-8 read as U+FFFD, as `bytes.decode(errors="replace")` puts it. CPython would refuse the line.
 - One space right after a prompt is dropped from its line, though not from the text: the prompt is put in without it.
 - A special token's name is text like any other. The end of the input is a key and no text: it ends an open line.
 
@@ -50,8 +50,8 @@ class LineDecoder:
         as at a terminal's EOF."""
         typed = typed.encode() if isinstance(typed, str) else typed
         text = self._decoder.decode(typed, final=end_of_input)
-        is_behind_prompt = self._drops_space and not self.is_ahead
-        read = self._open_line + (text.removeprefix(" ") if is_behind_prompt else text)
+        is_after_prompt = self._drops_space and not self.is_ahead
+        read = self._open_line + (text.removeprefix(" ") if is_after_prompt else text)
         *lines, self._open_line = read.split("\n")
         if end_of_input and self._open_line:
             lines, self._open_line = [*lines, self._open_line], ""
