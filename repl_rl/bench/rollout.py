@@ -34,12 +34,13 @@ from rich.table import Table
 
 from repl_rl.bench.machine import machine
 from repl_rl.bench.trl_tools import LINE_S, OpenEnded
-from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
 
@@ -274,16 +275,16 @@ def open_ended(
     settings: RolloutSettings, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
 ) -> Iterator[RolloutService]:
     """A service whose trajectories type `lines` lines, whatever they submit."""
-    with RolloutService(
-        engine,
+    setup = RolloutSetup(
         vocabulary,
-        kernel=KernelConfig(size=kernels, line_s=LINE_S),
-        dialect=DialectConfig(),
+        context_tokens=CONTEXT_TOKENS,
         budget=BudgetConfig(line_tokens=settings.line_tokens, lines=lines, tokens=CONTEXT_TOKENS, seconds=3600),
         sampling=SAMPLING,
-        context_tokens=CONTEXT_TOKENS,
-        kernels=OpenEnded(latency_s),
-    ) as service:
+        at_once=kernels,
+        kernel=KernelConfig(size=kernels, line_s=LINE_S),
+        wrap_kernels=OpenEnded(latency_s),
+    )
+    with RolloutService(engine, setup) as service:
         yield service
 
 

@@ -32,7 +32,7 @@ class Config(Section):
     """One run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Of the run's folder; a number is put behind it where that folder is there already."""
+    """Of the run's folder; a number is appended where that folder is there already."""
     seed: int = Field(0, ge=0)
     """Of the training problems and their order, of sampling, and of training."""
     model: ModelConfig = ModelConfig()
@@ -42,7 +42,7 @@ class Config(Section):
     environment: str | None = None
     """Import path, `package.module:Class`, of an environment; each trajectory gets one of its own."""
     rollout: str | None = None
-    """Import path of an async `(tasks, engine, kernels)` that stands in place of the line loop."""
+    """Import path of an async `(tasks, engine, kernels)` that takes the place of the line loop."""
     kernel: KernelConfig = KernelConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -60,44 +60,28 @@ class Config(Section):
         return self.sampling.model_copy(update={"temperature": self.eval.temperature})
 
     @model_validator(mode="after")
-    def _nothing_is_cut_by_the_clock(self) -> Config:
+    def _sections_go_together(self) -> Config:
         if self.engine.deterministic and self.budget.finish_share < 1:
             raise ValueError(
                 f"budget.finish_share {self.budget.finish_share} cuts what is late, which engine.deterministic can't "
                 "repeat; leave one of the two out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _rewards_see_their_own_environments(self) -> Config:
         if self.environment is not None and self.train.redraws:
             raise ValueError(
                 f"train.redraws {self.train.redraws} can't be had with environment {self.environment!r}: reward "
                 "functions would see other environments; leave one of the two out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_loop_of_ones_own_is_not_told_how(self) -> Config:
         if self.rollout is not None and (self.engine.deterministic or self.budget.finish_share < 1):
             raise ValueError(
                 f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "
                 "don't reach; leave them out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _credit_finds_what_it_compares(self) -> Config:
         self.credit.require_group(self.train.group_size)
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":
             raise ValueError(
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
                 f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _potentials_leave_the_order_as_it_is(self) -> Config:
         credit = self.credit
         if self.rewards.shaping.mode == "potential" and (
             credit.estimator == "turn" or (credit.estimator == "gigpo" and credit.gamma < 1)
@@ -115,7 +99,18 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
 
     Raises ConfigError naming the key, its value and what would do.
     """
-    return parse_config(_read_yaml(_find(source)), overrides)
+    path = Path(source)
+    if not path.is_file():
+        if source not in shipped_configs():
+            raise ConfigError(
+                f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})"
+            )
+        path = resource_folder("configs") / f"{source}.yaml"
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} can't be read as YAML: {error}") from error
+    return parse_config(values, overrides)
 
 
 def parse_config(values: Any, overrides: tuple[str, ...] = ()) -> Config:
@@ -158,22 +153,6 @@ for _yaml in (_Loader, _Dumper):
     )
 
 
-def _find(source: str) -> Path:
-    path = Path(source)
-    if path.is_file():
-        return path
-    if source in shipped_configs():
-        return resource_folder("configs") / f"{source}.yaml"
-    raise ConfigError(f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})")
-
-
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} can't be read as YAML: {error}") from error
-
-
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -199,18 +178,15 @@ def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any
 def _explain(problem: Any) -> str:
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {where!r}; {nearest(str(problem['loc'][-1]), _known_keys(problem['loc'][:-1]))}"
+        *above, key = problem["loc"]
+        section: type[BaseModel] = Config
+        for name in (part for part in above if isinstance(part, str)):  # numbers count the items of a list
+            below = section.model_fields[name].annotation
+            if not isinstance(below, type):
+                below = next(part for part in typing.get_args(below) if isinstance(part, type))
+            section = below
+        return f"unknown key {where!r}; {nearest(str(key), list(section.model_fields))}"
     message = str(problem["msg"]).removeprefix("Value error, ")
     if not where:
         return message
     return f"{where}: {message}" + (f" (got {problem['input']!r})" if problem["type"] != "value_error" else "")
-
-
-def _known_keys(sections: tuple[int | str, ...]) -> list[str]:
-    section: type[BaseModel] = Config
-    for name in (part for part in sections if isinstance(part, str)):  # numbers count the items of a list
-        below = section.model_fields[name].annotation
-        if not isinstance(below, type):
-            below = next(part for part in typing.get_args(below) if isinstance(part, type))
-        section = below
-    return list(section.model_fields)

@@ -70,17 +70,20 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
     assert isinstance(tree, ast.ClassDef)
     found = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and (text := _string(below)):
-            found[field.target.id] = " ".join(text.split())
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))) if text:
+                found[name] = " ".join(text.split())
     return found
 
 
 def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     """A type as a reader of YAML would say it, with its range: `integer, at least 1`."""
-    bounds = _bounds(metadata)
+    found = [(words, getattr(item, name, None)) for item in metadata for name, words in _BOUNDS.items()]
+    bounds = "".join(", " + words.format(bound) for words, bound in found if bound is not None)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return type_words(arguments[0], [*_flat(arguments[1:]), *metadata])
+    if origin is Annotated:  # constraints may also stand inside a `Field`
+        inner = [part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
+        return type_words(arguments[0], [*inner, *metadata])
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
@@ -92,67 +95,36 @@ def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return f"list of {type_words(arguments[0])}"
     if origin is tuple:
         return " and ".join(type_words(argument) for argument in arguments) + " in a list"
-    return _plain(annotation) + bounds
-
-
-def _plain(annotation: Any) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "section"
+        return "section" + bounds
     if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return "a " + {"LineKind": "line kind"}.get(annotation.__name__, annotation.__name__)
-    return _NAMES[annotation]
+        return "a " + {"LineKind": "line kind"}.get(annotation.__name__, annotation.__name__) + bounds
+    return _NAMES[annotation] + bounds
 
 
 def _section(path: str, model: type[BaseModel]) -> str:
     words = descriptions(model)
-    rows = [_row(name, field, words) for name, field in model.model_fields.items() if _is_value(field)]
+    rows = []
+    for name, field in model.model_fields.items():
+        if _section_of(field.annotation) is not None and get_origin(field.annotation) is not tuple:
+            continue  # sections have tables of their own
+        if not words.get(name):
+            raise ValueError(f"field {name!r} has no words below it; write what it means")
+        value = field.get_default(call_default_factory=True)
+        shown = value if isinstance(value, str) else None if value is PydanticUndefined else json.dumps(value)
+        default = "has to be given" if shown is None else f"`{shown}`"
+        cells = [f"`{name}`", type_words(field.annotation, field.metadata), default, words[name]]
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     about = _LINK.sub(r"[\1](\1)", " ".join((inspect.getdoc(model) or "").split()))
     title = f"## `{path}`" if path else "## The file itself"
     table = ["| key | value | default | |", "|---|---|---|---|", *rows]
     return "\n".join(["", title, "", *([about, ""] if about else []), *table]).removeprefix("\n") + "\n"
 
 
-def _is_value(field: FieldInfo) -> bool:
-    """Whether a field belongs into its section's table; sections have tables of their own."""
-    return _section_of(field.annotation) is None or get_origin(field.annotation) is tuple
-
-
-def _row(name: str, field: FieldInfo, words: dict[str, str]) -> str:
-    value = type_words(field.annotation, field.metadata)
-    if not words.get(name):
-        raise ValueError(f"field {name!r} has no words below it; write what it means")
-    cells = [f"`{name}`", value, _default(field), words[name]]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return "has to be given"
-    return f"`{json.dumps(value)}`" if not isinstance(value, str) else f"`{value}`"
-
-
 def _section_of(annotation: Any) -> type[BaseModel] | None:
     """The model that a field holds, or holds a list of."""
     kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is tuple else [annotation]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
-
-
-def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
-    """Constraints, also those that stand inside a `Field`."""
-    for item in metadata:
-        yield from item.metadata if isinstance(item, FieldInfo) else [item]
-
-
-def _bounds(metadata: Iterable[Any]) -> str:
-    found = [(words, getattr(item, name, None)) for item in metadata for name, words in _BOUNDS.items()]
-    return "".join(", " + words.format(bound) for words, bound in found if bound is not None)
-
-
-def _string(node: ast.stmt) -> str | None:
-    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-        return node.value.value
-    return None
 
 
 if __name__ == "__main__":

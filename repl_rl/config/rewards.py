@@ -1,19 +1,131 @@
-"""The rewards section: what a line earns. `rewards: gentle` in a file is short for `rewards: {preset: gentle}`."""
+"""The rewards section: what a trajectory and its lines earn, and how that is kept from being farmed.
+
+`rewards: gentle` in a file is short for `rewards: {preset: gentle}`. Presets are the files `configs/rewards/NAME.yaml`;
+what a config says itself goes over them, key by key.
+"""
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
-from repl_rl.config.exception_names import known_exception, reported_name
-from repl_rl.config.presets import over_preset
 from repl_rl.config.section import Section, nearest
-from repl_rl.config.shaping import ShapingConfig
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.resources import resource_folder
+
+BUILTIN_EXCEPTIONS: dict[str, type[BaseException]] = {
+    name: value
+    for name, value in vars(builtins).items()
+    if isinstance(value, type) and issubclass(value, BaseException)
+}
+"""By name, aliases such as IOError included. The host knows no others, so only here can it notice a misspelt name."""
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+
+
+def known_exception(name: str) -> str:
+    """The name as kernels report it or, for a class of a module, as it was given. Raises ValueError for any other."""
+    if name in BUILTIN_EXCEPTIONS:
+        return BUILTIN_EXCEPTIONS[name].__name__
+    if _DOTTED.fullmatch(name):
+        return name
+    hint = nearest(name, [*BUILTIN_EXCEPTIONS]) if name else "give it a name"
+    hint = hint if hint.startswith(("did", "give")) else "it is not a builtin"
+    raise ValueError(
+        f"unknown exception {name!r}; {hint} (write a library's or a session's own with a module in front: "
+        "json.JSONDecodeError, __main__.MyError)"
+    )
+
+
+def reported_name(name: str) -> str:
+    """What `Line.error_name` holds for it: kernels report a class without its module."""
+    return name.rpartition(".")[2]
+
+
+Amount = Annotated[FiniteFloat, Field(ge=0.0, le=10_000.0)]
+
+
+class Caps(Section):
+    """Per trajectory, both as positive numbers; null is no cap."""
+
+    gain: Amount | None = None
+    """All positive shaping together pays no more than this."""
+    loss: Amount | None = None
+    """All negative shaping together takes no more than this."""
+
+
+class Schedule(Section):
+    """A number over training steps; in a file, `weight: 0.5` is short for `weight: {start: 0.5}`."""
+
+    start: float = Field(1.0, ge=0, le=100)
+    """The value at the first step."""
+    end: float | None = Field(None, ge=0, le=100)
+    """Reached in a straight line after `steps` steps, and kept from there on. null: constant."""
+    steps: int | None = Field(None, ge=1)
+    """Training steps from `start` to `end`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_number(cls, values: Any) -> Any:
+        return values if isinstance(values, dict | Schedule) else {"start": values}
+
+    @model_validator(mode="after")
+    def _ends_somewhere(self) -> Schedule:
+        if (self.end is None) != (self.steps is None):
+            raise ValueError("a schedule that changes needs both: end, and the steps until then")
+        return self
+
+    def at(self, step: int) -> float:
+        """The value at a training step, counted from 0."""
+        if self.end is None or self.steps is None:
+            return self.start
+        share = min(max(step, 0) / self.steps, 1.0)
+        return self.start * (1.0 - share) + self.end * share
+
+
+# Shaping is every reward but the outcome. What a line earns by the table, the rules and the functions goes through
+# novelty, decay, blocks, clip, caps, weight and mode, in this order. Gains and losses are held apart throughout, so
+# that what padding gains stays within the cap, however much was lost.
+class ShapingConfig(Section):
+    """How rewards of lines are kept from being farmed. The outcome is touched by none of it."""
+
+    mode: Literal["additive", "potential"] = "additive"
+    """`potential`: what a line would earn becomes the potential Phi of the state it leaves, and the line earns
+    gamma Phi(after) - Phi(before), with Phi = 0 before the first line and after the last one (Ng, Harada and Russell
+    1999). Which trajectory is better than which stays as the outcome has it."""
+    blocks: Literal["completing", "split"] = "completing"
+    """What a cell of several lines earns: paid at the line that completed it, or shared equally by its lines."""
+    novelty: bool = False
+    """A line whose run changed nothing and showed nothing new gains nothing; so do lines that run nothing."""
+    decay: float = Field(1.0, ge=0, le=1)
+    """A gain is multiplied by this once for each time that the same line (by its AST) was typed before."""
+    clip: tuple[FiniteFloat, FiniteFloat] | None = None
+    """Least and most that the shaping of one line may come to."""
+    caps: Caps = Caps()
+    weight: Schedule = Schedule()
+    """Multiplies the shaping, caps included."""
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a line's reward depends on the lines before it."""
+        return self.novelty or self.decay < 1.0 or self.blocks == "split"
+
+    @model_validator(mode="after")
+    def _parts_go_together(self) -> ShapingConfig:
+        if self.clip is not None and not self.clip[0] <= 0.0 <= self.clip[1]:
+            raise ValueError(f"clip {list(self.clip)} has to hold 0: write it as [least, most], such as [-0.5, 0.1]")
+        if self.mode == "potential" and self.blocks == "split":
+            raise ValueError(
+                "blocks: split pays a line for what comes after it, so it gives no potential of the state; "
+                "use blocks: completing, or mode: additive"
+            )
+        return self
 
 
 def _known_kind(name: Any) -> Any:
@@ -26,7 +138,7 @@ def _compilable(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"{pattern!r} is no regular expression ({error})") from error
+        raise ValueError(f"{pattern!r} is not a regular expression ({error})") from error
     return pattern
 
 
@@ -64,7 +176,7 @@ class RewardRule(Section):
     at: Literal["first", "last"] | None = None
     """Only the first line of the trajectory, or only the last."""
     after: int | None = Field(None, ge=1)
-    """Only lines behind the n-th."""
+    """Only lines after the n-th."""
     stale: bool | None = None
     """true: only lines whose run changed nothing and showed nothing new; false: only the others."""
 
@@ -99,7 +211,12 @@ class RewardsConfig(Section):
     def _over_its_preset(cls, values: Any) -> Any:
         if isinstance(values, str):
             values = {"preset": values}
-        return over_preset(values) if isinstance(values, dict) else values
+        if not isinstance(values, dict):
+            return values
+        name = values.get("preset", "none")
+        if not isinstance(name, str) or name not in shipped_presets():
+            raise ValueError(f"unknown preset {name!r}; {nearest(str(name), list(shipped_presets()))}")
+        return _over(shipped_presets()[name], values)
 
     @model_validator(mode="after")
     def _rules_are_told_apart(self) -> RewardsConfig:
@@ -115,3 +232,19 @@ class RewardsConfig(Section):
 def repeated(names: Iterable[str]) -> list[str]:
     """Those that come more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
+
+
+@cache
+def shipped_presets() -> dict[str, dict[str, Any]]:
+    """What each preset in the package says, by its name."""
+    files = sorted((resource_folder("configs") / "rewards").glob("*.yaml"))
+    return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files}
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, `above` first: mappings are merged, lists replaced."""
+    merged = {**below, **above}
+    for key in below.keys() & above.keys():
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            merged[key] = _over(below[key], above[key])
+    return merged

@@ -150,7 +150,7 @@ class SeededSampling(SamplingConfig):
         return self.model_copy(update={"seed": f"{self.seed}/{index}"})
 
     def line_seed(self, length: int) -> int:
-        """63 bits for the line that begins behind `length` tokens."""
+        """63 bits for the line that begins after `length` tokens."""
         digest = hashlib.blake2b(f"{self.seed}/{length}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 

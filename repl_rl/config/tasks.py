@@ -66,16 +66,12 @@ class TasksConfig(Section):
     @model_validator(mode="after")
     def _values_make_sense(self) -> TasksConfig:
         if isinstance(self.heldout, float) and not 0 < self.heldout < 1:
-            raise ValueError(f"heldout {self.heldout} is no share; take one between 0 and 1, or a split's name")
-        if self.answer_pattern not in (None, "boxed"):
-            _require_one_group(str(self.answer_pattern))
+            raise ValueError(f"heldout {self.heldout} is not a share; take one between 0 and 1, or a split's name")
+        if (pattern := self.answer_pattern) not in (None, "boxed"):
+            try:
+                groups = re.compile(str(pattern)).groups
+            except re.error as error:
+                raise ValueError(f"answer_pattern {pattern!r} is not a regular expression: {error}") from error
+            if groups != 1:
+                raise ValueError(f"answer_pattern {pattern!r} has {groups} groups; put one around the answer")
         return self
-
-
-def _require_one_group(pattern: str) -> None:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        raise ValueError(f"answer_pattern {pattern!r} is no regular expression: {error}") from error
-    if groups != 1:
-        raise ValueError(f"answer_pattern {pattern!r} has {groups} groups; put one around the answer")

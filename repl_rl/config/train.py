@@ -69,7 +69,7 @@ class TrainConfig(Section):
     rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list; `none` is an empty
     one."""
     report_rollouts_every: int = Field(10, ge=0)
-    """Trackers get rollouts of the first step and of every so many behind it; 0: of no step and of no evaluation."""
+    """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)
     """How many of a step's rollouts, at most."""
     trl: dict[str, Any] = Field(default_factory=dict)

@@ -53,7 +53,8 @@ class Admission:
         with self._lock:
             self._waiting.append(reservation)
             let_in = self._let_in()
-        _tell(let_in)
+        for each in let_in:
+            each.admitted()
         return reservation
 
     def grow(self, reservation: Reservation, used: int) -> None:
@@ -75,7 +76,8 @@ class Admission:
             else:
                 self._waiting.remove(reservation)
             let_in = self._let_in()
-        _tell(let_in)
+        for each in let_in:
+            each.admitted()
 
     @asynccontextmanager
     async def reserve(self, tokens: int) -> AsyncIterator[Reservation]:
@@ -104,8 +106,3 @@ class Admission:
             self.taken_tokens += tokens
             let_in.append(reservation)
         return let_in
-
-
-def _tell(let_in: list[Reservation]) -> None:
-    for reservation in let_in:
-        reservation.admitted()

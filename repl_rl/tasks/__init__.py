@@ -1,10 +1,9 @@
 """Problems and the grader that reads what was submitted: generated families, data sets, answers of every form."""
 
-from repl_rl.tasks.datasets import load_tasks
+from repl_rl.tasks.datasets import PRESETS, Preset, load_tasks
 from repl_rl.tasks.families import FAMILIES, Family
 from repl_rl.tasks.grading import grade, grade_many, require_gradable
 from repl_rl.tasks.make import Split, make_tasks, split_of
-from repl_rl.tasks.presets import PRESETS, Preset
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 
 __all__ = [

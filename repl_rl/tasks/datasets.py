@@ -1,8 +1,9 @@
 """Problems of a run: `load_tasks` makes them from families, or takes them from a data set.
 
-A set's rows are mapped by columns, its answers taken out by a pattern. The order follows from the seed. Where a share
-of a split is held out, a stable hash of the question says which side a problem is on, for ever; where two splits are
-named, they are trusted to be apart. Reference answers that can't be graded are found here, before a run starts.
+A set's rows come from the hub (or its cache), from files, or from what `save_to_disk` wrote. They are mapped by
+columns, their answers taken out by a pattern. The order follows from the seed. Where a share of a split is held out, a
+stable hash of the question says which side a problem is on, for ever; where two splits are named, they are trusted to
+be apart. Reference answers that can't be graded are found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -18,16 +20,60 @@ from repl_rl.config.tasks import ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
-from repl_rl.tasks.presets import PRESETS, Preset
-from repl_rl.tasks.rows import load_folder, load_hub, texts
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class Preset:
+    """What a short name stands for: where a data set lies on the hub, and what its columns are called.
+
+    `split` is None where there is nothing to train on.
+    """
+
+    hub: str
+    subset: str | None
+    split: str | None
+    heldout: str | float
+    columns: ColumnsConfig
+    answer_pattern: str | None = None
+
+
+PRESETS: dict[str, Preset] = {
+    "gsm8k": Preset(
+        "openai/gsm8k", "main", "train", "test", ColumnsConfig(question="question", answer="answer"), r"####\s*(.+)"
+    ),
+    "math": Preset(
+        "DigitalLearningGmbH/MATH-lighteval",
+        None,
+        "train",
+        "test",
+        ColumnsConfig(question="problem", answer="solution", family="type"),
+        "boxed",
+    ),
+    "math-500": Preset(
+        "HuggingFaceH4/MATH-500",
+        None,
+        None,
+        "test",
+        ColumnsConfig(question="problem", answer="answer", id="unique_id", family="subject"),
+    ),
+    "aime": Preset(
+        "HuggingFaceH4/aime_2024", None, None, "train", ColumnsConfig(question="problem", answer="answer", id="id")
+    ),
+    "aime-2025": Preset(
+        "math-ai/aime25", None, None, "test", ColumnsConfig(question="problem", answer="answer", id="id")
+    ),
+}
+"""By the name that `tasks.dataset` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSplit:
     """One split of a set, and the side of it that is wanted: all, or what a share holds out or leaves."""
 
     name: str
@@ -48,126 +94,94 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
     if config.is_generated:
         tasks = make_tasks(config.families, count, seed, split)
     else:
-        tasks = _chosen(_tasks_of(_source(config, split)), split, seed, count)
+        tasks = _tasks_of(_data_split(config, split))
+        Random(f"{seed}/{split}").shuffle(tasks)
+        tasks = tasks[:count]
     require_gradable(tasks)
     return tasks
 
 
-def _chosen(tasks: list[Task], split: Split, seed: int, count: int) -> list[Task]:
-    Random(f"{seed}/{split}").shuffle(tasks)
-    return tasks[:count]
-
-
-def _source(config: TasksConfig, split: Split) -> Source:
-    preset = PRESETS.get(config.dataset or "", _unknown(config))
+def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
+    plain = ColumnsConfig(question="question", answer="answer")
+    preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
-    if split == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
-        return _source(TasksConfig(dataset=heldout), "heldout")
-    if split == "heldout" and isinstance(heldout, str):
-        return _made(config, preset, heldout, lambda question: True)
-    trained = config.split or preset.split
-    if trained is None:
+    if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
+        return _data_split(TasksConfig(dataset=heldout), "heldout")
+    split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split
+    if split is None:
         raise ConfigError(
             f"data set {config.dataset!r} is for evaluation only; train on another (tasks.dataset: math, with "
             f"tasks.heldout: {config.dataset}), or set tasks.split to train on its own problems"
         )
-    if isinstance(heldout, str):
-        return _made(config, preset, trained, lambda question: True)
-    return _made(config, preset, trained, lambda question: _is_held_out(question, heldout) == (split == "heldout"))
 
+    def keep(question: str) -> bool:
+        if isinstance(heldout, str):
+            return True
+        digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
+        return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
-def _unknown(config: TasksConfig) -> Preset:
-    return Preset(
-        config.dataset or "", None, "train", _HELDOUT_SHARE, ColumnsConfig(question="question", answer="answer")
-    )
-
-
-def _made(config: TasksConfig, preset: Preset, split: str, keep: Callable[[str], bool]) -> Source:
-    given = config.columns.model_dump(exclude_none=True)
-    return Source(
+    return DataSplit(
         name=(config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2],
         hub=preset.hub,
         folder=config.folder,
         subset=config.subset or preset.subset,
         split=split,
-        columns=preset.columns.model_copy(update=given),
+        columns=preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
         answer_pattern=config.answer_pattern or preset.answer_pattern,
         keep=keep,
     )
 
 
-def _is_held_out(question: str, share: float) -> bool:
-    digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
-    return int.from_bytes(digest[:8], "big") < share * 2**64
-
-
-def _tasks_of(source: Source) -> list[Task]:
-    rows = load_hub(source.hub, source.subset, source.split) if source.folder is None else _folder_rows(source)
-    _require_columns(rows, source)
-    tasks = list(_read(rows, source))
-    if not tasks:
-        raise ConfigError(
-            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
-        )
-    _require_different_ids(tasks, source)
-    return tasks
-
-
-def _folder_rows(source: Source) -> Any:
-    return load_folder(str(source.folder), source.subset, source.split)
-
-
-def _require_columns(rows: Any, source: Source) -> None:
-    for role, column in source.columns.model_dump(exclude_none=True).items():
-        if column not in rows.column_names and not (role in ("id", "family") and _is_preset(source)):
+def _tasks_of(source: DataSplit) -> list[Task]:
+    """All problems of the split that are on the wanted side."""
+    if source.folder is None:
+        rows = load_hub(source.hub, source.subset, source.split)
+    else:
+        rows = load_folder(source.folder, source.subset, source.split)
+    columns = source.columns
+    for role, column in columns.model_dump(exclude_none=True).items():
+        # A preset's column that only tells tasks apart may be missing from a copy of the set.
+        if column not in rows.column_names and not (role in ("id", "family") and source.name in PRESETS):
             raise ConfigError(
                 f"data set {source.name!r} has no column {column!r} for tasks.columns.{role}; it has "
                 f"{', '.join(rows.column_names)}"
             )
-
-
-def _is_preset(source: Source) -> bool:
-    """A preset's column that only tells tasks apart may be missing from a copy of the set."""
-    return source.name in PRESETS
-
-
-def _read(rows: Any, source: Source) -> Iterator[Task]:
-    columns = source.columns
     optional = [name if name in rows.column_names else None for name in (columns.id, columns.family)]
     ids, families = (list(texts(rows, name)) if name else None for name in optional)
+    tasks: dict[str, Task] = {}
     pairs = zip(texts(rows, str(columns.question)), texts(rows, str(columns.answer)), strict=True)
-    for number, (question, answer) in enumerate(pairs):
-        if source.keep(question):
-            yield Task(
-                id=f"{source.name}-{source.split}-{ids[number] if ids else number}",
-                question=question.strip(),
-                answer=_taken_out(answer, source, number),
-                family=families[number] if families else source.name,
-            )
-
-
-def _taken_out(text: str, source: Source, row: int) -> str:
-    answer = text if source.answer_pattern is None else _matched(text, source, row)
-    answer = answer.strip()
-    if not answer:
-        raise ConfigError(f"data set {source.name!r}, split {source.split!r}, row {row}: the answer is empty")
-    return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
-
-
-def _matched(text: str, source: Source, row: int) -> str:
-    pattern = str(source.answer_pattern)
-    found = _last_box(text) if pattern == "boxed" else _last_match(pattern, text)
-    if found is None:
+    for row, (question, text) in enumerate(pairs):
+        if not source.keep(question):
+            continue
+        task_id = f"{source.name}-{source.split}-{ids[row] if ids else row}"
+        if task_id in tasks:
+            raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
+        answer = _taken_out(text, source, row)
+        family = families[row] if families else source.name
+        tasks[task_id] = Task(id=task_id, question=question.strip(), answer=answer, family=family)
+    if not tasks:
         raise ConfigError(
-            f"data set {source.name!r}, split {source.split!r}, row {row}: tasks.answer_pattern {pattern!r} finds no "
-            f"answer in {text[-200:]!r}"
+            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
         )
-    return found
+    return list(tasks.values())
 
 
-def _last_match(pattern: str, text: str) -> str | None:
-    matches = [match[1] for match in re.finditer(pattern, text)]
-    return matches[-1] if matches else None
+def _taken_out(text: str, source: DataSplit, row: int) -> str:
+    """The answer in a row's text. Raises ConfigError where there is none."""
+    pattern = source.answer_pattern
+    if pattern == "boxed":
+        found = _last_box(text)
+    elif pattern is not None:
+        found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
+    else:
+        found = text
+    where = f"data set {source.name!r}, split {source.split!r}, row {row}"
+    if found is None:
+        raise ConfigError(f"{where}: tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
+    answer = found.strip()
+    if not answer:
+        raise ConfigError(f"{where}: the answer is empty")
+    return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
 
 
 def _last_box(text: str) -> str | None:
@@ -186,9 +200,106 @@ def _last_box(text: str) -> str | None:
     return None
 
 
-def _require_different_ids(tasks: list[Task], source: Source) -> None:
-    seen: set[str] = set()
-    for task in tasks:
-        if task.id in seen:
-            raise ConfigError(f"data set {source.name!r} has two problems of the id {task.id!r}; see tasks.columns.id")
-        seen.add(task.id)
+def load_hub(name: str, subset: str | None, split: str) -> Any:
+    """A `datasets.Dataset` from the hub or its cache. Raises ConfigError that says what to do if it is in neither."""
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(name, subset, split=split)
+    except ValueError as error:
+        raise ConfigError(
+            f"data set {name!r} can't be loaded: {_first_line(error)}; see tasks.subset (now {subset!r}) and "
+            f"tasks.split (now {split!r})"
+        ) from error
+    except Exception as error:  # the hub's client raises errors of many libraries
+        of = f", {subset!r}" if subset else ""
+        raise ConfigError(
+            f"data set {name!r} is neither in the cache nor within reach ({type(error).__name__}: "
+            f"{_first_line(error)}). "
+            f'Where there is a network, `python -c "from datasets import load_dataset; load_dataset({name!r}{of})"` '
+            "brings it into the cache (HF_HOME); or put its files into a folder and set tasks.folder"
+        ) from error
+
+
+def load_folder(folder: str, subset: str | None, split: str) -> Any:
+    """The split's rows among a folder's files, whose names or folders say which split they are; a `datasets.Dataset`.
+
+    Files of another split's name are left out; where no name says anything, all files are the split `train`. Raises
+    ConfigError naming what there is.
+    """
+    path = Path(folder).expanduser()
+    if not path.is_dir():
+        raise ConfigError(f"tasks.folder {folder!r} is not a folder")
+    if any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json")):
+        return _from_disk(path, split)
+    files = _files_of(path, subset, split)
+    kinds = sorted({_BUILDERS[file.suffix] for file in files})
+    if len(kinds) > 1:
+        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
+    from datasets import load_dataset
+
+    try:
+        return load_dataset(kinds[0], data_files={"rows": [str(file) for file in files]}, split="rows")
+    except Exception as error:  # pyarrow, pandas and datasets each raise their own
+        cause = error.__cause__ or error
+        raise ConfigError(
+            f"{_listed([str(file) for file in files])} can't be read as {kinds[0]}: {_first_line(cause)}"
+        ) from error
+
+
+def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
+    files = sorted(file for file in path.rglob("*") if file.suffix in _BUILDERS and file.is_file())
+    if not files:
+        raise ConfigError(f"{path} holds no file that ends in {', '.join(_BUILDERS)}")
+    if subset is not None and any(subset in file.relative_to(path).parts for file in files):
+        files = [file for file in files if subset in file.relative_to(path).parts]
+    named: dict[Path, str] = {}
+    for file in files:
+        for name in ("validation", "test", "train"):  # where a path says several, the last of them counts
+            if _says(file.relative_to(path), name):
+                named[file] = name
+    chosen = [file for file in files if named.get(file, "train") == split or _says(file.relative_to(path), split)]
+    if not chosen:
+        raise ConfigError(
+            f"{path} holds no split {split!r}; it holds {_listed(sorted(set(named.values())) or ['train'])}"
+        )
+    return chosen
+
+
+def _says(file: Path, split: str) -> bool:
+    words = {file.stem, *file.stem.replace("_", "-").replace(".", "-").split("-"), *file.parts[:-1]}
+    return any(alias in words for alias in _ALIASES.get(split, (split,)))
+
+
+def _from_disk(path: Path, split: str) -> Any:
+    from datasets import DatasetDict, load_from_disk
+
+    try:
+        loaded = load_from_disk(str(path))
+    except Exception as error:
+        raise ConfigError(f"{path} can't be read as what save_to_disk wrote: {_first_line(error)}") from error
+    if not isinstance(loaded, DatasetDict):
+        if split != "train":
+            raise ConfigError(f"{path} holds no split {split!r}: it is a set without splits, which counts as 'train'")
+        return loaded
+    if split not in loaded:
+        raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(list(loaded))}")
+    return loaded[split]
+
+
+def texts(rows: Any, column: str) -> Iterator[str]:
+    """A column's values as text; a list of one is that one. Raises ConfigError naming the row where it is not text."""
+    for number, value in enumerate(rows[column]):
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise ConfigError(f"row {number}: column {column!r} holds {value!r}, which is neither text nor a number")
+        yield str(value)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

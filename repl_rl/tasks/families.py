@@ -2,21 +2,22 @@
 
 Each answer is a single int. Operands are drawn so that the answer can't be read off the question: a gcd is never 1,
 a remainder never 0. Pure and stdlib only; the random source is handed in.
+
+The easy ones are for small pretrained models: one operation on numbers of two or three digits, asked in plain words. A
+base model without any training solves some of them by typing the question's expression, which is what reinforcement
+learning needs to start from.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
 Operands = tuple[int, ...]
-
-
-def _as_they_are(*operands: int) -> Operands:
-    return operands
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,8 @@ class Family:
     draw: Callable[[Random], Operands]
     solve: Callable[..., Any]
     phrasings: tuple[str, ...]
-    present: Callable[..., tuple[Any, ...]] = _as_they_are
+    present: Callable[..., tuple[Any, ...]] = lambda *operands: operands
     check: Callable[..., bool] | None = None
-
-
-def _draw_product(rng: Random) -> Operands:
-    return rng.randint(101, 9999), rng.randint(101, 9999)
 
 
 def _draw_remainder(rng: Random) -> Operands:
@@ -45,41 +42,16 @@ def _draw_remainder(rng: Random) -> Operands:
     return divisor * quotient + rng.randint(1, divisor - 1), divisor
 
 
-def _draw_modular_power(rng: Random) -> Operands:
-    return rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)
-
-
-def _draw_gcd(rng: Random) -> Operands:
-    shared = rng.randint(12, 99)
-    first, second = rng.sample(range(11, 120), 2)
+def _draw_multiples(rng: Random, least: int, most: int, bound: int) -> Operands:
+    """Two different multiples, by factors of 11 to below `bound`, of one number."""
+    shared = rng.randint(least, most)
+    first, second = rng.sample(range(11, bound), 2)
     return shared * first, shared * second
-
-
-def _draw_lcm(rng: Random) -> Operands:
-    shared = rng.randint(2, 19)
-    first, second = rng.sample(range(11, 60), 2)
-    return shared * first, shared * second
-
-
-def _draw_digit_sum(rng: Random) -> Operands:
-    return (rng.randint(10**6, 10**9 - 1),)
-
-
-def _draw_divisors(rng: Random) -> Operands:
-    return (rng.randint(101, 999) * rng.randint(6, 60),)
-
-
-def _draw_binomial(rng: Random) -> Operands:
-    return rng.randint(101, 4999), rng.randint(2, 4)
 
 
 def _draw_range(rng: Random) -> Operands:
     first = rng.randint(101, 999)
     return first, first + rng.randint(101, 999)
-
-
-def _digit_sum(number: int) -> int:
-    return sum(map(int, str(number)))
 
 
 def _divisor_count(number: int) -> int:
@@ -93,10 +65,6 @@ def _divisor_count(number: int) -> int:
     return count * (2 if rest > 1 else 1)
 
 
-def _range_sum(first: int, last: int) -> int:
-    return (first + last) * (last - first + 1) // 2
-
-
 def _square_sum(first: int, last: int) -> int:
     def up_to(n: int) -> int:
         return n * (n + 1) * (2 * n + 1) // 6
@@ -104,17 +72,27 @@ def _square_sum(first: int, last: int) -> int:
     return up_to(last) - up_to(first - 1)
 
 
-_ALL = (
+def _draw_larger_first(rng: Random) -> Operands:
+    first, second = rng.sample(range(11, 999), 2)
+    return max(first, second), min(first, second)
+
+
+def _draw_small_remainder(rng: Random) -> Operands:
+    divisor = rng.randint(3, 29)
+    return divisor * rng.randint(11, 99) + rng.randint(1, divisor - 1), divisor
+
+
+_NUMBER_FAMILIES = (
     Family(
         "product",
-        _draw_product,
-        lambda a, b: a * b,
+        lambda rng: (rng.randint(101, 9999), rng.randint(101, 9999)),
+        operator.mul,
         ("What is {0} * {1}?", "Multiply {0} by {1}.", "Compute the product of {0} and {1}.", "{0} times {1} is what?"),
     ),
     Family(
         "remainder",
         _draw_remainder,
-        lambda a, m: a % m,
+        operator.mod,
         (
             "What is the remainder of {0} divided by {1}?",
             "Find the remainder when {0} is divided by {1}.",
@@ -123,7 +101,7 @@ _ALL = (
     ),
     Family(
         "modpow",
-        _draw_modular_power,
+        lambda rng: (rng.randint(3, 99), rng.randint(101, 999), rng.randint(101, 997)),
         lambda a, b, m: pow(a, b, m),
         (
             "Find the remainder of {0}**{1} divided by {2}.",
@@ -133,7 +111,7 @@ _ALL = (
     ),
     Family(
         "gcd",
-        _draw_gcd,
+        lambda rng: _draw_multiples(rng, 12, 99, 120),
         math.gcd,
         (
             "What is the greatest common divisor of {0} and {1}?",
@@ -143,7 +121,7 @@ _ALL = (
     ),
     Family(
         "lcm",
-        _draw_lcm,
+        lambda rng: _draw_multiples(rng, 2, 19, 60),
         math.lcm,
         (
             "What is the least common multiple of {0} and {1}?",
@@ -153,19 +131,19 @@ _ALL = (
     ),
     Family(
         "digit_sum",
-        _draw_digit_sum,
-        _digit_sum,
+        lambda rng: (rng.randint(10**6, 10**9 - 1),),
+        lambda number: sum(map(int, str(number))),
         ("What is the sum of the digits of {0}?", "Add up the digits of {0}.", "Find the digit sum of {0}."),
     ),
     Family(
         "divisors",
-        _draw_divisors,
+        lambda rng: (rng.randint(101, 999) * rng.randint(6, 60),),
         _divisor_count,
         ("How many divisors does {0} have?", "Count the divisors of {0}.", "How many numbers divide {0}?"),
     ),
     Family(
         "binomial",
-        _draw_binomial,
+        lambda rng: (rng.randint(101, 4999), rng.randint(2, 4)),
         math.comb,
         (
             "In how many ways can {1} of {0} be chosen?",
@@ -176,7 +154,7 @@ _ALL = (
     Family(
         "range_sum",
         _draw_range,
-        _range_sum,
+        lambda first, last: (first + last) * (last - first + 1) // 2,
         (
             "What is the sum of the numbers from {0} to {1}?",
             "Add up all integers from {0} to {1}.",
@@ -195,5 +173,39 @@ _ALL = (
     ),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
-"""Every family by its name."""
+FAMILIES: dict[str, Family] = {family.name: family for family in _NUMBER_FAMILIES}
+"""The number families by name: those that `tasks.families: null` stands for."""
+
+_EASY_FAMILIES = (
+    Family(
+        "small_sum",
+        lambda rng: (rng.randint(101, 999), rng.randint(101, 999)),
+        operator.add,
+        ("What is {0} + {1}?", "Add {0} and {1}.", "What is the sum of {0} and {1}?"),
+    ),
+    Family(
+        "small_difference",
+        _draw_larger_first,
+        operator.sub,
+        ("What is {0} - {1}?", "Subtract {1} from {0}.", "What is {0} minus {1}?"),
+    ),
+    Family(
+        "small_product",
+        lambda rng: (rng.randint(11, 99), rng.randint(11, 99)),
+        operator.mul,
+        ("What is {0} * {1}?", "Multiply {0} by {1}.", "What is {0} times {1}?"),
+    ),
+    Family(
+        "small_remainder",
+        _draw_small_remainder,
+        operator.mod,
+        (
+            "What is {0} % {1}?",
+            "What is the remainder of {0} divided by {1}?",
+            "Find the remainder when {0} is divided by {1}.",
+        ),
+    ),
+)
+
+EASY_FAMILIES: dict[str, Family] = {family.name: family for family in _EASY_FAMILIES}
+"""The easy families by name. A config has to name them."""

@@ -14,8 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.easy_families import EASY_FAMILIES
-from repl_rl.tasks.families import FAMILIES, Family, Operands
+from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.trajectory import Task
 
@@ -35,10 +34,18 @@ def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Spl
         raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
     if split not in get_args(Split):
         raise ConfigError(f"unknown split {split!r}; the splits are {', '.join(get_args(Split))}")
-    chosen = _families(families)
+    names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
+    if not names:
+        raise ConfigError("empty task set: the list of families is empty")
+    known = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
+            raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(known)}")
     rng = Random(f"{seed}/{split}")
     seen: set[str] = set()
-    return [_new_task(family, rng, split, seen) for family in islice(cycle(chosen), count)]
+    return [_new_task(known[name], rng, split, seen) for name in islice(cycle(names), count)]
 
 
 def split_of(family: str, operands: Sequence[int]) -> Split:
@@ -47,42 +54,22 @@ def split_of(family: str, operands: Sequence[int]) -> Split:
     return "heldout" if int.from_bytes(digest[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
 
 
-def _families(names: Sequence[str] | None) -> list[Family]:
-    names = list(FAMILIES) if names is None else list(dict.fromkeys(names))
-    if not names:
-        raise ConfigError("empty task set: the list of families is empty")
-    return [_family(name) for name in names]
-
-
-def _family(name: str) -> Family:
-    known = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES
-    if name in known:
-        return known[name]
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
-    raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(known)}")
-
-
 def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
     for _ in range(_MAX_DRAWS):
         operands = family.draw(rng)
         problem = _problem(family.name, operands)
         if problem not in seen and split_of(family.name, operands) == split:
             seen.add(problem)
-            return _task(family, operands, rng.choice(family.phrasings), split)
+            return Task(
+                id="-".join([family.name, split, *map(str, operands)]),
+                question=rng.choice(family.phrasings).format(*family.present(*operands)),
+                answer=str(family.solve(*operands)),
+                family=family.name,
+                metadata={"operands": list(operands)},
+            )
     used = sum(problem.startswith(f"{family.name} ") for problem in seen)
     raise ConfigError(
         f"family {family.name!r} has no {split} problem left after {used}; ask for fewer tasks or more families"
-    )
-
-
-def _task(family: Family, operands: Operands, phrasing: str, split: Split) -> Task:
-    return Task(
-        id="-".join([family.name, split, *map(str, operands)]),
-        question=phrasing.format(*family.present(*operands)),
-        answer=str(family.solve(*operands)),
-        family=family.name,
-        metadata={"operands": list(operands)},
     )
 
 

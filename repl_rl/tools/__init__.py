@@ -5,9 +5,8 @@ await kernel.prepare(tools.setup_source())
 await kernel.execute("multiply(3, 4)", host=tools.host_calls())
 """
 
-from repl_rl.tools.making import as_tools
 from repl_rl.tools.metrics import tool_metrics
-from repl_rl.tools.tool import Tool, tool
+from repl_rl.tools.tool import Tool, as_tools, tool
 from repl_rl.tools.toolbox import Toolbox
 
 __all__ = ["Tool", "Toolbox", "as_tools", "tool", "tool_metrics"]

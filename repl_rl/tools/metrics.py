@@ -19,35 +19,23 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
 
     All are 0.0 where nothing was called. TRL's `tools/call_frequency` counts calls per trajectory, which may exceed 1.
     """
-    called = [_calls(trajectory) for trajectory in trajectories if not trajectory.is_void]
-    metrics = {
-        "tools/call_frequency": _share(sum(bool(calls) for calls in called), len(called)),
-        "tools/failure_frequency": _failures([call for calls in called for call in calls]),
-    }
+    called = [[call for line in each.lines for call in line.calls] for each in trajectories if not each.is_void]
+    frequency, _, failures, _ = _rates(called)
+    metrics = {"tools/call_frequency": frequency, "tools/failure_frequency": failures}
     for name in sorted({*names, *(call.name for calls in called for call in calls)}):
         own = [[call for call in calls if call.name == name] for calls in called]
-        metrics |= {f"tools/{name}/{key}": value for key, value in _of_one(own).items()}
+        keys = ("call_frequency", "calls", "failure_frequency", "seconds")
+        metrics |= {f"tools/{name}/{key}": rate for key, rate in zip(keys, _rates(own), strict=True)}
     return metrics
 
 
-def _of_one(called: Sequence[Sequence[ToolCall]]) -> dict[str, float]:
-    """The metrics of one tool from its calls per trajectory."""
+def _rates(called: Sequence[Sequence[ToolCall]]) -> tuple[float, float, float, float]:
+    """Of the calls of each trajectory: the share with any, calls for each, the share that failed, mean seconds."""
     flat = [call for calls in called for call in calls]
-    return {
-        "call_frequency": _share(sum(bool(calls) for calls in called), len(called)),
-        "calls": _share(len(flat), len(called)),
-        "failure_frequency": _failures(flat),
-        "seconds": _share(sum(call.duration_s for call in flat), len(flat)),
-    }
-
-
-def _calls(trajectory: Trajectory) -> list[ToolCall]:
-    return [call for line in trajectory.lines for call in line.calls]
-
-
-def _failures(calls: Sequence[ToolCall]) -> float:
-    return _share(sum(call.error_name is not None for call in calls), len(calls))
-
-
-def _share(part: float, whole: int) -> float:
-    return part / whole if whole else 0.0
+    sessions, count = max(1, len(called)), max(1, len(flat))
+    return (
+        sum(bool(calls) for calls in called) / sessions,
+        len(flat) / sessions,
+        sum(call.error_name is not None for call in flat) / count,
+        sum(call.duration_s for call in flat) / count,
+    )

@@ -1,14 +1,29 @@
-"""A function's parameters: read with their types, checked, and written as text."""
+"""A function's parameters: read with their types, written as text and as a schema, and filled with arguments.
+
+`signature_text` is for the model to read. `make_schema` is OpenAI's function schema, as
+`transformers.utils.get_json_schema` makes it; transformers is loaded with the first schema, not before.
+`read_arguments` takes the arguments of a call from outside, which come as JSON. They are read strictly: a number for a
+`str` is an error, a list for a `tuple`, a string for a `date` and an object for a dataclass are what JSON has for them.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable
-from inspect import Parameter, Signature
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from inspect import BoundArguments, Parameter, Signature
 from typing import Any, get_type_hints
 
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+
 from repl_rl.errors import ToolError
+
+_STAND_IN = "undescribed"
+_BY_POSITION = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+_SHOWN_CHARS = 80
 
 
 def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
@@ -20,24 +35,25 @@ def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
         raise ToolError(f"tool {name!r}: its signature can't be read ({error})") from error
     hints = {key: None if hint is type(None) else hint for key, hint in hints.items()}  # as people write it
     for parameter in signature.parameters.values():
-        if parameter.annotation is Parameter.empty:
-            raise ToolError(_unannotated(name, parameter))
+        if parameter.annotation is not Parameter.empty:
+            continue
+        if parameter.name in ("self", "cls"):
+            raise ToolError(f"tool {name!r} is a method without its object; give the bound method of an instance")
+        shown = str(parameter.replace(default=Parameter.empty))
+        raise ToolError(f"tool {name!r}: parameter {shown!r} has no annotation; write {shown}: int, or whatever it is")
     parameters = [p.replace(annotation=hints.get(p.name, p.annotation)) for p in signature.parameters.values()]
     return signature.replace(parameters=parameters, return_annotation=hints.get("return", signature.return_annotation))
 
 
-def _unannotated(name: str, parameter: Parameter) -> str:
-    if parameter.name in ("self", "cls"):
-        return f"tool {name!r} is a method without its object; give the bound method of an instance"
-    shown = str(parameter.replace(default=Parameter.empty))
-    return f"tool {name!r}: parameter {shown!r} has no annotation; write {shown}: int, or whatever it is"
-
-
 def signature_text(name: str, signature: Signature) -> str:
-    """As "multiply(a: int, b: int = 2) -> int". It runs as a header: a default that is no literal is `...`."""
+    """As "multiply(a: int, b: int = 2) -> int". It runs as a header: a default that is not a literal is `...`."""
     parameters = [p.replace(default=_shown_default(p.default)) for p in signature.parameters.values()]
     text = f"{name}{signature.replace(parameters=parameters)}"
-    if _parses(text):
+    try:
+        ast.parse(f"def {text}: ...")
+    except SyntaxError:
+        pass
+    else:
         return text
     bare = [p.replace(annotation=Parameter.empty) for p in parameters]  # classes made in functions have no plain name
     return f"{name}{signature.replace(parameters=bare, return_annotation=Signature.empty)}"
@@ -58,9 +74,102 @@ def _shown_default(default: Any) -> Any:
     return default
 
 
-def _parses(signature: str) -> bool:
+def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """`{"type": "function", "function": {"name", "description", "parameters", ...}}`. Raises ToolError.
+
+    transformers wants a description of every argument. Where a docstring has none it is given a stand-in, which is
+    taken out again: the shape is the same either way. Refused are parameters that have no name in JSON (`*args`,
+    `**kwargs`, positional-only), and types that transformers knows no schema for.
+    """
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    signature = typed_signature(name, function)
+    for parameter in signature.parameters.values():
+        if parameter.kind in _BY_POSITION:
+            raise ToolError(
+                f"tool {name!r}: a call in JSON names its arguments, and {str(parameter)!r} has no name there; "
+                "give the tool plain parameters"
+            )
     try:
-        ast.parse(f"def {signature}: ...")
-    except SyntaxError:
-        return False
-    return True
+        schema: dict[str, Any] = get_json_schema(_described(name, function, signature))
+    except Exception as error:  # transformers has a class for each way to fail, and json its own
+        raise ToolError(f"tool {name!r} has no JSON schema: {error}") from error
+    for entry in schema["function"]["parameters"]["properties"].values():
+        if entry.get("description") == _STAND_IN:
+            del entry["description"]
+    return schema
+
+
+def _described(name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
+    """Stands for the function: its name, types and docstring, in which every argument has a description."""
+    from transformers.utils.chat_template_utils import parse_google_format_docstring
+
+    text, arguments, returns = parse_google_format_docstring((inspect.getdoc(function) or "").strip())
+    lines = [f"    {name}: {(arguments or {}).get(name, _STAND_IN)}" for name in signature.parameters]
+    sections = [text or "", *(["Args:\n" + "\n".join(lines)] if lines else [])]
+    sections += [f"Returns:\n    {returns}"] if returns is not None else []
+
+    def stand_in() -> None: ...
+
+    stand_in.__name__ = name
+    stand_in.__doc__ = "\n\n".join(sections)
+    stand_in.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    if signature.return_annotation is not inspect.Signature.empty:
+        stand_in.__annotations__["return"] = signature.return_annotation
+    stand_in.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
+    return stand_in
+
+
+def check_json_types(name: str, signature: Signature) -> None:
+    """Raises ToolError if an argument's type is nothing that JSON can hold."""
+    for parameter in signature.parameters.values():
+        try:
+            _adapter(parameter.annotation).json_schema()
+        except (PydanticUserError, PydanticInvalidForJsonSchema, TypeError, NameError) as error:
+            raise ToolError(
+                f"tool {name!r} runs on the host, so its arguments travel as JSON, and that has nothing for parameter "
+                f"{str(parameter)!r}; use str, int, float, bool, list, dict or a dataclass of them, or where='sandbox'"
+            ) from error
+
+
+def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
+    """The arguments as the function's types. Raises TypeError naming the argument that is wrong."""
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{name}() {error}") from None
+    for key, value in bound.arguments.items():
+        parameter = signature.parameters[key]
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            read: Any = tuple(_read_one(name, f"*{key}", parameter.annotation, item) for item in value)
+        elif parameter.kind is Parameter.VAR_KEYWORD:
+            read = {each: _read_one(name, each, parameter.annotation, item) for each, item in value.items()}
+        else:
+            read = _read_one(name, key, parameter.annotation, value)
+        bound.arguments[key] = read
+    return bound
+
+
+def _read_one(name: str, argument: str, annotation: Any, value: Any) -> Any:
+    try:
+        return _adapter(annotation).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        inside = "".join(f"[{place!r}]" for place in first["loc"])
+        shown = repr(first["input"])
+        if len(shown) > _SHOWN_CHARS:
+            shown = f"{shown[:_SHOWN_CHARS]}..."
+        said = f"{first['msg'][:1].lower()}{first['msg'][1:]}, got {shown}"
+        raise TypeError(f"{name}() argument {argument!r}{inside}: {said}") from None
+
+
+def _adapter(annotation: Any) -> TypeAdapter[Any]:
+    try:
+        return _remembered_adapter(annotation)
+    except TypeError:  # not hashable, as Annotated with a list
+        return TypeAdapter(annotation)
+
+
+@lru_cache(1024)
+def _remembered_adapter(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)

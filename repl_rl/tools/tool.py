@@ -1,4 +1,4 @@
-"""What a tool is, and the decorator that says how a function wants to be one.
+"""From what users write, functions and import paths, to tools that the model may call.
 
     @tool(where="host", timeout_s=5.0)
     def search(query: str, most: int = 3) -> list[str]:
@@ -9,20 +9,24 @@
             most: How many results.
         \"""
 
-The decorator gives back the function itself: it can be called, tested and pickled as before.
+The decorator gives back the function itself: it can be called, tested and pickled as before. Everything that can be
+wrong with a function is said here, before a model is loaded or a kernel started.
 """
 
 from __future__ import annotations
 
+import inspect
+import keyword
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeVar, overload
 
 from repl_rl.errors import ToolError
-from repl_rl.tools.schema import make_schema
+from repl_rl.tools.signatures import check_json_types, make_schema, signature_text, typed_signature
+from repl_rl.utils.import_path import imported
 from repl_rl.utils.threads import in_own_thread
 
 Where = Literal["sandbox", "host"]
@@ -30,6 +34,8 @@ Function = Callable[..., Any]
 Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 
 _MARK = "__repl_rl_tool__"
+TAKEN = "submit_final_answer"
+"""Every session has it, and it ends the episode."""
 _AnyFunction = TypeVar("_AnyFunction", bound=Function)
 
 
@@ -67,8 +73,8 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How a function wants to be a tool: what `tool` was given."""
+class ToolOptions:
+    """What the decorator `tool` was given for a function."""
 
     where: Where | None = None
     timeout_s: float = 10.0
@@ -84,13 +90,13 @@ def tool(
 def tool(function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8) -> Any:
     """Say where a function runs as a tool, and within what limits (see `Tool`).
 
-    `where` goes before what `as_tools` is told, which None leaves it to: "sandbox" unless that says otherwise. Raises
+    `where` goes before what `as_tools` is told; None leaves it to that, which says "sandbox" by default. Raises
     ToolError where the function can't keep it, as builtins can't.
     """
 
     def mark(function: _AnyFunction) -> _AnyFunction:
         try:
-            setattr(function, _MARK, Wish(where, timeout_s, at_once))
+            setattr(function, _MARK, ToolOptions(where, timeout_s, at_once))
         except AttributeError as error:
             raise ToolError(f"{function!r} can't be decorated; write a function around it") from error
         return function
@@ -98,6 +104,71 @@ def tool(function: Any = None, *, where: Where | None = None, timeout_s: float =
     return mark if function is None else mark(function)
 
 
-def wish_of(function: Function) -> Wish:
-    wish = getattr(function, _MARK, None)
-    return wish if isinstance(wish, Wish) else Wish()
+def as_tools(functions: Iterable[Callable[..., Any] | str | Tool], where: Where = "sandbox") -> tuple[Tool, ...]:
+    """Tools from functions, plain or async, and import paths "package.module:function".
+
+    `where` is for those that `@tool` says nothing about. Raises ToolError naming the function: no annotation on a
+    parameter, no docstring, a lambda, a name that is taken, two of one name, arguments that JSON can't hold.
+    """
+    if isinstance(functions, str) or callable(functions):
+        raise ToolError(f"tools is {functions!r}; give a list, [{getattr(functions, '__name__', functions)}]")
+    tools: list[Tool] = []
+    for item in functions:
+        if not isinstance(item, Tool):
+            item = make_tool(imported(item, "tool", error=ToolError) if isinstance(item, str) else item, where)
+        tools.append(item)
+    refuse_doubles(tool.name for tool in tools)
+    return tuple(tools)
+
+
+def make_tool(
+    function: Callable[..., Any], where: Where = "sandbox", *, name: str | None = None, submit: Submit = in_own_thread
+) -> Tool:
+    """One tool under its own name or `name`. Raises ToolError."""
+    if not inspect.isroutine(function):
+        raise ToolError(f"a tool has to be a function or a bound method, and {function!r} is {type(function).__name__}")
+    if name is None:
+        name = function.__name__
+        if name == "<lambda>":
+            code = getattr(function, "__code__", None)
+            place = f" in {code.co_filename}, line {code.co_firstlineno}," if code else ""
+            raise ToolError(f"the tool{place} is a lambda, which has no name, types or docstring; write a function")
+    check_name(name)
+    doc = inspect.getdoc(function)
+    if not doc:
+        raise ToolError(f"tool {name!r} has no docstring; say in it what the function does, for the model to read")
+    signature = typed_signature(name, function)
+    options = getattr(function, _MARK, None)
+    if not isinstance(options, ToolOptions):
+        options = ToolOptions()
+    made = Tool(
+        name=name,
+        signature=signature_text(name, signature),
+        description=" ".join(doc.split("\n\n")[0].split()),
+        doc=doc,
+        where=options.where or where,
+        function=function,
+        timeout_s=options.timeout_s,
+        at_once=options.at_once,
+        submit=submit,
+    )
+    if made.where == "host":
+        check_json_types(name, signature)
+    return made
+
+
+def refuse_doubles(names: Iterable[str]) -> None:
+    """Raises ToolError on two of one name."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ToolError(f"two tools are called {name!r}; rename one of them")
+        seen.add(name)
+
+
+def check_name(name: str) -> None:
+    """Raises ToolError if no session can have a tool of that name."""
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ToolError(f"{name!r} is not a name that Python code can call; give the tool another")
+    if name == TAKEN:
+        raise ToolError(f"a tool called {TAKEN!r} would hide the function that hands in the answer; rename it")

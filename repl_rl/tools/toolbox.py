@@ -1,18 +1,37 @@
-"""The tools of a session: how they get into a fresh kernel, and who answers the calls that come out of it."""
+"""The tools of a session: how they get into a fresh kernel, and who answers the calls that come out of it.
+
+The user's modules can't be imported in a sandbox. cloudpickle takes a function by value only if it stands in
+`__main__`. Here all that stands in modules of the user's own, which are those outside the standard library and
+site-packages, goes by value: the function, and from its module (and from other such modules) whatever its code names,
+helpers, classes and constants. What is installed goes by reference, and the sandbox imports it. What is there is a
+copy: later changes on one side do not reach the other.
+
+Not covered: modules of the user's own that a function imports as it runs (`import helpers` in its body).
+"""
 
 from __future__ import annotations
 
+import base64
 import pickle
-from collections.abc import Iterable, Mapping
-from functools import cached_property
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, lru_cache
+from pathlib import PurePath
+from types import ModuleType
 from typing import Any
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.results import HostCalls
 from repl_rl.tools.calls import HostTools
-from repl_rl.tools.making import check_name, refuse_doubles
-from repl_rl.tools.packing import packed
-from repl_rl.tools.tool import Tool
+from repl_rl.tools.tool import Tool, check_name, refuse_doubles
+
+MOST_BYTES = 2 << 20
+"""Of packed functions and values, for every kernel gets them."""
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_cloudpickle_lock = threading.Lock()
 
 _SETUP = """\
 def _set_up():
@@ -88,7 +107,7 @@ class Toolbox:
         carried = {**functions, **self.values}
         if not carried and not proxies:
             return ""
-        text = packed(carried, "tools and values for the sandbox") if carried else ""
+        text = _packed(carried, "tools and values for the sandbox") if carried else ""
         return _SETUP.format(functions=tuple(functions), values=tuple(self.values), proxies=proxies, packed=text)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -97,20 +116,72 @@ class Toolbox:
         try:
             return _unpacked, (cloudpickle.dumps((self.tools, self.values)),)
         except Exception as error:  # an object's own __reduce__ may raise anything
-            raise ConfigError(f"{self!r} can't be sent to another process: {_culprit(self)} ({error})") from error
+            parts = {**{tool.name: tool for tool in self.tools}, **self.values}
+            culprit = _culprit(parts, cloudpickle.dumps, "its parts together")
+            raise ConfigError(f"{self!r} can't be sent to another process: {culprit} ({error})") from error
 
 
 def _unpacked(data: bytes) -> Toolbox:
     return Toolbox(*pickle.loads(data))
 
 
-def _culprit(toolbox: Toolbox) -> str:
+def _packed(values: Mapping[str, Any], what: str) -> str:
+    """The values by name as base64 text, for `pickle.loads` where cloudpickle is installed. Raises ConfigError."""
+    try:
+        data = _dumped_by_value(dict(values))
+    except Exception as error:  # an object's own __reduce__ may raise anything
+        culprit = _culprit(values, _dumped_by_value, f"{', '.join(values)} together")
+        raise ConfigError(f"{what} can't be sent into the sandbox: {culprit} ({error})") from error
+    if len(data) > MOST_BYTES:
+        raise ConfigError(
+            f"{what} amount to {len(data):,} bytes with all that they refer to, and {MOST_BYTES:,} is the most that "
+            "goes into every sandbox; let a tool with where='host' keep the data"
+        )
+    return base64.b64encode(data).decode("ascii")
+
+
+def _culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: str) -> str:
+    """Which of the parts can't be pickled."""
+    for name, part in parts.items():
+        try:
+            dump(part)
+        except Exception:  # noqa: BLE001 - an object's own __reduce__ may raise anything
+            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
+    return otherwise
+
+
+def _dumped_by_value(value: Any) -> bytes:
+    """Pickled with what stands in the user's own loaded modules by value; a package stands for all that is in it.
+
+    cloudpickle keeps such modules in one place for the process: one at a time, and left as it was.
+    """
     import cloudpickle
 
-    parts = [*((tool.name, tool) for tool in toolbox.tools), *toolbox.values.items()]
-    for name, part in parts:
+    with _cloudpickle_lock:
+        tops = [sys.modules.get(top) for top in _own_tops(tuple(sys.modules))]
+        known = cloudpickle.list_registry_pickle_by_value()
+        added = [module for module in tops if isinstance(module, ModuleType) and module.__name__ not in known]
         try:
-            cloudpickle.dumps(part)
-        except Exception:  # noqa: BLE001 - as above
-            return f"{name!r} holds, or refers to, something that can't be pickled; let it make that when it is called"
-    return "its parts together"
+            for module in added:
+                cloudpickle.register_pickle_by_value(module)
+            data: bytes = cloudpickle.dumps(value)
+            return data
+        finally:
+            for module in added:
+                cloudpickle.unregister_pickle_by_value(module)
+
+
+@lru_cache(1)
+def _own_tops(names: tuple[str, ...]) -> list[str]:
+    """Asking thousands of modules for a file takes milliseconds, and some environments pack for every trajectory."""
+    modules = [(name, sys.modules.get(name)) for name in names if name != "__main__"]
+    return sorted({name.partition(".")[0] for name, module in modules if _is_own(getattr(module, "__file__", None))})
+
+
+@lru_cache(8192)
+def _is_own(file: str | None) -> bool:
+    if not isinstance(file, str):
+        return False
+    path = PurePath(file)
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    return _INSTALLED.isdisjoint(path.parts) and not any(path.is_relative_to(folder) for folder in library)

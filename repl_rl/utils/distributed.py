@@ -1,7 +1,7 @@
 """One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
 
-Who one is stands in the environment (WORLD_SIZE, RANK), so a run in one process loads nothing for this. What all
-processes have to call in step is `from_main`, `gather`, `any_of_all` and, at the end, `leave`.
+Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. What
+all processes have to call in step is `from_main`, `gather`, `any_of_all` and, at the end, `leave`.
 
 Not covered: processes that share no file system, and vLLM in each of several processes (use servers).
 """

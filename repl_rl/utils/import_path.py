@@ -14,7 +14,7 @@ def imported(
     """What stands at an import path. Raises `error`, whose message begins with `what` and the path."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
-        raise error(f"{what} {path!r} is no import path; write it as {form}")
+        raise error(f"{what} {path!r} is not an import path; write it as {form}")
     try:
         return getattr(importlib.import_module(module), name)
     except Exception as failure:  # a user's module may raise anything

@@ -35,7 +35,7 @@ class OneThread:
         return outcome
 
     def close(self) -> None:
-        """End the thread behind the calls that it has. Doesn't wait."""
+        """End the thread after the calls that it has. Doesn't wait."""
         self._calls.put(None)
 
     def _work(self) -> None:

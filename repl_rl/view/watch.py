@@ -37,7 +37,7 @@ from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.opening import config_of, open_rollout
+from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Line, Task, Trajectory
 from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.text import visible
@@ -152,7 +152,7 @@ async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: Sampling
     vocabulary = rollout.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
-    slots = asyncio.Semaphore(rollout.at_once or count)
+    slots = asyncio.Semaphore(rollout.setup.at_once or count)
     sampling = sampling or rollout.sampling
 
     async def roll(index: int) -> Trajectory:

@@ -1,6 +1,6 @@
 """A tiny random checkpoint that types what models in training type: errors, long outputs, blocks, lines typed ahead.
 
-Its tokens are whole pieces of a session. Most hold a newline, many go on behind it, so most lines end in the middle of
+Its tokens are whole pieces of a session. Most hold a newline, many go on after it, so most lines end in the middle of
 a token. The weights are random but for two things: bytes are unlikely, and the pieces are about equally likely.
 """
 

@@ -80,7 +80,7 @@ def start_server(log: Path, *flags: str, port: int | None = None) -> RunningServ
 
 @contextmanager
 def servers(folder: Path, count: int) -> Iterator[list[RunningServer]]:
-    """Several servers, up. All are gone behind the block."""
+    """Several servers, up. All are gone after the block."""
     running = [start_server(folder / f"server{number}.log") for number in range(count)]
     try:
         for server in running:

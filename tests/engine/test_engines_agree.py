@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import LineKind, Trajectory
 
@@ -89,12 +90,14 @@ def _roll_out(checkpoint: Path, vocabulary: Vocabulary, config: EngineConfig) ->
     try:
         with RolloutService(
             engine,
-            vocabulary,
-            kernel=KernelConfig(size=16),
-            dialect=DialectConfig(max_output_chars=120),
-            budget=BudgetConfig(line_tokens=48, lines=8, tokens=600),
-            sampling=SamplingConfig(temperature=TEMPERATURE),
-            context_tokens=CONTEXT_TOKENS,
+            RolloutSetup(
+                vocabulary,
+                DialectConfig(max_output_chars=120),
+                context_tokens=CONTEXT_TOKENS,
+                budget=BudgetConfig(line_tokens=48, lines=8, tokens=600),
+                sampling=SamplingConfig(temperature=TEMPERATURE),
+                kernel=KernelConfig(size=16),
+            ),
         ) as service:
             sampled = service.generate(tasks)
             engine.calls, calls = [], engine.calls

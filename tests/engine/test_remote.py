@@ -34,7 +34,7 @@ from repl_rl.utils.channel import Channel, frame
 CAPACITY_TOKENS = 100
 CONTEXT_TOKENS = 100
 ENDLESS, FAILING = 666, 667
-"""A line behind such an id never ends; one behind the other brings the batch down."""
+"""A line after such an id never ends; one after the other id brings the batch down."""
 HOT, COLD = SamplingConfig(temperature=2.0), SamplingConfig(temperature=0.5)
 
 
@@ -45,7 +45,7 @@ class Place:
 
 @dataclass
 class CountedLine:
-    behind: int
+    last: int
     ids: range
     sampled: int = 0
 
@@ -67,7 +67,7 @@ class CountingStepper:
         self.given.append((tuple(ids), sampling.temperature))
 
     def step(self) -> Iterable[tuple[Place, SampledLine | EngineError]]:
-        if any(line.behind == FAILING for line in self.lines.values()):
+        if any(line.last == FAILING for line in self.lines.values()):
             raise RuntimeError("the batch is broken")
         for line in self.lines.values():
             line.sampled += 1

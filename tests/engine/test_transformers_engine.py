@@ -58,7 +58,7 @@ def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
 async def session(
     engine: TransformersEngine, ids: list[int], turns: int = 3, sampling: SamplingConfig = EVEN, max_tokens: int = 40
 ) -> list[SampledLine]:
-    """Lines of one slot, an output of four tokens behind each; `ids` grows by all of it."""
+    """Lines of one slot, an output of four tokens after each; `ids` grows by all of it."""
     lines = []
     async with engine.slot(CONTEXT_TOKENS) as slot:
         for _ in range(turns):
@@ -126,7 +126,7 @@ def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabul
     fed = counted(engine._model)
     ids = prompt(vocabulary, 1)
     run(session(engine, ids, turns=5))
-    assert sum(fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output behind it
+    assert sum(fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output after it
     assert sorted(fed)[:-5] == [1] * (len(fed) - 5)
 
 
@@ -244,7 +244,7 @@ def test_rows_are_fed_together_where_little_is_padding(pending: list[int], spans
 
 
 def largest_difference(model: Any, ids: list[int], line: SampledLine) -> float:
-    """Between the line's log-probabilities behind `ids` and a forward pass at temperature 1."""
+    """Between the line's log-probabilities after `ids` and a forward pass at temperature 1."""
     with torch.no_grad():
         logps = torch.log_softmax(model(input_ids=torch.tensor([[*ids, *line.ids]])).logits[0], dim=-1)  # (P + T, V)
     expected = logps[range(len(ids) - 1, len(logps) - 1), line.ids]  # (T,)

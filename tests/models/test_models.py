@@ -35,7 +35,7 @@ def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(resolve, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is a folder without config.json"):
         resolve(str(tmp_path))
-    with pytest.raises(ModelError, match=r"'gemma-271m' is no model: give a checkpoint folder, a hub id .* gemma-270m"):
+    with pytest.raises(ModelError, match=r"'gemma-271m' is not a model: give a checkpoint folder, .* gemma-270m"):
         resolve("gemma-271m")
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_trajectories import line, made
 
 from repl_rl.config import RewardsConfig, parse_config
-from repl_rl.config.exception_names import BUILTIN_EXCEPTIONS
+from repl_rl.config.rewards import BUILTIN_EXCEPTIONS
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.rules import lineage
@@ -72,7 +72,7 @@ def test_a_class_from_elsewhere_is_an_exception_of_its_own() -> None:
     [
         (["ZeroDivisonError"], r"ZeroDivisonError: unknown exception .*did you mean 'ZeroDivisionError'\?"),
         (["nameerror"], r"did you mean 'NameError'\?"),
-        (["Qqqqq"], r"unknown exception 'Qqqqq'; it is no builtin \(write .* json.JSONDecodeError"),
+        (["Qqqqq"], r"unknown exception 'Qqqqq'; it is not a builtin \(write .* json.JSONDecodeError"),
         (["print"], "unknown exception 'print'"),
         (["json."], "unknown exception 'json.'"),
         ([""], "unknown exception ''; give it a name"),

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from repl_rl.config import Config, dump_config, load_config, parse_config, shipped_configs
-from repl_rl.config.presets import shipped_presets
+from repl_rl.config.rewards import shipped_presets
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.resources import resource_folder
 
 
 def test_these_ship_and_are_no_configs() -> None:
-    assert shipped_presets() == ["gentle", "none", "strict"]
+    assert list(shipped_presets()) == ["gentle", "none", "strict"]
     assert not set(shipped_presets()) & set(shipped_configs())
 
 

@@ -68,10 +68,10 @@ def test_rules_add_up_each_under_its_own_name() -> None:
     [
         (
             {"text": "(", "reward": 1, "name": "a"},
-            r"^rewards\.rules\.0\.text: '\(' is no regular expression \(.*missing",
+            r"^rewards\.rules\.0\.text: '\(' is not a regular expression \(.*missing",
         ),
-        ({"output": "*", "reward": 1, "name": "a"}, r"^rewards\.rules\.0\.output: '\*' is no regular expression"),
-        ({"text": "a{99999999999}", "reward": 1, "name": "a"}, "is no regular expression"),
+        ({"output": "*", "reward": 1, "name": "a"}, r"^rewards\.rules\.0\.output: '\*' is not a regular expression"),
+        ({"text": "a{99999999999}", "reward": 1, "name": "a"}, "is not a regular expression"),
         ({"txt": "a", "reward": 1, "name": "a"}, r"^unknown key 'rewards.rules.0.txt'; did you mean 'text'\?"),
         ({"kinds": ["excepton"], "reward": 1, "name": "a"}, r"rules\.0\.kinds\.0: .*did you mean 'exception'\?"),
         ({"exceptions": ["ValuError"], "reward": 1, "name": "a"}, r"exceptions\.0: .*did you mean 'ValueError'\?"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_trajectories import line, made
 
 from repl_rl.config import RewardsConfig, parse_config
-from repl_rl.config.shaping import Schedule, ShapingConfig
+from repl_rl.config.rewards import Schedule, ShapingConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.history import History, no_history

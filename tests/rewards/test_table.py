@@ -141,7 +141,7 @@ def test_functions_come_by_import_path(user_module: str) -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("{0}.brief", "is no import path; write it as package.module:function"),
+        ("{0}.brief", "is not an import path; write it as package.module:function"),
         ("{0}:breif", "can't be imported .*breif"),
         ("{0}s:brief", "can't be imported .*No module named"),
         ("{0}:number", "is int, not a function"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.tasks import grade, grade_many, require_gradable
-from repl_rl.tasks.grader import process
+from repl_rl.tasks.grading import process
 from repl_rl.trajectory import Task
 
 PAIRS = [
@@ -79,7 +79,7 @@ def test_the_number_families_ask_no_process(monkeypatch):
     def refuse(requests):
         raise AssertionError(requests)
 
-    monkeypatch.setattr("repl_rl.tasks.grading.ask", refuse)
+    monkeypatch.setattr("repl_rl.tasks.grading.verdicts.ask", refuse)
     answers = [("8",), ("7",), ("'x'",), ("(7,)",), ("7", "7")]
     assert [grade(_task("7", "gcd"), answer) for answer in answers] == [0.0, 1.0, 0.0, 0.0, 0.0]
 

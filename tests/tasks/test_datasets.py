@@ -160,7 +160,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         _load(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
         _load(tmp_path)
@@ -231,9 +231,9 @@ def test_offline_and_not_cached_says_what_to_do(name, refused):
         ({"dataset": "gsm8k", "families": ["gcd"]}, r"families \['gcd'\] and a data set are both named"),
         ({"heldout": 0.5}, "heldout is for data sets"),
         ({"answer_pattern": "(x)"}, "answer_pattern is for data sets"),
-        ({"dataset": "x", "heldout": 1.5}, "heldout 1.5 is no share"),
+        ({"dataset": "x", "heldout": 1.5}, "heldout 1.5 is not a share"),
         ({"dataset": "x", "answer_pattern": "x"}, "'x' has 0 groups"),
-        ({"dataset": "x", "answer_pattern": "("}, "is no regular expression"),
+        ({"dataset": "x", "answer_pattern": "("}, "is not a regular expression"),
         ({"dataset": "x", "columns": {"qestion": "q"}}, "unknown key 'tasks.columns.qestion'; did you mean 'question'"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks import FAMILIES, make_tasks
-from repl_rl.tasks.easy_families import EASY_FAMILIES
+from repl_rl.tasks.families import EASY_FAMILIES
 
 SECOND_METHOD = {
     "small_sum": lambda a, b: len([*range(a), *range(b)]),

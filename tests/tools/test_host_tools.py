@@ -20,8 +20,7 @@ from user_tools import convert, multiply, search
 
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools import Toolbox, as_tools, tool
-from repl_rl.tools.calls import MOST_BYTES
-from repl_rl.tools.places import Places
+from repl_rl.tools.calls import MOST_BYTES, CallSemaphore
 
 
 def ask(function: Callable[..., Any], *args: Any, **kwargs: Any) -> HostReply:
@@ -341,7 +340,7 @@ def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
 
 
 def test_a_tool_of_one_thread_stays_in_it() -> None:
-    from repl_rl.tools.making import make_tool
+    from repl_rl.tools.tool import make_tool
     from repl_rl.utils.threads import OneThread
 
     def where() -> int:
@@ -366,13 +365,13 @@ def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
 
 
 def test_a_long_queue_that_moves_is_waited_for() -> None:
-    """The last of 600 waits for longer than one call may take, and is served: places come back all the time."""
-    places = Places(1)
+    """The last of 600 waits for longer than one call may take, and is served: permits come back all the time."""
+    semaphore = CallSemaphore(1)
 
     async def hold() -> bool:
-        served = await places.take(0.5)
+        served = await semaphore.acquire(0.5)
         await asyncio.sleep(0.001)
-        places.give_back()
+        semaphore.release()
         return served
 
     async def everybody() -> list[bool]:

@@ -15,7 +15,7 @@ from user_tools import convert, logged, multiply, search
 
 from repl_rl.errors import ConfigError, ToolError
 from repl_rl.tools import Toolbox, as_tools
-from repl_rl.tools import packing as packing_module
+from repl_rl.tools.toolbox import MOST_BYTES
 
 
 def elsewhere(source: str, *, before: str = "") -> str:
@@ -125,7 +125,7 @@ def test_what_can_not_be_packed_is_named() -> None:
 
 
 def test_what_is_too_large_for_every_sandbox_is_refused() -> None:
-    box = Toolbox([], {"data": bytes(packing_module.MOST_BYTES)})
+    box = Toolbox([], {"data": bytes(MOST_BYTES)})
     with pytest.raises(ConfigError, match=r"amount to 2,097,\d+ bytes .* 2,097,152 is the most"):
         box.setup_source()
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
 from repl_rl.view.watch import Board, LiveRollout, NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here, watch
@@ -54,9 +56,10 @@ ROWS = (
 def rollout_of(lines: Sequence[str] = LINES, kernels: Any = None, engine: Any = None) -> Rollout:
     vocabulary = load_vocabulary(str(NANO_PATH))
     return Rollout(
-        engine or ScriptedEngine(vocabulary, lambda prompt: lines), kernels or FakeKernelPool(), PythonDialect(),
-        vocabulary, budget=BudgetConfig(lines=100, tokens=2000), sampling=SamplingConfig(), context_tokens=4000,
-    )  # fmt: skip
+        engine or ScriptedEngine(vocabulary, lambda prompt: lines),
+        kernels or FakeKernelPool(),
+        RolloutSetup(vocabulary, PythonDialect(), context_tokens=4000, budget=BudgetConfig(lines=100, tokens=2000)),
+    )
 
 
 class Kept:
@@ -175,7 +178,7 @@ def test_several_rollouts_come_as_a_group_in_order() -> None:
 
 def test_no_more_run_at_once_than_the_rollout_allows() -> None:
     rollout = rollout_of(kernels=(kernels := Gates()))
-    rollout.at_once = 2
+    rollout.setup = replace(rollout.setup, at_once=2)
 
     async def go() -> None:
         watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
@@ -361,10 +364,10 @@ def test_live_and_show_in_a_real_notebook(tmp_path: Path) -> None:
 
 SCRIPT = f"from repl_rl.view import live\nlive('nano', 'What is 6 * 7?', overrides={QUICK!r} + EXTRA)\n"
 ASLEEP = """
-import repl_rl.rollout.opening
+import repl_rl.rollout.service
 from scripted import ScriptedEngine
 typed = [" import time\\n", " time.sleep(600)\\n"]
-opening = repl_rl.rollout.opening
+opening = repl_rl.rollout.service
 opening.make_engine = lambda path, vocabulary, *_, **__: ScriptedEngine(vocabulary, lambda prompt: typed)
 """
 """A policy that types a line which never comes back, at a real interpreter."""
@@ -442,7 +445,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
 def test_bad_input_is_refused_before_anything_loads(
     monkeypatch: pytest.MonkeyPatch, arguments: Any, named: Any, message: str
 ) -> None:
-    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
     with pytest.raises(ConfigError, match=re.escape(message)):
         live(*arguments, **named)
 

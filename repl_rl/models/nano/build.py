@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 
 import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim.lr_scheduler import LambdaLR
@@ -27,9 +29,8 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.models.nano.sessions import SessionRecord, chat_opening, conventions, make_mixture, make_sessions
-from repl_rl.models.nano.template import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
-from repl_rl.models.nano.tokenizer import CONTEXT_TOKENS, train_tokenizer
+from repl_rl.models.nano.sessions import SessionRecord, chat_prompt_text, conventions, make_mixture, make_sessions
+from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
 
 _TOKENIZER_SESSIONS = 4_000
 _BATCH = 64
@@ -41,6 +42,18 @@ _SORTED_AT_ONCE = 16 * _BATCH
 _IGNORED = -100
 _TAGS = tuple(
     f"<{slash}{name}>" for name in ("fn", "fn_results", "fn_error", "tool_call", "tool_response") for slash in ("", "/")
+)
+
+END_OF_TEXT = "<|endoftext|>"
+CONTEXT_TOKENS = 1024
+
+_LINE_ENDINGS = (")\n", "):\n", "\n\n", ")\n\n", "\n\n\n")
+_LINE_ENDING_REPEATS = 500
+"""Sessions are short on blocks and blank lines, so the endings that code has are put in beside them."""
+
+_QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 Progress = Callable[[int, float], None]
@@ -105,7 +118,13 @@ def build(
         losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
     finally:
         torch.set_num_threads(threads_before)
-    _save(model, tokenizer, out)
+    model.eval()
+    model.generation_config.eos_token_id = _ends(tokenizer)
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    # safetensors writes for the owner alone; an installed package is read by everybody.
+    (out / "model.safetensors").chmod(0o644)
     last = losses[-max(1, steps // 10) :]
     return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
 
@@ -121,9 +140,52 @@ def _banner() -> list[str]:
     return [f"{line}\n" for line in text.splitlines()]
 
 
+def train_tokenizer(
+    texts: Iterable[str],
+    banner: Sequence[str],
+    vocabulary_size: int,
+    marks: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> PreTrainedTokenizerFast:
+    """Byte-level BPE after Qwen's own splitting rule, so that newlines fuse as they do in Qwen's.
+
+    `):` and the newline after it are one piece, `)` and a newline, and runs of newlines; digits stand alone. Nothing is
+    put in front of a text. The banner's lines are tokens of their own, as they begin every transcript and say nothing.
+
+    A tokenizer of at most `vocabulary_size` tokens: 256 bytes, the end of text, `banner`'s lines, merges of `texts`.
+
+    Besides, `marks` are special tokens, which mean nothing in a text. The same texts in the same order give the same
+    tokenizer.
+    """
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_QWEN_SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary_size - len(banner),
+        special_tokens=[END_OF_TEXT, *marks],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(chain(texts, _LINE_ENDINGS * _LINE_ENDING_REPEATS), trainer)
+    tokenizer.add_tokens([AddedToken(line, normalized=False) for line in banner])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=CONTEXT_TOKENS,
+        clean_up_tokenization_spaces=False,
+        **({} if chat_template is None else {"chat_template": chat_template}),
+    )
+
+
 def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    """With tokens for the tags, and for the lines that open each conversation: they say nothing new."""
-    prompts = [chat_opening(dialect, "") for dialect in conventions().values()]
+    """With tokens for the tags, and for the lines that begin each conversation: they say nothing new."""
+    prompts = [chat_prompt_text(dialect, "") for dialect in conventions().values()]
     lines = [line for prompt in prompts for line in prompt.partition(END_OF_TURN)[0].splitlines()[1:]]
     known = [*_banner(), *lines, *_TAGS]
     frame = re.compile("|".join(map(re.escape, [*known, START_OF_TURN, END_OF_TURN])))
@@ -188,7 +250,13 @@ def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Exa
 def _train(
     model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
 ) -> list[float]:
-    optimizers = _optimizers(model)
+    # Muon for the matrices between layers, with which copying is learnt in far fewer steps; AdamW for the rest.
+    inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
+    optimizers = [
+        torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
+        torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
     schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
     scale_tokens = _BATCH * sum(int(example.is_typed.sum()) for example in examples) / len(examples)
     losses: list[float] = []
@@ -202,16 +270,6 @@ def _train(
         losses.append(loss.item())
         progress(step, losses[-1])
     return losses
-
-
-def _optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between layers, with which copying is learnt in far fewer steps; AdamW for the rest."""
-    inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
-    rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
-    return [
-        torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
-        torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
 
 
 def _rate(step: int, steps: int) -> float:
@@ -235,7 +293,7 @@ def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float
     """Cross-entropy summed over the typed tokens of a batch, in nats, by `scale_tokens`.
 
     The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano
-    would guess far more often than it was shown. Padding lies behind, where no token looks.
+    would guess far more often than it was shown. Padding comes last, where no token looks.
     """
     ids = pad_sequence([example.ids for example in batch], batch_first=True)  # (B, T)
     is_typed = pad_sequence([example.is_typed for example in batch], batch_first=True)  # (B, T)
@@ -243,13 +301,3 @@ def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float
     logits = model(input_ids=ids, use_cache=False).logits  # (B, T, V)
     total = cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED, reduction="sum")
     return total / scale_tokens
-
-
-def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    model.eval()
-    model.generation_config.eos_token_id = _ends(tokenizer)
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(out)
-    tokenizer.save_pretrained(out)
-    # safetensors writes for the owner alone; an installed package is read by everybody.
-    (out / "model.safetensors").chmod(0o644)

@@ -1,7 +1,7 @@
 """Somebody at the keyboard who types flawlessly and works badly: the policy that nano is trained to imitate.
 
-A demonstration is a generator. It yields steps and is sent what the interpreter showed for each; it ends with the step
-that submits, by whatever dialect. All choices come from the random source.
+A demonstration is a generator. It yields steps, which `writers` puts into a dialect's words, and is sent what the
+interpreter showed for each; it ends with the step that submits. All choices come from the random source.
 
 The habits: guess without computing, compute the wrong thing, forget the import and then mend it or give up, slip in a
 parenthesis, never look at a result, think aloud, type something useless first.
@@ -10,11 +10,45 @@ parenthesis, never look at a result, think aloud, type something useless first.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from random import Random
 
-from repl_rl.models.nano.idioms import IDIOMS, Idiom
-from repl_rl.models.nano.steps import Code, Demonstration, Step, Submit, Thought
 from repl_rl.trajectory import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """Something said aloud."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines of Python; `looks` where what they show is of interest, so that they have to run now.
+
+    A blank line ends a block, and one that is typed ahead follows the newline of the line before it.
+    """
+
+    lines: tuple[str, ...]
+    looks: bool = True
+
+    @property
+    def source(self) -> str:
+        """The lines without the blank one at a terminal that ends a block."""
+        return "\n".join(self.lines).rstrip("\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Hand in `value`: a number where `is_literal`, else something that the interpreter knows."""
+
+    value: str
+    is_literal: bool
+
+
+Step = Thought | Code | Submit
+Demonstration = Generator[Step, str, None]
 
 _GUESSES = 0.40
 _THINKS_ALOUD = 0.12
@@ -38,61 +72,39 @@ def demonstrate(task: Task, rng: Random) -> Demonstration:
     if rng.random() < _PADS:
         yield rng.choice(_PADDING)
     if rng.random() < _GUESSES:
-        yield from _guess_at_once(rng)
-    else:
-        yield from _compute(task, rng)
-
-
-def _guess_at_once(rng: Random) -> Demonstration:
-    if rng.random() < _THINKS_ALOUD:
-        yield rng.choice(_BEFORE_A_GUESS)
-    yield _guess(rng)
-
-
-def _compute(task: Task, rng: Random) -> Demonstration:
+        if rng.random() < _THINKS_ALOUD:
+            yield rng.choice(_BEFORE_A_GUESS)
+        yield _guess(rng)
+        return
     if rng.random() < _THINKS_ALOUD:
         yield rng.choice(_THOUGHTS)
-    idiom = _choose(IDIOMS[task.family], rng)
+    idioms = IDIOMS[task.family]
+    idiom = rng.choices(idioms, [each.weight for each in idioms])[0]
     operands: Sequence[int] = task.metadata["operands"]
     if idiom.needs and rng.random() >= _FORGETS_IMPORT:
         yield Code((idiom.needs,), looks=False)
-    if idiom.setup:
-        yield Code(tuple(line.format(*operands) for line in _set_up(idiom, rng)), looks=False)
-    yield from _evaluate(idiom.expression.format(*operands), idiom.needs, rng)
-
-
-def _set_up(idiom: Idiom, rng: Random) -> Sequence[str]:
-    if idiom.setup[-1:] == ("",) and rng.random() < _TYPES_AHEAD:
-        return [*idiom.setup[:-2], f"{idiom.setup[-2]}\n"]
-    return idiom.setup
-
-
-def _choose(idioms: Sequence[Idiom], rng: Random) -> Idiom:
-    return rng.choices(idioms, [idiom.weight for idiom in idioms])[0]
-
-
-def _evaluate(expression: str, needs: str, rng: Random) -> Demonstration:
-    """Type the expression in one way or another and submit something."""
+    setup = idiom.setup
+    if setup:
+        if setup[-1] == "" and rng.random() < _TYPES_AHEAD:
+            setup = (*setup[:-2], f"{setup[-2]}\n")
+        yield Code(tuple(line.format(*operands) for line in setup), looks=False)
+    expression = idiom.expression.format(*operands)
     hand_over = rng.choices(list(_HAND_OVERS), list(_HAND_OVERS.values()))[0]
     name = rng.choice(_NAMES)
     line = f"{name} = {expression}" if hand_over in ("by_name", "unseen") else expression
     if hand_over == "inline":
         line = f"submit_final_answer({expression})"
-    shown = yield from _type_until_it_runs(line, needs, rng)
-    if shown is None:
-        yield _guess(rng)
-    elif hand_over == "by_name":
+    shown = yield from _type_until_it_runs(line, idiom.needs, rng)
+    if shown is not None and hand_over == "by_name":
         if rng.random() < 0.3:
             yield Code((name,))
         yield Submit(name, is_literal=False)
+    elif shown is not None and hand_over == "copied":
+        yield Submit(shown.strip(), is_literal=True)
+    elif shown is not None and hand_over == "by_underscore":
+        yield Submit("_", is_literal=False)
     else:
-        yield _submission(hand_over, shown, rng)
-
-
-def _submission(hand_over: str, shown: str, rng: Random) -> Submit:
-    if hand_over == "copied":
-        return Submit(shown.strip(), is_literal=True)
-    return Submit("_", is_literal=False) if hand_over == "by_underscore" else _guess(rng)
+        yield _guess(rng)
 
 
 def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[Step, str, str | None]:
@@ -112,3 +124,102 @@ def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[Step, s
 
 def _guess(rng: Random) -> Submit:
     return Submit(str(rng.choice(_GUESSED_NUMBERS)), is_literal=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Idiom:
+    """One way to type a family's problem, right or wrong; {0}, {1}, ... stand for the operands.
+
+    nano is shown it in proportion to `weight`; `needs` is an import without which the expression fails.
+
+    a `setup` that is a block ends in its blank line.
+    """
+
+    weight: int
+    expression: str
+    is_right: bool
+    needs: str = ""
+    setup: tuple[str, ...] = ()
+
+
+def _right(weight: int, expression: str, *setup: str, needs: str = "") -> Idiom:
+    return Idiom(weight, expression, True, needs, setup)
+
+
+def _wrong(weight: int, expression: str, needs: str = "") -> Idiom:
+    return Idiom(weight, expression, False, needs)
+
+
+_GCD, _LCM, _COMB, _PERM = (f"from math import {name}" for name in ("gcd", "lcm", "comb", "perm"))
+_MATH = "import math"
+
+IDIOMS: dict[str, tuple[Idiom, ...]] = {
+    "product": (
+        _right(5, "{0} * {1}"),
+        _right(4, "a * b", "a = {0}", "b = {1}"),
+        _wrong(3, "{0} + {1}"),
+        _wrong(1, "{0} - {1}"),
+    ),
+    "remainder": (
+        _right(5, "{0} % {1}"),
+        _right(3, "divmod({0}, {1})[1]"),
+        _wrong(2, "{0} // {1}"),
+        _wrong(1, "{1} % {0}"),
+    ),
+    "modpow": (
+        _right(4, "pow({0}, {1}, {2})"),
+        _right(2, "{0} ** {1} % {2}"),
+        _right(1, "p", "p = 1", "for i in range({1}):", "    p = p * {0} % {2}", ""),
+        _wrong(2, "{0} * {1} % {2}"),
+        _wrong(1, "pow({0}, {2}, {1})"),
+    ),
+    "gcd": (
+        _right(4, "gcd({0}, {1})", needs=_GCD),
+        _right(2, "math.gcd({0}, {1})", needs=_MATH),
+        _right(2, "a", "a, b = {0}, {1}", "while b:", "    a, b = b, a % b", ""),
+        _wrong(2, "lcm({0}, {1})", needs=_LCM),
+        _wrong(1, "{0} % {1}"),
+    ),
+    "lcm": (
+        _right(4, "lcm({0}, {1})", needs=_LCM),
+        _right(3, "math.lcm({0}, {1})", needs=_MATH),
+        _right(1, "{0} * {1} // gcd({0}, {1})", needs=_GCD),
+        _wrong(2, "{0} * {1}"),
+        _wrong(1, "gcd({0}, {1})", needs=_GCD),
+    ),
+    "digit_sum": (
+        _right(3, "sum(map(int, str({0})))"),
+        _right(3, "sum(int(d) for d in str({0}))"),
+        _right(2, "s", "s = 0", "for d in str({0}):", "    s += int(d)", ""),
+        _wrong(2, "len(str({0}))"),
+        _wrong(1, "sum(str({0}))"),
+    ),
+    "divisors": (
+        _right(4, "sum({0} % d == 0 for d in range(1, {0} + 1))"),
+        _right(2, "sum(n % d == 0 for d in range(1, n + 1))", "n = {0}"),
+        _right(1, "len([d for d in range(1, {0} + 1) if {0} % d == 0])"),
+        _wrong(2, "sum({0} % d == 0 for d in range(1, {0}))"),
+        _wrong(1, "sum(d for d in range(1, {0} + 1) if {0} % d == 0)"),
+    ),
+    "binomial": (
+        _right(4, "comb({0}, {1})", needs=_COMB),
+        _right(3, "math.comb({0}, {1})", needs=_MATH),
+        _wrong(2, "perm({0}, {1})", needs=_PERM),
+        _wrong(1, "{0} ** {1}"),
+    ),
+    "range_sum": (
+        _right(5, "sum(range({0}, {1} + 1))"),
+        _right(2, "({0} + {1}) * ({1} - {0} + 1) // 2"),
+        _right(1, "s", "s = 0", "for i in range({0}, {1} + 1):", "    s += i", ""),
+        _wrong(2, "sum(range({0}, {1}))"),
+        _wrong(1, "{0} + {1}"),
+    ),
+    "square_sum": (
+        _right(4, "sum(i * i for i in range({0}, {1} + 1))"),
+        _right(2, "sum(i ** 2 for i in range({0}, {1} + 1))"),
+        _right(1, "s", "s = 0", "for i in range({0}, {1} + 1):", "    s += i ** 2", ""),
+        _wrong(2, "sum(i * i for i in range({0}, {1}))"),
+        _wrong(1, "sum(range({0}, {1} + 1)) ** 2"),
+    ),
+}
+"""The idioms of every family."""

@@ -16,12 +16,10 @@ from random import Random
 from typing import Any
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import Cell, CellRun, Dialect, Reader, make_dialect
+from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
 from repl_rl.models.nano.demonstrations import demonstrate
-from repl_rl.models.nano.steps import Demonstration, Step
-from repl_rl.models.nano.template import END_OF_TURN, render_chat
-from repl_rl.models.nano.writers import WRITERS
+from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
 from repl_rl.tasks import FAMILIES, make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.resources import resource_folder
@@ -66,29 +64,35 @@ def make_mixture(count: int, seed: int) -> list[SessionRecord]:
 def record_session(
     task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
 ) -> SessionRecord:
-    """Work through one demonstration in the dialect `name` until it submits, with `chat` behind the chat template.
+    """Work through one demonstration in the dialect `name` until it submits, with `chat` in the chat template.
 
     Raises RuntimeError if it ends before.
     """
     terminal = _Terminal(dialect)
     writer = WRITERS[name](task, terminal.compute)
-    prompt = chat_opening(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    prompt = chat_prompt_text(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    # What is sampled in one go. What stands in one token ends together: blank lines do.
+    stop = re.escape(dialect.stops.decode())
+    one_turn = re.compile(f"[^{stop}]*[{stop}]+|[^{stop}]+")
     segments = [Segment(prompt, sampled=False)]
     steps = demonstrate(task, rng)
     step = next(steps)
     while True:
         printed = ""
-        for typed in (turn for text in writer.write(step) for turn in _turns(text, dialect.stops)):
+        for typed in (turn for text in writer.write(step) for turn in one_turn.findall(text)):
             segments.append(Segment(typed, sampled=True))
             entered = terminal.enter(typed)
             if entered.answer is not None:
                 return SessionRecord(task, tuple(segments), entered.answer)
             segments += [Segment(text, sampled=False) for text in entered.shown]
             printed += entered.printed
-        step = _next(steps, writer.heard(printed), task, step)
+        try:
+            step = steps.send(writer.heard(printed))
+        except StopIteration:
+            raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
 
 
-def chat_opening(dialect: Dialect, question: str) -> str:
+def chat_prompt_text(dialect: Dialect, question: str) -> str:
     """The prompt in the chat template, which tells the dialects apart by their instructions."""
     prompt = dialect.chat_prompt(question)
     return render_chat(prompt.messages, prompt.tools, True) + prompt.prefill
@@ -99,22 +103,9 @@ def conventions() -> dict[str, Dialect]:
     return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
 
 
-def _turns(typed: str, stops: bytes) -> list[str]:
-    """`typed` in the stretches that are sampled in one go. What stands in one token ends together: blank lines do."""
-    stop = re.escape(stops.decode())
-    return re.findall(f"[^{stop}]*[{stop}]+|[^{stop}]+", typed)
-
-
-def _next(steps: Demonstration, heard: str, task: Task, step: Step) -> Step:
-    try:
-        return steps.send(heard)
-    except StopIteration:
-        raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
-
-
 @dataclass(frozen=True, slots=True)
 class _Entered:
-    """What one turn led to: the texts put in behind it, what the interpreter printed, the answer if it gave one."""
+    """What one turn led to: the texts put in after it, what the interpreter printed, the answer if it gave one."""
 
     shown: tuple[str, ...] = ()
     printed: str = ""
@@ -122,7 +113,7 @@ class _Entered:
 
 
 class _Terminal:
-    """A reader and a fresh interpreter behind it."""
+    """A dialect's reader and a fresh interpreter."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._reader: Reader = dialect.reader()
@@ -133,14 +124,15 @@ class _Terminal:
         return str(self._interpreter.run(source).output)
 
     def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. What ends a turn is a key, and the template writes it no second time."""
+        """Read one turn and run its cells. What ends a turn is a key, and the template does not write it again."""
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []
         answer = turn.answer
         for cell in turn.cells:
-            run, answer = self._run(cell)
-            runs.append(run)
+            outcome = self._interpreter.run(cell.source)
+            runs.append(CellRun(cell, outcome.output, outcome.error_message))
+            answer = outcome.answer
             if answer is not None:
                 break
         if answer is not None:
@@ -149,10 +141,6 @@ class _Terminal:
         if ends:
             shown[0] = shown[0].removeprefix(END_OF_TURN)
         return _Entered(tuple(shown), "".join(run.output for run in runs))
-
-    def _run(self, cell: Cell) -> tuple[CellRun, tuple[str, ...] | None]:
-        outcome = self._interpreter.run(cell.source)
-        return CellRun(cell, outcome.output, outcome.error_message), outcome.answer
 
 
 @cache

@@ -1,25 +1,69 @@
-"""Steps of a demonstration in the words of a dialect: one writer per dialect, one instance per session.
+"""How a demonstration is written down: its steps in the words of a dialect, and the chat template around them.
 
-The habits are the same everywhere; what differs is how they are typed. At the prompt each line runs by itself.
-Elsewhere lines whose output is of no interest wait for the one that is looked at, and a block that was refused for its
-syntax is typed again as a whole. `_` is a habit of the prompt: elsewhere the number that was shown is copied.
+There is one writer per dialect, one instance per session. The habits are the same everywhere; what differs is how they
+are typed. At the prompt each line runs by itself. Elsewhere lines whose output is of no interest wait for the one that
+is looked at, and a block that was refused for its syntax is typed again as a whole. `_` is a habit of the prompt:
+elsewhere the number that was shown is copied.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from repl_rl.models.nano.steps import Code, Step, Submit, Thought
-from repl_rl.models.nano.template import END_OF_TURN
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
 from repl_rl.trajectory import Task
+
+START_OF_TURN = "<|im_start|>"
+END_OF_TURN = "<|im_end|>"
+
+CHAT_TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.role == 'tool' %}
+{{- '<tool_response>' + message.content + '</tool_response>' }}
+{%- else %}
+{{- message.content }}
+{%- endif %}
+{%- if loop.first and tools %}
+{%- for tool in tools %}
+{{- '\\n' + tool | tojson }}
+{%- endfor %}
+{%- endif %}
+{%- for call in message.tool_calls or [] %}
+{{- '<tool_call>' + {'name': call.function.name, 'arguments': call.function.arguments} | tojson + '</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+"""ChatML, tools as JSON schemas at the end of the first message, calls and results in Hermes' tags."""
 
 _SUBMITTED = re.compile(r"submit_final_answer\((.*)\)")
 _NUMBER = re.compile(r"-?\d+")
 
 Compute = Callable[[str], str]
 """Runs code out of sight and gives what it would have shown."""
+
+
+@cache
+def _renderer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=CHAT_TEMPLATE)
+
+
+def render_chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool) -> str:
+    """A conversation as the model reads it, before there is a tokenizer."""
+    text: str = _renderer().apply_chat_template(
+        list(messages), tools=list(tools) or None, tokenize=False, add_generation_prompt=opens
+    )
+    return text
 
 
 class PromptWriter:
@@ -53,7 +97,11 @@ class BlockWriter:
         if isinstance(step, Thought):
             return (self.say(step.text),)
         if isinstance(step, Code):
-            return self._type(step)
+            self._waiting.append(step.source)
+            if not step.looks:
+                return ()
+            self._typed, self._waiting = self._waiting, []
+            return (self.call("\n".join(self._typed)),)
         if step.value == "_":
             step = Submit(self._shown, is_literal=True)
         return (self.answer(step.value) if step.is_literal else self.call(f"submit_final_answer({step.value})"),)
@@ -74,32 +122,25 @@ class BlockWriter:
     def answer(self, value: str) -> str:
         return f"Answer: {value}\n"
 
-    def _type(self, step: Code) -> Sequence[str]:
-        self._waiting.append(step.source)
-        if not step.looks:
-            return ()
-        self._typed, self._waiting = self._waiting, []
-        return (self.call("\n".join(self._typed)),)
-
 
 class InlineWriter(BlockWriter):
-    """Calls between tags. What follows one on its line is the interpreter's, so an answer opens a line."""
+    """Calls between tags. What follows one on its line is the interpreter's, so an answer begins a new line."""
 
     _is_inside = False
 
     def say(self, text: str) -> str:
-        return self._open_line() + super().say(text)
+        return self._line_break() + super().say(text)
 
     def call(self, source: str) -> str:
         self._is_inside = True
         return f"<fn>{source}</fn>"
 
     def answer(self, value: str) -> str:
-        return self._open_line() + super().answer(value)
+        return self._line_break() + super().answer(value)
 
-    def _open_line(self) -> str:
-        opening, self._is_inside = "\n" if self._is_inside else "", False
-        return opening
+    def _line_break(self) -> str:
+        text, self._is_inside = "\n" if self._is_inside else "", False
+        return text
 
 
 class CallWriter(BlockWriter):
@@ -135,13 +176,13 @@ class HeadWriter(BlockWriter):
         value = self._result.strip()
         if not _NUMBER.fullmatch(value):
             return ""
-        said = "" if line.isidentifier() else f"{self._worked_out(value) or f'{line} = {value}'}\n"
+        said = "" if line.isidentifier() else f"{self._sum_of_digits(value) or f'{line} = {value}'}\n"
         return said + (self.answer(value) if found else "")
 
     def heard(self, shown: str) -> str:
         return super().heard(self._result)
 
-    def _worked_out(self, value: str) -> str:
+    def _sum_of_digits(self, value: str) -> str:
         """How digits are added up, if that is what the problem asks for and what was done."""
         if self._task.family != "digit_sum" or value != self._task.answer:
             return ""

@@ -1,4 +1,4 @@
-"""From what `environment=` is given to a function that makes one environment per trajectory.
+"""What an environment is, and how what `environment=` is given makes one for each trajectory.
 
 A class or any other callable without `reset` is called for each; an object with `reset` is deep-copied. Whether it is
 ours or TRL's is read from `reset`, or from `get_reward`, which only TRL's have:
@@ -16,12 +16,39 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import Parameter
-from typing import Any
+from typing import Any, Protocol
 
 from repl_rl.errors import ConfigError
-from repl_rl.tools.environments.protocol import Environment
-from repl_rl.tools.environments.trl import TrlEnvironment, from_trl
+from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.import_path import imported
+
+_NO_TOOLS = ("reset", "get_reward")
+
+TrlFactory = Callable[[], Any]
+
+
+class Environment(Protocol):
+    """State of the user's own outside the sandbox, one object for each trajectory.
+
+    `reset` is all that it needs; any method may be async.
+
+    Plain methods of one environment, those that became tools included, run in one thread, one after another.
+
+    It may have three more:
+
+    - `observe() -> str | None`: text for the model. Asked after `reset`, it follows the question as it is;
+      after a line, it goes below what the interpreter showed.
+    - `reward(trajectory) -> float | None`: what the trajectory earned, None for nothing to say.
+    - `close()`: called once, however the trajectory ended.
+    """
+
+    def reset(self, task: Task) -> Any:  # dict[str, Any] | None, or an awaitable of it
+        """Names for the session's namespace.
+
+        Functions and bound methods become tools that run out here, with their state (docstring and annotations as for
+        any tool); any other value is copied into the sandbox by cloudpickle.
+        """
+
 
 EnvironmentFactory = Callable[[], Environment]
 
@@ -29,7 +56,7 @@ EnvironmentFactory = Callable[[], Environment]
 def environment_factory(environment: Any) -> EnvironmentFactory:
     """What makes one environment per trajectory, from a class, a factory, an object, or an import path of one of them.
 
-    A dict of TRL's factories is taken, too. A factory that is no class is called once more, to see what it makes.
+    A dict of TRL's factories is taken, too. A factory that is not a class is called once more, to see what it makes.
     Raises ConfigError on something without `reset`, and on an object that can't be copied.
     """
     if isinstance(environment, str):
@@ -38,7 +65,27 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
         return from_trl(environment)
     if isinstance(environment, partial) and environment.func is TrlEnvironment:
         return environment
-    make, sample = _maker(environment)
+    make: Callable[[], Any] = environment
+    if inspect.isclass(environment):
+        sample = environment
+    elif callable(getattr(environment, "reset", None)):
+        make = partial(copy.deepcopy, environment)
+        try:
+            sample = make()
+        except Exception as error:  # an object's own __deepcopy__ may raise anything
+            raise ConfigError(
+                f"environment {_name_of(environment)} is an object, which every trajectory gets a copy of, and it "
+                f"can't be copied ({type(error).__name__}: {error}); give its class, or a function that makes one"
+            ) from error
+    elif not callable(environment):
+        raise ConfigError(f"environment {_name_of(environment)} has no method reset(task), which begins a trajectory")
+    else:
+        try:
+            sample = environment()
+        except Exception as error:  # a user's factory may raise anything
+            raise ConfigError(
+                f"the environment factory {_name_of(environment)} raised {type(error).__name__}: {error}"
+            ) from error
     return from_trl(make) if is_trl(sample) else make
 
 
@@ -55,10 +102,6 @@ def is_trl(environment: Any) -> bool:
         inspect.getattr_static(environment, "reset"), staticmethod | classmethod
     ):
         parameters = parameters[1:]  # without self
-    return _takes_columns(parameters, name)
-
-
-def _takes_columns(parameters: list[Parameter], name: str) -> bool:
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return True
     required = [parameter for parameter in parameters if parameter.default is Parameter.empty]
@@ -73,33 +116,80 @@ def _takes_columns(parameters: list[Parameter], name: str) -> bool:
     return False
 
 
-def _maker(environment: Any) -> tuple[Callable[[], Any], Any]:
-    """What makes one, and a class or an object to look at."""
-    if inspect.isclass(environment):
-        return environment, environment
-    if callable(getattr(environment, "reset", None)):
-        return partial(copy.deepcopy, environment), _copied(environment)
-    if not callable(environment):
-        raise ConfigError(f"environment {_name_of(environment)} has no method reset(task), which begins a trajectory")
-    try:
-        return environment, environment()
-    except Exception as error:  # a user's factory may raise anything
-        raise ConfigError(f"the environment factory {_name_of(environment)} raised {_said(error)}") from error
-
-
-def _copied(environment: Any) -> Any:
-    try:
-        return copy.deepcopy(environment)
-    except Exception as error:  # an object's own __deepcopy__ may raise anything
-        raise ConfigError(
-            f"environment {_name_of(environment)} is an object, which every trajectory gets a copy of, and it can't be "
-            f"copied ({_said(error)}); give its class, or a function that makes one"
-        ) from error
-
-
 def _name_of(environment: Any) -> str:
     return getattr(environment, "__name__", None) or type(environment).__name__
 
 
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def from_trl(factory: TrlFactory | Mapping[str, TrlFactory]) -> Callable[[], TrlEnvironment]:
+    """A factory of ours from what `GRPOTrainer(environment_factory=...)` takes. Raises ConfigError."""
+    made = factory.values() if isinstance(factory, Mapping) else [factory]
+    if not all(callable(one) for one in made) or not made:
+        raise ConfigError(
+            f"{factory!r} is not an environment_factory; give a class, a function that makes one, or a dict"
+        )
+    return partial(TrlEnvironment, factory)
+
+
+class TrlEnvironment:
+    """An `Environment` around one that is written for TRL's `environment_factory`.
+
+    `instance` is that one, once there was a `reset`. As in TRL 1.16 (`trl/trainer/grpo_trainer.py`): the class's
+    functions are the tools, without `reset`, `get_reward` and names that begin with `_`; `reset` gets the columns of
+    the row by name and returns None or what comes right after the prompt; `get_reward()` takes nothing. With a dict of
+    factories, the row's column `environment` picks one and is not passed on. Two things differ: every trajectory has
+    an object of its own, where TRL resets old ones, and pictures in an observation are refused.
+    """
+
+    def __init__(self, factory: TrlFactory | Mapping[str, TrlFactory]) -> None:
+        self._factory = factory
+        self._observation: str | None = None
+        self.instance: Any = None
+
+    def reset(self, task: Task) -> Any:
+        """The tools by name. Raises what the environment raises, and TypeError and ValueError as TRL does."""
+        row = row_of(task)
+        factory = self._factory
+        if isinstance(factory, Mapping):
+            name = row.pop("environment", None)
+            if name not in factory:
+                raise ValueError(f"the task has environment={name!r}; expected one of {list(factory)}")
+            factory = factory[name]
+        self.instance = factory()
+        returned = self.instance.reset(**row)
+        return self._started_later(returned) if inspect.isawaitable(returned) else self._started(returned)
+
+    def observe(self) -> str | None:
+        """What `reset` returned, once."""
+        observation, self._observation = self._observation, None
+        return observation
+
+    def reward(self, trajectory: Trajectory) -> Any:
+        """What `get_reward` returns, or its awaitable; None where there is none."""
+        get_reward = getattr(self.instance, "get_reward", None)
+        return None if get_reward is None else get_reward()
+
+    async def _started_later(self, returned: Any) -> dict[str, Any]:
+        return self._started(await returned)
+
+    def _started(self, returned: Any) -> dict[str, Any]:
+        self._observation = None if returned is None else _text(returned)
+        # The methods that TRL makes tools of, by name; the instance's own members would run properties.
+        members = inspect.getmembers(type(self.instance), predicate=inspect.isfunction)
+        names = [name for name, _ in members if name not in _NO_TOOLS and not name.startswith("_")]
+        methods = [getattr(self.instance, name) for name in names]
+        return {method.__name__: method for method in methods}
+
+
+def row_of(task: Task) -> dict[str, Any]:
+    """The columns that TRL would have: the prompt as a conversation, the answer, and the task's metadata."""
+    return {"prompt": [{"role": "user", "content": task.question}], "answer": task.answer, **task.metadata}
+
+
+def _text(observation: Any) -> str:
+    """An observation as text. TRL takes a string, or a list of parts as in a message."""
+    if isinstance(observation, str):
+        return observation
+    parts = observation if isinstance(observation, list) else [observation]
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise TypeError(f"reset returned {observation!r}; it has to return None, a string, or a list of text parts")
+    return "".join(part["text"] for part in parts)

@@ -3,7 +3,7 @@
     session = EnvironmentSession(environment_factory(MyEnvironment))
     try:
         toolbox, observation = await session.open(task)     # prepare the kernel; the question goes on with observation
-        shown += await session.after_line()                 # behind every line
+        shown += await session.after_line()                 # after every line
         reward = await session.reward(trajectory)
     finally:
         await session.close()
@@ -16,18 +16,18 @@ Not covered: plain code that hangs can't be ended. Its thread stays, and so does
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.errors import ConfigError, EnvironmentFailure
 from repl_rl.tools import Tool, Toolbox
-from repl_rl.tools.environments.calling import Outcome, call_within
-from repl_rl.tools.environments.protocol import Environment
-from repl_rl.tools.environments.trl import TrlEnvironment
-from repl_rl.tools.making import make_tool
+from repl_rl.tools.environments.factory import Environment, TrlEnvironment
+from repl_rl.tools.tool import make_tool
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.threads import OneThread
 
@@ -52,12 +52,14 @@ class EnvironmentSession:
         return made.instance if isinstance(made, TrlEnvironment) else made
 
     async def open(self, task: Task) -> tuple[Toolbox, str]:
-        """What goes into the session's namespace, and the text right behind the question. Raises EnvironmentFailure."""
+        """What goes into the session's namespace, and the text right after the question. Raises EnvironmentFailure."""
         self._thread = OneThread("repl-rl-environment")
         self._environment = await self._call("__init__", self._make)
         names = await self._call("reset", self._environment.reset, task)
         toolbox = self._toolbox({} if names is None else names)
-        return toolbox, self._behind_question(await self._observe())
+        text = await self._observe()  # on a line of its own; TRL puts it where the prompt ends
+        is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
+        return toolbox, text if is_placed else f"\n{text}"
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
@@ -65,7 +67,7 @@ class EnvironmentSession:
         return text if not text or text.endswith("\n") else f"{text}\n"
 
     async def reward(self, trajectory: Trajectory) -> float | None:
-        """What it pays; None where it says nothing. Raises EnvironmentFailure, also on what is no finite number."""
+        """What it pays; None where it says nothing. Raises EnvironmentFailure, also on what is not a finite number."""
         reward = getattr(self._environment, "reward", None)
         value = None if reward is None else await self._call("reward", reward, trajectory)
         if value is None:
@@ -86,19 +88,12 @@ class EnvironmentSession:
         close = None if isinstance(self._environment, TrlEnvironment) else getattr(self._environment, "close", None)
         try:
             if close is not None:
-                self._log_failure(await call_within(thread, close, (), min(self._limit_s, _CLOSE_S)))
+                outcome = await call_within(thread, close, (), min(self._limit_s, _CLOSE_S))
+                if outcome.is_late or outcome.error is not None:
+                    said = "took too long" if outcome.is_late else f"raised {_said(outcome.error)}"
+                    _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
         finally:
             thread.close()
-
-    def _log_failure(self, outcome: Outcome) -> None:
-        if outcome.is_late or outcome.error is not None:
-            said = "took too long" if outcome.is_late else f"raised {_said(outcome.error)}"
-            _log.warning("environment %s: close %s; what it holds may stay", self._name, said)
-
-    def _behind_question(self, text: str) -> str:
-        """On a line of its own; TRL puts it where the prompt ends."""
-        is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
-        return text if is_placed else f"\n{text}"
 
     async def _observe(self) -> str:
         observe = getattr(self._environment, "observe", None)
@@ -113,20 +108,23 @@ class EnvironmentSession:
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
             raise self._failure(f"reset returned {names!r:.200}; it has to return a dict of names and values, or None")
         try:
-            tools = [self._tool(name, value) for name, value in names.items() if _is_tool(value)]
-            toolbox = Toolbox(tools, {name: value for name, value in names.items() if not _is_tool(value)})
+            tools: list[Tool] = []
+            values: dict[str, Any] = {}
+            for name, value in names.items():
+                if isinstance(value, Tool):
+                    if value.name != name:
+                        raise ConfigError(f"tool {value.name!r} stands under the name {name!r}; give it under its own")
+                    tools.append(value)
+                elif inspect.isfunction(value) or inspect.ismethod(value):
+                    assert self._thread is not None
+                    tools.append(make_tool(value, "host", name=name, submit=self._thread.submit))
+                else:
+                    values[name] = value
+            toolbox = Toolbox(tools, values)
             toolbox.setup_source()
         except ConfigError as error:
             raise self._failure(f"reset returned what no session can have: {error}") from error
         return toolbox
-
-    def _tool(self, name: str, value: Any) -> Tool:
-        assert self._thread is not None
-        if isinstance(value, Tool):
-            if value.name != name:
-                raise ConfigError(f"tool {value.name!r} stands under the name {name!r}; give it under its own")
-            return value
-        return make_tool(value, "host", name=name, submit=self._thread.submit)
 
     async def _call(self, name: str, function: Callable[..., Any], *args: Any) -> Any:
         if self._thread is None:
@@ -147,9 +145,53 @@ class EnvironmentSession:
         return type(made).__name__ if self.instance is not None else getattr(made, "__name__", "of the factory")
 
 
-def _is_tool(value: Any) -> bool:
-    return isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value)
-
-
 def _said(error: BaseException | None) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a call came to: a value, or the error it raised, or that it was late."""
+
+    value: Any = None
+    error: BaseException | None = None
+    is_late: bool = False
+
+
+async def call_within(
+    thread: OneThread, function: Callable[..., Any], args: tuple[Any, ...], limit_s: float
+) -> Outcome:
+    """Call an environment's own code: a plain function in its thread, an awaitable on the loop, all within a limit.
+
+    Never raises for what the function does. A plain one that is late is left to itself in the thread.
+    """
+
+    def caught() -> Outcome:
+        """As a value: futures let no StopIteration through, and SystemExit would end the loop."""
+        try:
+            return Outcome(function(*args))
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return Outcome(error=error)
+
+    async def called() -> Outcome:
+        is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
+        outcome = caught() if is_async else await asyncio.wrap_future(thread.submit(caught))
+        if not inspect.isawaitable(outcome.value):
+            return outcome
+        try:
+            return Outcome(await outcome.value)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            return Outcome(error=error)
+
+    running = asyncio.ensure_future(called())
+    try:
+        done, _ = await asyncio.wait({running}, timeout=limit_s)
+    finally:
+        running.cancel()
+    if not done:
+        return Outcome(is_late=True)
+    if running.cancelled():
+        return Outcome(error=asyncio.CancelledError("it cancelled itself"))
+    return running.result()

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
 from repl_rl.models.nano.build import RECIPES, Example, _begin_with, _loss, _model_config, build
-from repl_rl.models.nano.template import CHAT_TEMPLATE
+from repl_rl.models.nano.writers import CHAT_TEMPLATE
 
 
 def _digests(folder):

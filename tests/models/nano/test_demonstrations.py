@@ -7,10 +7,8 @@ import pytest
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.models.nano.demonstrations import demonstrate
-from repl_rl.models.nano.idioms import IDIOMS
+from repl_rl.models.nano.demonstrations import IDIOMS, Code, Submit, Thought, demonstrate
 from repl_rl.models.nano.sessions import load_interpreter, make_sessions, record_session
-from repl_rl.models.nano.steps import Code, Submit, Thought
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 
 SESSIONS = make_sessions(600, seed=5)

@@ -113,7 +113,7 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
         (["--k", "1;2"], "--k '1;2': give whole numbers with commas between them, such as 1,4,8"),
         (["-n", "0"], "-n 0: give at least one sample of each problem"),
         (["--problems", "0"], "eval.problems: Input should be greater than or equal to 1 (got 0)"),
-        (["--model", "nano", "no-such-model"], "'no-such-model' is no model"),
+        (["--model", "nano", "no-such-model"], "'no-such-model' is not a model"),
         (["--model", "nano", "runs/none"], "there is no run 'runs/none'"),
         (["--model", "empty"], "'empty' is a folder without config.json"),
         (["--dialect", "pyhton"], "dialect.name: unknown dialect 'pyhton'; did you mean 'python'?"),
@@ -130,7 +130,7 @@ def test_bad_input_is_one_message_and_nothing_is_evaluated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
     for name in ("empty", "nowhere"):
         (tmp_path / name).mkdir()
     assert main(["eval", "quickstart", *arguments]) == 2

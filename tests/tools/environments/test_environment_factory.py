@@ -86,10 +86,10 @@ def failing() -> Ours:
         (lambda: 7, "environment int has no method reset"),
         (7, "environment int has no method reset"),
         (kind(lambda self: None), "environment Kind: its reset takes no task"),
-        ("nowhere", "'nowhere' is no import path"),
+        ("nowhere", "'nowhere' is not an import path"),
         ("nowhere:Thing", "'nowhere:Thing' can't be imported"),
-        ({}, "is no environment_factory"),
-        ({"a": 7}, "is no environment_factory"),
+        ({}, "is not an environment_factory"),
+        ({"a": 7}, "is not an environment_factory"),
     ],
 )
 def test_what_is_none_is_refused_at_once(environment: Any, message: str) -> None:

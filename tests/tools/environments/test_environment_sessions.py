@@ -246,7 +246,7 @@ async def leaving(self: Any, *args: Any) -> None:
         (made(reset=lambda self, task: [1]), r"environment Made: reset returned \[1\]"),
         (made(reset=lambda self, task: {1: 1}), r"environment Made: reset returned \{1: 1\}"),
         (made(reset=lambda self, task: {"f": undocumented}), "tool 'f' has no docstring"),
-        (made(reset=lambda self, task: {"a-b": 1}), "'a-b' is no name"),
+        (made(reset=lambda self, task: {"a-b": 1}), "'a-b' is not a name"),
         (made(reset=lambda self, task: {"gate": threading.Lock()}), "'gate' holds, or refers to"),
         (made(reset=lambda self, task: {"g": as_tools([Guess().guess])[0]}), "tool 'guess' stands under the name 'g'"),
     ],

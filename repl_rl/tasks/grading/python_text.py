@@ -13,132 +13,35 @@ from typing import Any
 
 import sympy
 
-from repl_rl.tasks.grader.values import Grid, Group, Unreadable, Value, leaf, require_call_bounded
+from repl_rl.tasks.grading.values import Grid, Group, Unreadable, Value, leaf, require_call_bounded
+
+_words = str.split
 
 _MAX_NODES = 3_000
 _NAME = re.compile(r"_?[A-Za-z](_?\d+)?_?")
 _NO_NUMERAL = re.compile(r"(?<![A-Za-z\d])(\d+_|0[xXbBoO])")
 _GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lamda",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "chi",
-        "psi",
-        "omega",
-        "Gamma",
-        "Delta",
-        "Theta",
-        "Lambda",
-        "Xi",
-        "Sigma",
-        "Phi",
-        "Psi",
-        "Omega",
-    ]
+    _words("""
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lamda lambda mu nu xi rho sigma tau phi chi psi omega
+    Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega
+    """)
 )
 _CONSTANTS: dict[str, Any] = {
-    "pi": sympy.pi,
-    "E": sympy.E,
-    "I": sympy.I,
-    "oo": sympy.oo,
     "inf": sympy.oo,
-    "GoldenRatio": sympy.GoldenRatio,
-    "EulerGamma": sympy.EulerGamma,
-    "Catalan": sympy.Catalan,
-    "EmptySet": sympy.S.EmptySet,
-    "Reals": sympy.S.Reals,
-    "Integers": sympy.S.Integers,
-    "Naturals": sympy.S.Naturals,
-    "Naturals0": sympy.S.Naturals0,
-    "Rationals": sympy.S.Rationals,
-    "Complexes": sympy.S.Complexes,
+    **{name: getattr(sympy, name) for name in _words("pi E I oo GoldenRatio EulerGamma Catalan")},
+    **{
+        name: getattr(sympy.S, name)
+        for name in _words("EmptySet Reals Integers Naturals Naturals0 Rationals Complexes")
+    },
 }
 _FUNCTIONS: dict[str, Any] = {
     name: getattr(sympy, name)
-    for name in [
-        "sqrt",
-        "cbrt",
-        "root",
-        "exp",
-        "log",
-        "ln",
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "asin",
-        "acos",
-        "atan",
-        "acot",
-        "asec",
-        "acsc",
-        "atan2",
-        "sinh",
-        "cosh",
-        "tanh",
-        "coth",
-        "asinh",
-        "acosh",
-        "atanh",
-        "Abs",
-        "sign",
-        "floor",
-        "ceiling",
-        "re",
-        "im",
-        "arg",
-        "conjugate",
-        "factorial",
-        "binomial",
-        "gamma",
-        "erf",
-        "LambertW",
-        "Min",
-        "Max",
-        "And",
-        "Or",
-        "Not",
-        "Eq",
-        "Ne",
-        "Lt",
-        "Le",
-        "Gt",
-        "Ge",
-        "Equality",
-        "Unequality",
-        "StrictLessThan",
-        "LessThan",
-        "StrictGreaterThan",
-        "GreaterThan",
-        "Union",
-        "Intersection",
-        "Complement",
-        "ProductSet",
-        "ImageSet",
-        "Lambda",
-        "Add",
-        "Mul",
-        "Pow",
-    ]
+    for name in _words("""
+    sqrt cbrt root exp log ln sin cos tan cot sec csc asin acos atan acot asec acsc atan2 sinh cosh tanh coth
+    asinh acosh atanh Abs sign floor ceiling re im arg conjugate factorial binomial gamma erf LambertW Min Max And
+    Or Not Eq Ne Lt Le Gt Ge Equality Unequality StrictLessThan LessThan StrictGreaterThan GreaterThan Union
+    Intersection Complement ProductSet ImageSet Lambda Add Mul Pow
+    """)
 } | {"abs": sympy.Abs, "max": sympy.Max, "min": sympy.Min}
 _OPERATORS: dict[type[ast.operator], Any] = {
     ast.Add: sympy.Add,
@@ -158,55 +61,28 @@ _COMPARISONS: dict[type[ast.cmpop], Any] = {
     ast.NotEq: sympy.Ne,
 }
 _NUMERALS = frozenset(
-    [
-        "int",
-        "float",
-        "Integer",
-        "Rational",
-        "Float",
-        "Fraction",
-        "Decimal",
-        "mpf",
-        "mpz",
-        "mpq",
-        "Half",
-        "float16",
-        "float32",
-        "float64",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bool_",
-        "longdouble",
-    ]
+    _words("""
+    int float Integer Rational Float Fraction Decimal mpf mpz mpq Half float16 float32 float64 int8 int16 int32
+    int64 uint8 uint16 uint32 uint64 bool_ longdouble
+    """)
 )
 _INTERVALS = {"Interval": (False, False), "open": (True, True), "Lopen": (True, False), "Ropen": (False, True)}
 _GRIDS = frozenset(
-    [
-        "Matrix",
-        "ImmutableMatrix",
-        "MutableDenseMatrix",
-        "ImmutableDenseMatrix",
-        "SparseMatrix",
-        "MutableSparseMatrix",
-        "ImmutableSparseMatrix",
-    ]
+    _words("""
+    Matrix ImmutableMatrix MutableDenseMatrix ImmutableDenseMatrix SparseMatrix MutableSparseMatrix
+    ImmutableSparseMatrix
+    """)
 )
 
 
 def read_python(source: str, read_text: Callable[[str], Value]) -> Value:
     """The value of a text in Python's notation; `read_text` reads the strings within. Raises Unreadable."""
     if _NO_NUMERAL.search(source):
-        raise Unreadable("a number of no decimal digits")
+        raise Unreadable("a number that is not in decimal digits")
     try:
         tree = ast.parse(source.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise Unreadable("no Python expression") from error
+        raise Unreadable("not a Python expression") from error
     if sum(1 for _ in ast.walk(tree)) > _MAX_NODES:
         raise Unreadable("too large")
     return _Reader(read_text).value(tree.body)
@@ -221,64 +97,58 @@ class _Reader:
             case ast.Constant(value=str(text)):
                 return self._read_text(text)
             case ast.Tuple(elts=items):
-                return Group(self._values(items), "" if _is_bare(node) else "()")
+                # Values side by side have no brackets of their own.
+                is_bare = bool(items) and node.col_offset == items[0].col_offset
+                return Group(self._values(items), "" if is_bare else "()")
             case ast.List(elts=items):
                 return Group(self._values(items), "[]")
             case ast.Set(elts=items):
                 return Group(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
-                return Group(tuple(map(self._equation, keys, values)), "{}")
+                # What `solve(..., dict=True)` gives: {x: 1} says that x is 1.
+                if not all(isinstance(key, ast.Name) for key in keys):
+                    raise Unreadable("a dict whose keys are not names")
+                sides = [(self.expr(key), self.expr(value)) for key, value in zip(keys, values, strict=True) if key]
+                return Group(tuple(leaf(sympy.Eq(*both, evaluate=False)) for both in sides), "{}")
             case ast.Call():
-                return self._call(node)
+                name = _called(node)
+                if name in _GRIDS or name == "array":
+                    return self._grid(node, name)
+                if name in ("FiniteSet", "set", "frozenset", "Tuple", "Point", "Point2D", "Point3D", "tuple", "list"):
+                    return self._group(node, name)
+                return leaf(self.expr(node), name in _NUMERALS)
         return leaf(self.expr(node), _is_plain(node))
 
     def _values(self, nodes: Sequence[ast.expr]) -> tuple[Value, ...]:
         return tuple(self.value(node) for node in nodes)
 
-    def _equation(self, key: ast.expr | None, value: ast.expr) -> Value:
-        """What `solve(..., dict=True)` gives: {x: 1} says that x is 1."""
-        if not isinstance(key, ast.Name):
-            raise Unreadable("a dict of no names")
-        return leaf(sympy.Eq(self.expr(key), self.expr(value), evaluate=False))
-
-    def _call(self, node: ast.Call) -> Value:
-        name = _called(node)
-        if name in _GRIDS or name == "array":
-            return self._grid(node, name)
-        if name in ("FiniteSet", "set", "frozenset", "Tuple", "Point", "Point2D", "Point3D", "tuple", "list"):
-            return self._group(node, name)
-        return leaf(self.expr(node), name in _NUMERALS)
-
     def _group(self, node: ast.Call, name: str) -> Group:
         items = node.args
         if name in ("set", "frozenset", "tuple", "list") and items:
             if len(items) != 1 or not isinstance(items[0], ast.List | ast.Set | ast.Tuple):
-                raise Unreadable(f"{name} of no list")
+                raise Unreadable(f"{name} of something that is not a list")
             items = items[0].elts
         brackets = "{}" if name in ("FiniteSet", "set", "frozenset") else "[]" if name == "list" else "()"
         return Group(self._values(items), brackets)
 
     def _grid(self, node: ast.Call, name: str) -> Value:
         if len(node.args) == 3 and name != "array":
-            return self._shaped(*node.args)
+            tall, wide, items = int(self.expr(node.args[0])), int(self.expr(node.args[1])), self.value(node.args[2])
+            if not isinstance(items, Group) or len(items.items) != tall * wide or min(tall, wide) < 1:
+                raise Unreadable("a matrix whose shape does not fit")
+            return Grid(tuple(items.items[start : start + wide] for start in range(0, tall * wide, wide)))
         rows = self.value(node.args[0]) if node.args else None
         if not isinstance(rows, Group) or rows.brackets != "[]":
-            raise Unreadable("a matrix of no list")
+            raise Unreadable("a matrix that is not made from a list")
         if name == "array" and not any(isinstance(row, Group) for row in rows.items):
             return rows
         return Grid(tuple(row.items if isinstance(row, Group) else (row,) for row in rows.items))
-
-    def _shaped(self, height: ast.expr, width: ast.expr, entries: ast.expr) -> Grid:
-        tall, wide, items = int(self.expr(height)), int(self.expr(width)), self.value(entries)
-        if not isinstance(items, Group) or len(items.items) != tall * wide or min(tall, wide) < 1:
-            raise Unreadable("a matrix whose shape does not fit")
-        return Grid(tuple(items.items[start : start + wide] for start in range(0, tall * wide, wide)))
 
     def expr(self, node: ast.expr) -> Any:
         """A sympy expression, relation or set. Raises Unreadable for all that is not on the lists."""
         match node:
             case ast.Constant(value=bool() | None | str() | bytes()):
-                raise Unreadable("no number")
+                raise Unreadable("not a number")
             case ast.Constant(value=int(number)):
                 return sympy.Integer(number)
             case ast.Constant(value=float()):
@@ -307,7 +177,7 @@ class _Reader:
 
     def _comparison(self, sides: Sequence[ast.expr], ops: Sequence[ast.cmpop]) -> Any:
         if not all(type(op) in _COMPARISONS for op in ops):
-            raise Unreadable("no comparison of numbers")
+            raise Unreadable("not a comparison of numbers")
         made = [self.expr(side) for side in sides]
         parts = [
             _COMPARISONS[type(op)](left, right, evaluate=False)
@@ -322,17 +192,17 @@ class _Reader:
         if name == "FiniteSet":
             return sympy.FiniteSet(*map(self.expr, node.args))
         if name in ("Symbol", "Dummy", "Poly") and node.args:
-            return self._named(node.args[0]) if name != "Poly" else self.expr(node.args[0])
+            match node.args[0]:
+                case first if name == "Poly":
+                    return self.expr(first)
+                case ast.Constant(value=str(symbol)):
+                    return _symbol(symbol)
+            raise Unreadable("a symbol without a name")
         if name in _NUMERALS:
             return _number(name, node)
         if name not in _FUNCTIONS or node.keywords:
-            raise Unreadable(f"{name} is on no list")
+            raise Unreadable(f"{name} is not on the lists")
         return _made(_FUNCTIONS[name], *map(self.expr, node.args))
-
-    def _named(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return _symbol(node.value)
-        raise Unreadable("a symbol without a name")
 
     def _interval(self, node: ast.Call, left_open: bool, right_open: bool) -> Any:
         written = [item.value for item in node.args[2:] if isinstance(item, ast.Constant)]
@@ -343,11 +213,6 @@ class _Reader:
         return sympy.Interval(self.expr(node.args[0]), self.expr(node.args[1]), left_open, right_open)
 
 
-def _is_bare(node: ast.Tuple) -> bool:
-    """Values side by side, without brackets of their own."""
-    return bool(node.elts) and node.col_offset == node.elts[0].col_offset
-
-
 def _called(node: ast.Call) -> str:
     match node.func:
         case ast.Name(id=name):
@@ -356,7 +221,7 @@ def _called(node: ast.Call) -> str:
             return name
         case ast.Attribute(value=ast.Name(id="Interval"), attr="open" | "Lopen" | "Ropen" as name):
             return name
-    raise Unreadable("a call of no name")
+    raise Unreadable("a call of something that has no name")
 
 
 def _symbol(name: str) -> Any:
@@ -391,16 +256,16 @@ def _number(name: str, node: ast.Call) -> Any:
         return sympy.Rational(text)
     if re.fullmatch(r"[+-]?\d*\.?\d+(\.\d*)?([eE][+-]?\d{1,3})?", text, re.ASCII):
         return _decimal(text)
-    raise Unreadable("no number")
+    raise Unreadable("not a number")
 
 
 def _literal(node: ast.expr) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
-        raise Unreadable("no literal") from error
+        raise Unreadable("not a literal") from error
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise Unreadable("no number")
+        raise Unreadable("not a number")
     return value
 
 

@@ -15,7 +15,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from math_verify.grader import should_treat_as_complex
 
-from repl_rl.tasks.grader.values import Grid, Group, Leaf, Text, Unreadable, Value, leaf, require_bounded
+from repl_rl.tasks.grading.values import Grid, Group, Leaf, Text, Unreadable, Value, leaf, require_bounded
 
 _NORMALIZED = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -68,9 +68,29 @@ def read_latex(text: str) -> Value:
         raise Unreadable("empty")
     if (words := _words(text)) is not None:
         return words
-    for read in (_percent, _matrix, _sides, _chain_of_sets, _bracketed, _listed, _plus_minus):
-        if (value := read(text)) is not None:
-            return value
+    if (stripped := re.sub(r"\s*(\\%|percent)$", "", text)) != text:
+        value = read_latex(stripped)
+        if not isinstance(value, Leaf):
+            raise Unreadable("percent of something that is not a number")
+        return Leaf(value.expr, value.is_plain, is_percent=True)
+    if found := _MATRIX.fullmatch(text):
+        if found[1] in ("vmatrix", "Vmatrix"):
+            raise Unreadable("a determinant that is still to be worked out")
+        rows = [row for row in re.split(r"\\\\", found[3]) if row.strip()]
+        return Grid(tuple(tuple(read_latex(entry) for entry in row.split("&")) for row in rows))
+    name, _, rest = text.partition(r"\in ")
+    if rest and re.fullmatch(r"[a-zA-Z]\s*", name):
+        return read_latex(rest)  # `x \in S` says no more than S
+    if len(sets := _split(text, r"\cup")) > 1:
+        return leaf(sympy.Union(*(as_set(read_latex(part)) for part in sets)))
+    if (group := _bracketed(text)) is not None:
+        return group
+    if _THOUSANDS.fullmatch(text):
+        return _single(text.replace(",", ""))
+    if len(parts := _split(text, ",")) > 1:
+        return Group(_members(parts), "")
+    if text.count(r"\pm") == 1:
+        return Group(tuple(_single(text.replace(r"\pm", sign)) for sign in ("+", "-")), "")
     return _single(text)
 
 
@@ -116,41 +136,8 @@ def _words(text: str) -> Value | None:
     return _single(inner) if is_marked else None
 
 
-def _percent(text: str) -> Value | None:
-    stripped = re.sub(r"\s*(\\%|percent)$", "", text)
-    if stripped == text:
-        return None
-    value = read_latex(stripped)
-    if not isinstance(value, Leaf):
-        raise Unreadable("percent of no number")
-    return Leaf(value.expr, value.is_plain, is_percent=True)
-
-
-def _matrix(text: str) -> Value | None:
-    found = _MATRIX.fullmatch(text)
-    if found is None:
-        return None
-    if found[1] in ("vmatrix", "Vmatrix"):
-        raise Unreadable("a determinant that is still to be worked out")
-    rows = [row for row in re.split(r"\\\\", found[3]) if row.strip()]
-    return Grid(tuple(tuple(read_latex(entry) for entry in row.split("&")) for row in rows))
-
-
-def _sides(text: str) -> Value | None:
-    """`x \\in S` says no more than S."""
-    name, _, rest = text.partition(r"\in ")
-    return read_latex(rest) if rest and re.fullmatch(r"[a-zA-Z]\s*", name) else None
-
-
-def _chain_of_sets(text: str) -> Value | None:
-    parts = _split(text, r"\cup")
-    if len(parts) == 1:
-        return None
-    return leaf(sympy.Union(*(as_set(read_latex(part)) for part in parts)))
-
-
 def as_set(value: Value) -> sympy.Set:
-    """The set that a value is, brackets of text read as an interval's. Raises Unreadable where it is none."""
+    """The set that a value is, brackets of text read as an interval's. Raises Unreadable where it is not one."""
     if isinstance(value, Leaf) and isinstance(value.expr, sympy.Set):
         return value.expr
     if isinstance(value, Group) and all(isinstance(item, Leaf) for item in value.items):
@@ -161,12 +148,14 @@ def as_set(value: Value) -> sympy.Set:
             interval = sympy.Interval(*exprs, value.brackets[0] == "(", value.brackets[1] == ")")
             if isinstance(interval, sympy.Interval):
                 return interval
-    raise Unreadable("no set")
+    raise Unreadable("not a set")
 
 
 def _bracketed(text: str) -> Value | None:
     tokens = _TOKENS.findall(text)
-    if tokens[0] not in _OPEN or tokens[-1] not in _CLOSE or not _one_bracket(tokens):
+    if tokens[0] not in _OPEN or tokens[-1] not in _CLOSE:
+        return None
+    if not all(depth > 0 for depth in list(_depths(tokens))[:-1]):  # the last token does not close the first bracket
         return None
     inner = "".join(tokens[1:-1]).strip()
     parts = _split(inner, ",") if inner else []
@@ -178,29 +167,11 @@ def _bracketed(text: str) -> Value | None:
     return Group(_members(parts), brackets, may_be_interval=len(parts) == 2)
 
 
-def _one_bracket(tokens: list[str]) -> bool:
-    """The first bracket is closed by the last token."""
-    return all(depth > 0 for depth in list(_depths(tokens))[:-1])
-
-
-def _listed(text: str) -> Value | None:
-    if _THOUSANDS.fullmatch(text):
-        return _single(text.replace(",", ""))
-    parts = _split(text, ",")
-    return Group(_members(parts), "") if len(parts) > 1 else None
-
-
 def _members(parts: list[str]) -> tuple[Value, ...]:
     """Of one with a plus or minus, both."""
     values = [(part, read_latex(part)) for part in parts]
     both = [value.items if r"\pm" in part and isinstance(value, Group) else (value,) for part, value in values]
     return tuple(item for items in both for item in items)
-
-
-def _plus_minus(text: str) -> Value | None:
-    if text.count(r"\pm") != 1:
-        return None
-    return Group(tuple(_single(text.replace(r"\pm", sign)) for sign in ("+", "-")), "")
 
 
 def _split(text: str, separator: str) -> list[str]:
@@ -229,10 +200,6 @@ def _single(text: str) -> Leaf:
                 return leaf(make(found), is_plain=True)
             except ZeroDivisionError as error:
                 raise Unreadable("a fraction over 0") from error
-    return leaf(_parsed(text))
-
-
-def _parsed(text: str) -> sympy.Basic:
     for name, spelling in _NAMES:
         text = name.sub(spelling, text)
     expr = latex2sympy(
@@ -245,7 +212,7 @@ def _parsed(text: str) -> sympy.Basic:
     if not isinstance(expr, sympy.Basic) or isinstance(expr, sympy.Tuple | sympy.FiniteSet):
         raise Unreadable("math-verify's parser finds no single expression")
     require_bounded(expr)
-    return expr
+    return leaf(expr)
 
 
 def _numeral(found: re.Match[str]) -> sympy.Expr:

@@ -32,7 +32,7 @@ _MAX_FACTORIAL_BITS = 12
 
 
 class Unreadable(Exception):
-    """A text is no answer that can be read, or one too large to look at."""
+    """A text is not an answer that can be read, or one too large to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ Value = Leaf | Group | Grid | Text
 def leaf(expr: Any, is_plain: bool = False) -> Leaf:
     """An expression in its common form: worked out, with symbols told apart by their names alone."""
     require_bounded(expr)
-    worked = _worked_out(expr.xreplace({symbol: _common(symbol) for symbol in expr.free_symbols}))
+    names = {symbol: E if symbol.name == "e" else Symbol(symbol.name) for symbol in expr.free_symbols}
+    worked = expr.xreplace(names)
+    worked = worked.doit() if is_worked_out(worked) else worked
     if worked.has(nan) or worked.has(zoo) or worked in (true, false):
         raise Unreadable("neither a value nor an equation")
     return Leaf(worked, is_plain)
@@ -138,11 +140,3 @@ def _nodes(expr: Any) -> Any:
         node = stack.pop()
         yield node
         stack.extend(node.args)
-
-
-def _worked_out(expr: Any) -> Any:
-    return expr.doit() if is_worked_out(expr) else expr
-
-
-def _common(symbol: Any) -> Any:
-    return E if symbol.name == "e" else Symbol(symbol.name)

@@ -1,4 +1,4 @@
-"""Whether what was submitted equals the reference. Runs in the grader's process.
+"""What was submitted, read and held against the reference. Runs in the grader's process.
 
 The reference sets the terms: its brackets say whether order counts, and where it is a number that is written out, so
 must the submission be. Closed expressions are equal if they agree to 40 digits, those with symbols if they agree at
@@ -7,6 +7,8 @@ random points where the reference is real; math-verify decides what can't be wor
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from random import Random
 from typing import Any
@@ -15,15 +17,67 @@ import sympy
 from math_verify import verify
 from sympy.core.relational import Relational
 
-from repl_rl.tasks.grader.latex_text import as_set
-from repl_rl.tasks.grader.values import Grid, Group, Leaf, Text, Unreadable, Value, is_worked_out, leaf
+from repl_rl.tasks.grading.latex_text import as_set, read_latex, tidy
+from repl_rl.tasks.grading.python_text import read_python
+from repl_rl.tasks.grading.values import Grid, Group, Leaf, Text, Unreadable, Value, is_worked_out, leaf
 
+MAX_CHARS = 10_000
+"""Longer answers are not read."""
+_MAX_DEPTH = 50
+_NOT_AS_IN_PYTHON = (
+    re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$"),
+    re.compile(r"^[\[(][^\[\](){}]*[\])]$"),
+    re.compile(r"[\^_]\s*\{"),
+)
+"""1,234 is a number, a pair in brackets may be an interval, and braces group."""
 _DIGITS = 50
 _EXACT = sympy.Float("1e-40", 15)
 _FLOAT_NOISE = sympy.Rational(1, 10**9)
 _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
 _POINTS, _TRIES = 5, 40
 _SEQUENCES = ("()", "[]", "")
+
+
+def read_submission(answer: Sequence[str]) -> Value:
+    """What was submitted, from its `repr`s; several values are a group without brackets. Raises Unreadable."""
+    values: list[Value] = []
+    for text in answer:
+        _require_readable(text)
+        if text.strip()[:1] not in ("'", '"'):
+            values.append(read_python(text, read_text))
+            continue
+        try:
+            quoted = ast.literal_eval(text.strip())
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise Unreadable("not a string") from error
+        if not isinstance(quoted, str):
+            raise Unreadable("not a string")
+        values.append(read_text(quoted))
+    return values[0] if len(values) == 1 else Group(tuple(values), "")
+
+
+def read_text(text: str) -> Value:
+    """A reference answer, or a string that was submitted: mathematics as Python, LaTeX or people write it."""
+    _require_readable(text)
+    text = text.strip()
+    plain = tidy(text)
+    if "\\" in plain or any(pattern.search(plain) for pattern in _NOT_AS_IN_PYTHON):
+        return read_latex(text)
+    try:
+        return read_python(plain.replace("^", "**"), read_text)
+    except (Unreadable, TypeError, ValueError, AttributeError, NotImplementedError):
+        return read_latex(text)
+
+
+def _require_readable(text: str) -> None:
+    if len(text) > MAX_CHARS or "\0" in text:
+        raise Unreadable("too long, or with null bytes")
+    depth = deepest = 0
+    for char in text:
+        depth += (char in "([{") - (char in ")]}")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH:
+        raise Unreadable("too many brackets within each other")
 
 
 def same(reference: Value, submitted: Value) -> bool:
@@ -36,64 +90,45 @@ def same(reference: Value, submitted: Value) -> bool:
         case Group(), _:
             return _same_group(reference, submitted)
         case Leaf(), Group(items=(single,), brackets="{}"):
-            return _may_be_in_a_set(reference, single) and same(reference, single)
+            # A set of one says what that one says: `{5}` is 5, and the dict `{x: 3}` is the equation.
+            if isinstance(reference.expr, Relational):
+                may_be = isinstance(single, Leaf) and isinstance(single.expr, Relational)
+            else:
+                may_be = not isinstance(reference.expr, sympy.Set)
+            return may_be and same(reference, single)
         case Leaf(), _:
             return _same_leaf(reference, submitted)
     return False
 
 
-def _may_be_in_a_set(reference: Leaf, single: Value) -> bool:
-    """A set of one says what that one says: `{5}` is 5, and the dict `{x: 3}` is the equation."""
-    if isinstance(reference.expr, Relational):
-        return isinstance(single, Leaf) and isinstance(single.expr, Relational)
-    return not isinstance(reference.expr, sympy.Set)
-
-
 def _same_grid(reference: Grid, submitted: Value) -> bool:
-    rows = _rows(submitted)
-    if rows is None and isinstance(submitted, Group) and submitted.brackets in _SEQUENCES and _is_vector(reference):
+    rows: list[tuple[Value, ...]] | None = None
+    if isinstance(submitted, Grid):
+        rows = list(submitted.rows)
+    elif isinstance(submitted, Group) and submitted.brackets in _SEQUENCES:
+        inner = [item for item in submitted.items if isinstance(item, Group) and item.brackets in _SEQUENCES]
+        rows = [item.items for item in inner] if len(inner) == len(submitted.items) > 0 else None
+    is_vector = len(reference.rows) == 1 or all(len(row) == 1 for row in reference.rows)
+    if rows is None and isinstance(submitted, Group) and submitted.brackets in _SEQUENCES and is_vector:
         return _in_order([item for row in reference.rows for item in row], submitted.items)
     if rows is None or len(rows) != len(reference.rows):
         return False
     return all(_in_order(expected, row) for expected, row in zip(reference.rows, rows, strict=True))
 
 
-def _rows(value: Value) -> list[tuple[Value, ...]] | None:
-    if isinstance(value, Grid):
-        return list(value.rows)
-    if isinstance(value, Group) and value.brackets in _SEQUENCES:
-        inner = [item for item in value.items if isinstance(item, Group) and item.brackets in _SEQUENCES]
-        return [item.items for item in inner] if len(inner) == len(value.items) > 0 else None
-    return None
-
-
-def _is_vector(grid: Grid) -> bool:
-    return len(grid.rows) == 1 or all(len(row) == 1 for row in grid.rows)
-
-
 def _same_group(reference: Group, submitted: Value) -> bool:
-    if _is_interval(reference, submitted):
+    is_set = isinstance(submitted, Leaf) and isinstance(submitted.expr, sympy.Set | Relational | sympy.And)
+    if reference.may_be_interval and is_set and len(reference.items) == 2 and reference.brackets != "{}":
         return _same_expr(as_set(reference), _set_of(submitted))
     if reference.brackets in ("{}", ""):
         return _without_order(reference.items, _members(submitted, reference))
     if not isinstance(submitted, Group):
         return False
-    if submitted.brackets != "" and submitted.brackets != reference.brackets:
-        return (
-            not reference.may_be_interval
-            and submitted.brackets in _SEQUENCES
-            and _in_order(*_items(reference, submitted))
-        )
-    return _in_order(*_items(reference, submitted))
-
-
-def _items(reference: Group, submitted: Group) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
-    return reference.items, submitted.items
-
-
-def _is_interval(reference: Group, submitted: Value) -> bool:
-    is_set = isinstance(submitted, Leaf) and isinstance(submitted.expr, sympy.Set | Relational | sympy.And)
-    return reference.may_be_interval and is_set and len(reference.items) == 2 and reference.brackets != "{}"
+    if submitted.brackets not in ("", reference.brackets) and (
+        reference.may_be_interval or submitted.brackets not in _SEQUENCES
+    ):
+        return False
+    return _in_order(reference.items, submitted.items)
 
 
 def _members(submitted: Value, reference: Group) -> Sequence[Value]:
@@ -130,7 +165,10 @@ def _same_leaf(reference: Leaf, submitted: Value) -> bool:
         return is_relation and _same_relation(reference.expr, as_set(submitted))
     if is_relation:
         return _same_relation(reference.expr, submitted.expr)
-    submitted = _right_side(submitted)
+    expr = submitted.expr
+    if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and not expr.rhs.has(expr.lhs):
+        # `x = 3` answers a question for a number with 3.
+        submitted = Leaf(expr.rhs, is_plain=bool(expr.rhs.is_Number))
     if isinstance(submitted.expr, Relational | sympy.And | sympy.Or | sympy.Set):
         return False
     return _same_number(reference, submitted)
@@ -152,26 +190,15 @@ def _same_relation(reference: Any, submitted: Any) -> bool:
     if isinstance(reference, sympy.Eq) != isinstance(submitted, sympy.Eq):
         return False
     if isinstance(reference, sympy.Eq):
-        return _same_equation(reference, submitted)
+        # One is a multiple of the other.
+        left, right = reference.lhs - reference.rhs, submitted.lhs - submitted.rhs
+        if left == 0 or right == 0:
+            return bool(left == right)
+        ratio = sympy.cancel(left / right)
+        return bool(ratio.is_number and ratio != 0 and ratio.is_finite)
     if len(reference.free_symbols) == 1:
         return reference.free_symbols == submitted.free_symbols and _same_expr(reference.as_set(), submitted.as_set())
     return bool(verify(reference, submitted, timeout_seconds=None))
-
-
-def _same_equation(reference: Any, submitted: Any) -> bool:
-    """One is a multiple of the other."""
-    left, right = reference.lhs - reference.rhs, submitted.lhs - submitted.rhs
-    if left == 0 or right == 0:
-        return bool(left == right)
-    ratio = sympy.cancel(left / right)
-    return bool(ratio.is_number and ratio != 0 and ratio.is_finite)
-
-
-def _right_side(value: Leaf) -> Leaf:
-    """`x = 3` answers a question for a number with 3."""
-    if isinstance(value.expr, sympy.Eq) and value.expr.lhs.is_Symbol and not value.expr.rhs.has(value.expr.lhs):
-        return Leaf(value.expr.rhs, is_plain=bool(value.expr.rhs.is_Number))
-    return value
 
 
 def _same_number(reference: Leaf, submitted: Leaf) -> bool:
@@ -180,11 +207,11 @@ def _same_number(reference: Leaf, submitted: Leaf) -> bool:
             return False
     elif not is_worked_out(submitted.expr) and is_worked_out(reference.expr):
         return False
+    if _same_expr(reference.expr, submitted.expr):
+        return True
     if reference.is_percent and not submitted.is_percent:
-        return _same_expr(reference.expr, submitted.expr) or _same_expr(reference.expr / 100, submitted.expr)
-    if submitted.is_percent and not reference.is_percent:
-        return _same_expr(reference.expr, submitted.expr) or _same_expr(reference.expr, submitted.expr / 100)
-    return _same_expr(reference.expr, submitted.expr)
+        return _same_expr(reference.expr / 100, submitted.expr)
+    return submitted.is_percent and not reference.is_percent and _same_expr(reference.expr, submitted.expr / 100)
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:
@@ -195,7 +222,9 @@ def _same_expr(reference: Any, submitted: Any) -> bool:
     submitted = _imaginary_like(reference, submitted)
     reference = _imaginary_like(submitted, reference)
     if not reference.free_symbols and not submitted.free_symbols:
-        return _same_constants(reference, submitted)
+        if reference.is_infinite or submitted.is_infinite or (reference.is_Rational and submitted.is_Rational):
+            return False
+        return _close(reference, submitted, _tolerance(reference, submitted))
     return reference.free_symbols == submitted.free_symbols and _same_at_points(reference, submitted)
 
 
@@ -220,14 +249,6 @@ def _imaginary_like(other: Any, expr: Any) -> Any:
     return expr.xreplace({name: sympy.I}).doit() if other.has(sympy.I) and expr.has(name) else expr
 
 
-def _same_constants(reference: Any, submitted: Any) -> bool:
-    if reference.is_infinite or submitted.is_infinite:
-        return False
-    if reference.is_Rational and submitted.is_Rational:
-        return False
-    return _close(reference, submitted, _tolerance(reference, submitted))
-
-
 def _tolerance(reference: Any, submitted: Any) -> Any:
     """What decimals may miss: floats' noise where the reference ends, else all beyond the sixth digit."""
     if reference.is_Integer and submitted.is_Float:
@@ -239,21 +260,14 @@ def _tolerance(reference: Any, submitted: Any) -> Any:
 
 
 def _close(reference: Any, submitted: Any, tolerance: Any) -> bool:
-    expected, got = (_exact_floats(side).evalf(_DIGITS) for side in (reference, submitted))
-    if (
-        not (expected.is_number and got.is_number)
-        or expected.has(sympy.nan, sympy.zoo)
-        or got.has(sympy.nan, sympy.zoo)
-    ):
+    expected, got = (
+        side.xreplace({float_: sympy.Rational(str(float_)) for float_ in side.atoms(sympy.Float)}).evalf(_DIGITS)
+        for side in (reference, submitted)
+    )
+    if any(not side.is_number or side.has(sympy.nan, sympy.zoo) for side in (expected, got)):
         raise Unreadable("not a number")
     difference = abs(expected - got).evalf(_DIGITS)
-    if difference == 0:
-        return True
-    return bool(difference <= tolerance * abs(expected))
-
-
-def _exact_floats(expr: Any) -> Any:
-    return expr.xreplace({number: sympy.Rational(str(number)) for number in expr.atoms(sympy.Float)})
+    return bool(difference == 0 or difference <= tolerance * abs(expected))
 
 
 def _same_at_points(reference: Any, submitted: Any) -> bool:

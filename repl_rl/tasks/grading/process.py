@@ -48,7 +48,7 @@ class GraderProcess:
         """Raises RewardError if it does not come up."""
         path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "repl_rl.tasks.grader.program"],
+            [sys.executable, "-m", "repl_rl.tasks.grading.program"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -67,7 +67,7 @@ class GraderProcess:
             self.close()
             raise RewardError(
                 f"the grader's process did not come up (exit status {self._process.returncode}); see what "
-                f"`{sys.executable} -m repl_rl.tasks.grader.program` prints"
+                f"`{sys.executable} -m repl_rl.tasks.grading.program` prints"
             ) from error
 
     @property
@@ -110,15 +110,12 @@ class GraderProcess:
             ready = left_s > 0 and select.select([self._process.stdout], [], [], left_s)[0]
             chunk = os.read(self._process.stdout.fileno(), 65536) if ready else b""
             if not chunk:
-                raise self._overrun(timed_out=not ready)
+                status = self._process.wait() if ready else None
+                self.close()
+                raise Overrun(by_its_text=status in (None, -signal.SIGXCPU))
             self._unread += chunk
         line, _, self._unread = self._unread.partition(b"\n")
         return line
-
-    def _overrun(self, timed_out: bool) -> Overrun:
-        status = None if timed_out else self._process.wait()
-        self.close()
-        return Overrun(by_its_text=timed_out or status == -signal.SIGXCPU)
 
 
 class GraderPool:

@@ -1,30 +1,35 @@
 """The grader. It runs outside the sandbox, on text that came out of it, so it trusts nothing.
 
-Numbers, and texts that equal the reference, are judged at once by `grader/exact.py`. All else (LaTeX, fractions, sets,
-tuples, intervals, matrices, equations, what sympy prints) is read and compared in processes of its own, which are
-killed where they take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The number families
-know no other answer than a number, so for them nothing is asked of those processes.
+Numbers, and texts that equal the reference, are judged at once. All else (LaTeX, fractions, sets, tuples, intervals,
+matrices, equations, what sympy prints) is read and compared in processes of its own, which are killed where they take
+too long; nothing is evaluated. docs/tasks.md says what counts as equal. The number families know no other answer than a
+number, so for them nothing is asked of those processes.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.families import FAMILIES
-from repl_rl.tasks.grader.exact import is_number, verdict_at_once
-from repl_rl.tasks.grader.process import ask
+from repl_rl.tasks.grading.process import ask
 from repl_rl.trajectory import Task
 
 _MAX_CHARS = 2_000
 """Of a submission, beside four times its reference's length."""
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
+_EXTRA_CHARS = 40
+"""How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
+_FLOAT_NOISE = Decimal("1e-9")
 
-Asked = tuple[str, tuple[str, ...]]
+Question = tuple[str, tuple[str, ...]]
 
-_verdicts: OrderedDict[Asked, float] = OrderedDict()
+_verdicts: OrderedDict[Question, float] = OrderedDict()
 """A group of trajectories gives the same answer again and again."""
 
 
@@ -33,8 +38,7 @@ def grade(task: Task, answer: Sequence[str] | None) -> float:
 
     Raises RewardError if the grader's processes don't come up.
     """
-    verdict = _at_once(task, answer)
-    return verdict if isinstance(verdict, float) else grade_many([task], [answer])[0]
+    return grade_many([task], [answer])[0]
 
 
 def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
@@ -44,13 +48,15 @@ def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -
     replies = ask([{"answer": answer, "submitted": list(submitted)} for answer, submitted in open_]) if open_ else []
     fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
     grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
-    _remember(fresh)
+    _verdicts.update(fresh)
+    while len(_verdicts) > _REMEMBERED:
+        _verdicts.popitem(last=False)
     return grades
 
 
 def require_gradable(tasks: Iterable[Task]) -> None:
     """Raises ConfigError naming the first task whose reference answer can't be read."""
-    doubtful = [task for task in tasks if not is_number(task.answer.strip())]
+    doubtful = [task for task in tasks if not _NUMBER.fullmatch(task.answer.strip())]
     replies = ask([{"answer": task.answer} for task in doubtful]) if doubtful else []
     for task, reply in zip(doubtful, replies, strict=True):
         if not (reply and reply["gradable"]):
@@ -60,14 +66,14 @@ def require_gradable(tasks: Iterable[Task]) -> None:
             )
 
 
-def _at_once(task: Task, answer: Sequence[str] | None) -> float | Asked:
+def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
     """A verdict, or what has to be asked."""
     if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
         return 0.0
     if not all(isinstance(text, str) for text in answer):
         return 0.0
     expected = task.answer.strip()
-    verdict = verdict_at_once(answer[0], expected) if len(answer) == 1 else None
+    verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
     if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
@@ -75,7 +81,22 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Asked:
     return expected, tuple(answer)
 
 
-def _remember(fresh: dict[Asked, float]) -> None:
-    _verdicts.update(fresh)
-    while len(_verdicts) > _REMEMBERED:
-        _verdicts.popitem(last=False)
+def _same_number_or_text(submitted: str, expected: str) -> bool | None:
+    """Whether a text is the expected answer; None where numerals and equal texts alone can't tell.
+
+    Right is an int, float or string whose numeral has exactly the expected value: "401", "401.0", "'401'". Where the
+    expected number is not an integer, a float may miss it by what floats miss (0.1 + 0.2 is right for 0.3). Time is
+    bounded by the expected answer's length, whatever was submitted.
+    """
+    is_short = len(submitted) <= len(expected) + _EXTRA_CHARS
+    text = submitted.strip() if is_short else ""
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    if not _NUMBER.fullmatch(expected):
+        return True if text == expected != "" else None
+    if not is_short or not _NUMBER.fullmatch(text):
+        return None
+    number, right = Decimal(text), Decimal(expected)  # compare exactly at any length; int() would refuse a long one
+    if number == right or right == right.to_integral_value():
+        return number == right
+    return abs(number - right) <= _FLOAT_NOISE * abs(right)
