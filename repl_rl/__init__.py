@@ -23,7 +23,7 @@ from repl_rl.trajectory import (
 
 if TYPE_CHECKING:
     from repl_rl.rollout.loop import Rollout
-    from repl_rl.rollout.opening import open_rollout
+    from repl_rl.rollout.service import open_rollout
     from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
 
@@ -50,7 +50,7 @@ _LAZY = {
     "Rollout": "repl_rl.rollout.loop",
     "ReplGRPOConfig": "repl_rl.trainer",
     "ReplGRPOTrainer": "repl_rl.trainer",
-    "open_rollout": "repl_rl.rollout.opening",
+    "open_rollout": "repl_rl.rollout.service",
     "tool": "repl_rl.tools",
 }
 

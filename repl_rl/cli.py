@@ -223,7 +223,7 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
         return None
     if options.n != 1:
         raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
-    from repl_rl.rollout.attach import AttachedKernels
+    from repl_rl.rollout.service import AttachedKernels
 
     def say(file: Path) -> None:
         console.print(f"attach with: jupyter console --existing {file}", highlight=False, soft_wrap=True)

@@ -23,7 +23,7 @@ from repl_rl.errors import RunError
 
 
 class LineKind(StrEnum):
-    """What became of a line. The most telling kind wins where one turn held several physical lines."""
+    """What became of a line, least telling kind first: the last one wins where a turn held several physical lines."""
 
     BLANK = "blank"
     COMMENT = "comment"

@@ -16,16 +16,15 @@ from exactness import (
 )
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, SamplingConfig, TasksConfig
+from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, TasksConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.episode import Extensions, make_extensions
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.prompts import dialect_for, speaks_chat
 from repl_rl.rollout.score import credit, score
+from repl_rl.rollout.setup import Extensions, RolloutSetup, make_extensions
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
@@ -119,16 +118,18 @@ def roll(
     engine = RecordingEngine(ScriptedEngine(vocabulary, script))
 
     async def go() -> list[Trajectory]:
-        def offering(tools: Sequence[Any]) -> Any:
-            return dialect_for(vocabulary, DialectConfig(name=dialect), tools)
-
         async with KernelPool(len(tasks), Limits()) as pool:
             rollout = Rollout(
-                engine, pool, offering(extensions.toolbox.tools), vocabulary,
-                budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400), sampling=SamplingConfig(),
-                context_tokens=6000, extensions=extensions, dialect_with=offering,
-                chat=speaks_chat(vocabulary, offering([]), None),
-            )  # fmt: skip
+                engine,
+                pool,
+                RolloutSetup(
+                    vocabulary,
+                    DialectConfig(name=dialect),
+                    context_tokens=6000,
+                    budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400),
+                    extensions=extensions,
+                ),
+            )
             return await rollout.many(tasks)
 
     trajectories = asyncio.run(go())

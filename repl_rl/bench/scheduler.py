@@ -24,13 +24,13 @@ from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
-from repl_rl.dialect import make_dialect
+from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 
@@ -147,16 +147,14 @@ def measure(few: int = 1024, many: int = 4096, at_once: int = 512, lines: int = 
 
 
 async def _roll(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> None:
-    rollout = Rollout(
-        CannedEngine(vocabulary),
-        CannedKernels(),
-        make_dialect(DialectConfig()),
+    setup = RolloutSetup(
         vocabulary,
-        budget=BudgetConfig(lines=lines, tokens=_TOKENS_PER_LINE * lines, seconds=3600),
-        sampling=SamplingConfig(),
         context_tokens=_TOKENS_PER_LINE * lines + 1024,
+        budget=BudgetConfig(lines=lines, tokens=_TOKENS_PER_LINE * lines, seconds=3600),
+        chat=False,
         at_once=at_once,
     )
+    rollout = Rollout(CannedEngine(vocabulary), CannedKernels(), setup)
     async for _, trajectory in rollout.stream(_tasks(count)):
         if len(trajectory.lines) != lines:
             raise AssertionError(f"{len(trajectory.lines)} lines and not {lines}: {trajectory.stop_reason}")

@@ -38,7 +38,7 @@ from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.rollout.setup import make_pool
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.background import BackgroundLoop

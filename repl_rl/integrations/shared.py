@@ -25,8 +25,8 @@ from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelPool, KernelSession, KernelSource
-from repl_rl.rollout.execute import Interpreter, Ran, run_turn
-from repl_rl.rollout.worker.setup import make_pool
+from repl_rl.rollout.execute import Interpreter, run_turn
+from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.background import BackgroundLoop
 
@@ -69,9 +69,11 @@ class LiveSession:
             return Answered(ANSWERED)
         try:
             note = await self._reopened()
-            ran = await self._run(turn)
+            assert self._interpreter is not None
+            ran = await run_turn(self._interpreter, turn)
         except KernelError as error:
             return await self._fail(error)
+        self.answer = ran.answer
         if ran.stop is StopReason.KILLED:
             await self._lose()
         self.kinds.append(ran.kind)
@@ -81,11 +83,6 @@ class LiveSession:
         """Give the interpreter back. A second call does nothing."""
         self._interpreter = None
         await self._stack.aclose()
-
-    async def _run(self, turn: Turn) -> Ran:
-        assert self._interpreter is not None
-        ran, self.answer = await run_turn(self._interpreter, turn)
-        return ran
 
     async def _reopened(self) -> str:
         """The note that a fresh interpreter begins with, where the last one is gone."""

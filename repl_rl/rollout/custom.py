@@ -66,6 +66,6 @@ def load_sampler(sampler: Any) -> Sampler:
     found = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
     call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(call):
-        raise ConfigError(f"rollout {sampler!r} is no async function (tasks, engine, kernels); write `async def`")
+        raise ConfigError(f"rollout {sampler!r} is not an async function (tasks, engine, kernels); write `async def`")
     loaded: Sampler = found
     return loaded

@@ -1,11 +1,11 @@
 """What happens in one rollout, in order: `Began`, then `Sampled` and `Ran` for each line, then `Ended`.
 
-`Rollout.stream(task)` yields them as they happen. Data only; a line is told twice, before and after it ran.
+`Rollout.stream(task)` yields them as they happen. Data only; each line has two, before and after it ran.
 
 By the time `Ended` comes, the last `Ran` of every line is that line of the trajectory. A line whose end was not seen,
-because the machinery failed under it, is told as it stands in the trajectory; and the last line is told once more where
-half a character was left over at the end, which belongs to its text. What came from elsewhere than our line loop is
-told whole when it has ended.
+because the machinery failed under it, comes as it is in the trajectory; and the last line comes once more where half a
+character was left over at the end, which belongs to its text. A loop of the user's reports nothing on the way: all
+events of its trajectory come when it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from repl_rl.trajectory import Line, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The prompt stands, the interpreter waits."""
+    """The prompt is made, and the interpreter is ready."""
 
     task: Task
     prompt: str
@@ -53,7 +53,7 @@ class Ended:
 
 
 Event = Began | Sampled | Ran | Ended
-Tell = Callable[[Event], None]
+Listener = Callable[[Event], None]
 
 
 def events_of(task: Task, trajectory: Trajectory) -> Iterator[Event]:
@@ -66,21 +66,23 @@ def events_of(task: Task, trajectory: Trajectory) -> Iterator[Event]:
     yield Ended(trajectory)
 
 
-async def as_told(task: Task, roll: Callable[[Tell], Coroutine[Any, Any, Trajectory]]) -> AsyncGenerator[Event, None]:
-    """What `roll` tells, as it does, then what of its trajectory it has not told; raises what it raises.
+async def event_stream(
+    task: Task, roll: Callable[[Listener], Coroutine[Any, Any, Trajectory]]
+) -> AsyncGenerator[Event, None]:
+    """The events that `roll` reports to its listener, as they come, then those of its trajectory that it has not.
 
-    Closing the iterator cancels `roll` and waits for its end.
+    Raises what `roll` raises. Closing the iterator cancels `roll` and waits for its end.
     """
     waiting: asyncio.Queue[Event | None] = asyncio.Queue()
     rolling = asyncio.create_task(roll(waiting.put_nowait))
     rolling.add_done_callback(lambda _: waiting.put_nowait(None))
-    told: dict[tuple[type[Event], int], Event] = {}
+    reported: dict[tuple[type[Event], int], Event] = {}
     try:
         while (event := await waiting.get()) is not None:
-            told[_place(event)] = event
+            reported[_key(event)] = event
             yield event
         for event in events_of(task, rolling.result()):
-            known = told.get(_place(event))
+            known = reported.get(_key(event))
             if known is None or (isinstance(event, Ran) and event != known):
                 yield event
     finally:
@@ -88,6 +90,6 @@ async def as_told(task: Task, roll: Callable[[Tell], Coroutine[Any, Any, Traject
         await asyncio.gather(rolling, return_exceptions=True)
 
 
-def _place(event: Event) -> tuple[type[Event], int]:
-    """Events of one place tell of the same thing."""
+def _key(event: Event) -> tuple[type[Event], int]:
+    """Events with the same key are about the same thing."""
     return type(event), event.index if isinstance(event, Sampled | Ran) else 0

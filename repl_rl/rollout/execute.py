@@ -1,7 +1,7 @@
 """A trajectory's kernel, and what a turn does in it.
 
-`Interpreter` replaces the kernel as long as nothing has run in it. `Ran` says what a turn did: the most telling of its
-results gives the line its kind.
+`Interpreter` replaces the kernel as long as nothing has run in it. `run_turn` says what a turn did: the most telling of
+its results gives the line its kind.
 """
 
 from __future__ import annotations
@@ -10,14 +10,20 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from repl_rl.dialect import Cell, CellRun, Dialect, Refusal, Turn
+from repl_rl.dialect import Cell, CellRun, Dialect, Turn
 from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
-from repl_rl.rollout.clock import Clock, Wait
+from repl_rl.rollout.state import Clock, Wait
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
+_KINDS = {
+    ExecStatus.TIMEOUT: LineKind.TIMEOUT,
+    ExecStatus.KILLED: LineKind.KILLED,
+    ExecStatus.ERROR: LineKind.EXCEPTION,
+}
+_LEAST_TELLING_FIRST = tuple(LineKind)
 
 
 class Interpreter:
@@ -48,13 +54,15 @@ class Interpreter:
                 await self._kernel.prepare(source)
 
     async def execute(self, source: str) -> ExecResult:
+        """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before."""
         for attempt in range(_KERNEL_ATTEMPTS):
             try:
                 if self._kernel is None:
                     await self.start()
                 assert self._kernel is not None
                 with self._clock.waiting(Wait.KERNEL):
-                    result = await self._execute(self._kernel, source)
+                    host = () if self._host is None else (self._answered,)
+                    result = await self._kernel.execute(source, *host)
                 if result.by_machinery:
                     raise KernelDiedError("the kernel went down together with what it was forked from")
             except KernelError:
@@ -66,10 +74,7 @@ class Interpreter:
                 return result
         raise AssertionError("the last attempt returns or raises")
 
-    async def _execute(self, kernel: KernelSession, source: str) -> ExecResult:
-        return await (kernel.execute(source) if self._host is None else kernel.execute(source, self._called))
-
-    async def _called(self, call: HostCall) -> HostReply:
+    async def _answered(self, call: HostCall) -> HostReply:
         """A call that leaves the session has happened: its cell is not run again."""
         assert self._host is not None
         self._has_state = True
@@ -77,19 +82,20 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class TurnResult:
     """What a turn did: its kind, what each of its cells showed, and whether that ends the trajectory."""
 
     kind: LineKind
     cells: tuple[CellRun, ...] = ()
     error_name: str | None = None
+    answer: tuple[str, ...] | None = None
     stop: StopReason | None = None
     duration_s: float = 0.0
     fingerprint: str | None = None
     calls: tuple[ToolCall, ...] = ()
 
-    def observing(self, text: str) -> Ran:
-        """With what the environment shows, behind the last of the cells."""
+    def observing(self, text: str) -> TurnResult:
+        """With what the environment shows after the last of the cells."""
         if not text or not self.cells:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
@@ -110,45 +116,45 @@ class Ran:
         )
 
 
-async def run_turn(interpreter: Interpreter, turn: Turn) -> tuple[Ran, tuple[str, ...] | None]:
-    """Run the cells of a turn, in order, until one submits an answer or is killed; the answer stands beside it."""
-    results: list[tuple[Cell, ExecResult]] = []
+async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
+    """Run the cells of a turn, in order, until one submits an answer or is killed.
+
+    The most telling result gives the turn its kind. A refused cell counts as one that did not compile.
+    """
+    results: list[ExecResult] = []
+    runs: list[CellRun] = []
+    stop = None
     for cell in turn.cells:
-        result = _refused(cell.refusal) if cell.refusal else await interpreter.execute(cell.source)
-        results.append((cell, result))
-        if _end_of(result) is not None:
+        if cell.refusal is not None:
+            name, message = cell.refusal.error_name, cell.refusal.message
+            result = ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
+        else:
+            result = await interpreter.execute(cell.source)
+        said = result.error_message
+        if result.status is ExecStatus.TIMEOUT:  # says why the interrupt came
+            said = f"{said or 'KeyboardInterrupt'}: it ran out of time"
+        results.append(result)
+        runs.append(CellRun(cell, result.output, said))
+        if result.answer is not None:
+            stop = StopReason.ANSWER
             break
-    return _summarize(turn, results), results[-1][1].answer if results else None
-
-
-def _summarize(turn: Turn, results: Sequence[tuple[Cell, ExecResult]]) -> Ran:
-    """The most telling result gives the turn its kind; the outputs are joined in order."""
+        if result.status is ExecStatus.KILLED:
+            stop = StopReason.KILLED
+            break
     if not results:
-        return Ran(turn.idle_kind if turn.answer is None else LineKind.ANSWER)
-    kinds = [_kind(cell, result) for cell, result in results]
-    telling = max(range(len(kinds)), key=lambda index: _RANK[kinds[index]])
-    return Ran(
+        return TurnResult(turn.idle_kind if turn.answer is None else LineKind.ANSWER)
+    kinds = [_kind(run.cell, result) for run, result in zip(runs, results, strict=True)]
+    telling = max(range(len(kinds)), key=lambda index: _LEAST_TELLING_FIRST.index(kinds[index]))
+    return TurnResult(
         kinds[telling],
-        tuple(CellRun(cell, result.output, _told(result)) for cell, result in results),
-        results[telling][1].error_name,
-        _end_of(results[-1][1]),
-        sum(result.duration_s for _, result in results),
-        results[-1][1].fingerprint,
-        tuple(call for _, result in results for call in result.calls),
+        tuple(runs),
+        results[telling].error_name,
+        results[-1].answer,
+        stop,
+        sum(result.duration_s for result in results),
+        results[-1].fingerprint,
+        tuple(call for result in results for call in result.calls),
     )
-
-
-def _told(result: ExecResult) -> str | None:
-    """What the exception says; of an interrupt, why it came."""
-    if result.status is not ExecStatus.TIMEOUT:
-        return result.error_message
-    return f"{result.error_message or 'KeyboardInterrupt'}: it ran out of time"
-
-
-def _refused(refusal: Refusal) -> ExecResult:
-    """What stands for the run of a cell that was not run."""
-    name, message = refusal.error_name, refusal.message
-    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
 
 
 def _kind(cell: Cell, result: ExecResult) -> LineKind:
@@ -156,35 +162,4 @@ def _kind(cell: Cell, result: ExecResult) -> LineKind:
         return LineKind.ANSWER
     if not result.compiled:
         return LineKind.SYNTAX_ERROR
-    by_status = {
-        ExecStatus.TIMEOUT: LineKind.TIMEOUT,
-        ExecStatus.KILLED: LineKind.KILLED,
-        ExecStatus.ERROR: LineKind.EXCEPTION,
-    }
-    return by_status.get(result.status, cell.kind)
-
-
-def _end_of(result: ExecResult) -> StopReason | None:
-    if result.answer is not None:
-        return StopReason.ANSWER
-    return StopReason.KILLED if result.status is ExecStatus.KILLED else None
-
-
-_RANK = {
-    kind: rank
-    for rank, kind in enumerate(
-        (
-            LineKind.BLANK,
-            LineKind.COMMENT,
-            LineKind.OPEN,
-            LineKind.STATEMENT,
-            LineKind.EXPRESSION,
-            LineKind.SYNTAX_ERROR,
-            LineKind.EXCEPTION,
-            LineKind.TIMEOUT,
-            LineKind.KILLED,
-            LineKind.ANSWER,
-            LineKind.OVERLONG,
-        )
-    )
-}
+    return _KINDS.get(result.status, cell.kind)

@@ -3,7 +3,7 @@
 `Rollout.one` is the whole idea, read top to bottom: sample a line, run it, put the output in, until something ends it.
 Trajectories run side by side and never wait for one another; `stream` hands each on as it ends. A failure of the
 machinery makes a trajectory `aborted`; whatever the typed code does is part of the data. Of a single task, `stream`
-tells each line before and after it runs.
+yields each line before and after it runs.
 
 Not covered: a failing engine, which ends the run (its weights are everybody's).
 """
@@ -12,25 +12,23 @@ from __future__ import annotations
 
 import reprlib
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import AsyncExitStack, aclosing
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, overload
 
-from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling
-from repl_rl.dialect import Dialect, OfferedTool, Shown
+from repl_rl.config import SamplingConfig, SeededSampling
+from repl_rl.dialect import Shown
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
-from repl_rl.rollout.clock import Clock, Wait
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
-from repl_rl.rollout.episode import Episode, EpisodeMaker, Extensions
-from repl_rl.rollout.events import Event, Tell, as_told
-from repl_rl.rollout.execute import Interpreter
-from repl_rl.rollout.prompts import Prompts
-from repl_rl.rollout.scheduler import Cut, Scheduler, Ticket
-from repl_rl.rollout.state import Prompt, Session
-from repl_rl.rollout.transcript import Transcript
+from repl_rl.rollout.episode import Episode, EpisodeMaker
+from repl_rl.rollout.events import Event, Listener, event_stream
+from repl_rl.rollout.execute import Interpreter, run_turn
+from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.state import Clock, TrajectoryState, Wait
 from repl_rl.tools import Toolbox
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 
@@ -39,47 +37,25 @@ _SHORT_OUTPUT_CHARS = 32
 
 
 class Rollout:
-    """The policy in `engine` at the keyboard of interpreters from `kernels`.
+    """The policy in `engine` at the keyboard of interpreters from `kernels`. One instance serves many tasks at once."""
 
-    `context_tokens` bounds prompt and completion together. At most `at_once` trajectories of a batch run at a time;
-    None leaves that to engine and kernels. One instance serves many tasks at once.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        kernels: KernelSource,
-        dialect: Dialect,
-        vocabulary: Vocabulary,
-        *,
-        budget: BudgetConfig,
-        sampling: SamplingConfig,
-        context_tokens: int,
-        chat: bool = False,
-        at_once: int | None = None,
-        extensions: Extensions | None = None,
-        dialect_with: Callable[[Sequence[OfferedTool]], Dialect] | None = None,
-    ) -> None:
-        """`extensions` are the user's tools, environment or loop; `dialect_with` gives the dialect with some tools."""
+    def __init__(self, engine: Engine, kernels: KernelSource, setup: RolloutSetup) -> None:
         self.engine = engine
         self.kernels = kernels
-        self.vocabulary = vocabulary
-        self.budget = budget
-        self.sampling = sampling
-        self.context_tokens = context_tokens
-        self.chat = chat
-        self.at_once = at_once
-        self.instances: dict[int, Any] = {}
-        """The environments of the last batch, by the index of the task."""
-        self._extensions = extensions or Extensions()
-        self._prompts = Prompts(vocabulary, chat, context_tokens)
-        self._episodes = EpisodeMaker(self._extensions, dialect_with or (lambda tools: dialect), self._prompts.of)
-        self.dialect = self._episodes.dialect
-        self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(vocabulary.encode_output)
+        self.setup = setup
+        self.environments: dict[int, Any] = {}
+        """Those of the last batch, by the index of the task."""
+        self._episodes = EpisodeMaker(setup)
+        self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
 
-    def prompt(self, task: Task) -> Prompt:
-        """The prompt of a task. Raises ConfigError if it leaves no room for a line."""
-        return self._prompts.of(self.dialect, task)
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.setup.vocabulary
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """How lines are sampled where nothing else is asked for."""
+        return self.setup.sampling
 
     @overload
     def stream(self, tasks: Task, sampling: SamplingConfig | None = None) -> AsyncGenerator[Event, None]: ...
@@ -101,36 +77,18 @@ class Rollout:
         if isinstance(tasks, Task):
             if cut is not None:
                 raise ConfigError(f"a cut is for several tasks, and this is one: {tasks.id!r}; leave it out")
-            return as_told(tasks, partial(self._watched, tasks, sampling))
-        given: object = tasks  # a text is a sequence too, so no type checker's business
+            task = tasks
+
+            async def roll(listener: Listener) -> Trajectory:
+                async with aclosing(self._trajectories([task], sampling, None, listener)) as ended:
+                    [(_, trajectory)] = [each async for each in ended]
+                return trajectory
+
+            return event_stream(task, roll)
+        given: object = tasks  # a text is a sequence too, which no type checker sees
         if isinstance(given, str):
-            raise ConfigError(f"{reprlib.repr(tasks)} is no task: give Task(id, question, answer) of repl_rl")
+            raise ConfigError(f"{reprlib.repr(tasks)} is not a task: give Task(id, question, answer) of repl_rl")
         return self._trajectories(tasks, sampling, cut)
-
-    async def _watched(self, task: Task, sampling: SamplingConfig | None, tell: Tell) -> Trajectory:
-        async with aclosing(self._trajectories([task], sampling, None, tell)) as ended:
-            [(_, trajectory)] = [each async for each in ended]
-        return trajectory
-
-    async def _trajectories(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, tell: Tell | None = None
-    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        sampling = sampling or self.sampling
-        if self._extensions.sampler is not None:
-            engine = SamplerEngine(self.engine, self.vocabulary, sampling, self.context_tokens)
-            for made in enumerate(await run_sampler(self._extensions.sampler, tasks, engine, self.kernels)):
-                yield made
-            return
-        self._prompts.refuse_long(self.dialect, tasks)
-        self.instances.clear()
-        asked = time.monotonic()
-
-        def run(index: int, ticket: Ticket) -> Coroutine[Any, Any, Trajectory]:
-            return self._roll(index, tasks[index], _of_trajectory(sampling, index), ticket, asked, tell)
-
-        async with aclosing(Scheduler(run, len(tasks), self.at_once, cut).stream()) as ended:
-            async for index, trajectory in ended:
-                yield index, trajectory
 
     async def groups(
         self, tasks: Sequence[Task], group_size: int, sampling: SamplingConfig | None = None, cut: Cut | None = None
@@ -157,106 +115,133 @@ class Rollout:
         refuse_if_all_aborted(trajectories)
         return trajectories
 
-    async def one(self, session: Session, episode: Episode, slot: Slot) -> None:
-        """The line loop. What it does is in `session`, also if it is left by an exception."""
-        while session.stop is None:
-            allowance = session.allowance(self.budget, self.context_tokens)
-            if allowance.tokens < 1:
-                session.stop = allowance.reason
-                break
-            with session.clock.waiting(Wait.ENGINE):
-                sampled = await slot.sample_line(session.transcript.ids, allowance.tokens, session.sampling)
-            start, end = session.transcript.append_sampled(sampled.ids, sampled.logprobs)
-            turn = session.reader.read(*self._typed(sampled))
-            session.typed(turn, sampled)
-            if sampled.finish is Finish.LENGTH:
-                session.stop = allowance.reason
-                session.add(Line(start, end, turn.text, LineKind.OVERLONG, cells=()))
-                break
-            ran = await session.run(turn)
-            if ran.stop is None:
-                ran = ran.observing(await episode.observed(turn))
-            session.stop = ran.stop or session.stop_after(sampled.finish, turn, self.budget)
-            shown = session.reader.show(ran.cells, goes_on=session.stop is None)
-            ids, text = self._behind(sampled, shown)
-            if session.stop is None:
-                session.stop = self._put_in(ids, session)
-            session.add(ran.as_line(start, end, turn.text, text, episode.dialect))
+    async def _trajectories(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, listener: Listener | None = None
+    ) -> AsyncGenerator[tuple[int, Trajectory], None]:
+        """All of a batch, as they end: by the user's own loop if there is one, else by ours."""
+        setup = self.setup
+        sampling = sampling or setup.sampling
+        if setup.extensions.sampler is not None:
+            engine = SamplerEngine(self.engine, setup.vocabulary, sampling, setup.context_tokens)
+            for made in enumerate(await run_sampler(setup.extensions.sampler, tasks, engine, self.kernels)):
+                yield made
+            return
+        self._episodes.refuse_long(tasks)
+        self.environments.clear()
+        asked = time.monotonic()
 
-    def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
-        """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""
-        ends = sampled.finish is Finish.EOS
-        return self.vocabulary.bytes_of(sampled.ids[:-1] if ends else sampled.ids), ends
+        def run(index: int, scope: CutScope) -> Coroutine[Any, Any, Trajectory]:
+            own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
+            return self._trajectory(index, tasks[index], own, scope, asked, listener)
 
-    def _behind(self, sampled: SampledLine, shown: Sequence[Shown]) -> tuple[list[int], str]:
-        """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""
-        ids = [index for part in shown for index in self._encode(part)]
-        text = "".join(part.text for part in shown)
-        if ids and sampled.finish is Finish.EOS and ids[0] in self.vocabulary.eos_ids:
-            return ids[1:], text.removeprefix(self.vocabulary.decode(ids[:1]))
-        return ids, text
+        async with aclosing(Scheduler(run, len(tasks), setup.at_once, cut).stream()) as ended:
+            async for index, trajectory in ended:
+                yield index, trajectory
 
-    def _put_in(self, ids: Sequence[int], session: Session) -> StopReason | None:
-        """Append what is shown to the sequence, unless it leaves no room to go on."""
-        if len(session.transcript) + len(ids) >= self.context_tokens:
-            return StopReason.CONTEXT
-        if len(session.transcript.completion_ids) + len(ids) >= self.budget.tokens:
-            return StopReason.MAX_TOKENS
-        session.transcript.append_output(ids)
-        return None
-
-    def _encode(self, part: Shown) -> Sequence[int]:
-        if part.is_frame:
-            return self.vocabulary.encode_frame(part.text)
-        is_short = len(part.text) <= _SHORT_OUTPUT_CHARS
-        return self._encode_short(part.text) if is_short else self.vocabulary.encode_output(part.text)
-
-    async def _roll(
-        self, index: int, task: Task, sampling: SamplingConfig, ticket: Ticket, asked: float, tell: Tell | None
+    async def _trajectory(
+        self, index: int, task: Task, sampling: SamplingConfig, scope: CutScope, asked: float, listener: Listener | None
     ) -> Trajectory:
-        """A trajectory in any case: one that the machinery fails is aborted, one that is cut unfinished."""
+        """A trajectory in any case: aborted if the machinery fails, unfinished if it is cut."""
         version, clock = self.engine.version, Clock(asked)
-        episode, error = Episode(self.prompt(task), self.dialect, Toolbox()), None
+        episode = Episode(self._episodes.prompt(task), self._episodes.dialect, Toolbox())
+        state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock)
         async with AsyncExitStack() as stack:
-            session = self._session(episode, sampling, clock, stack)
             try:
-                if not ticket.is_cut:
+                if not scope.is_cut:
                     episode = await self._episodes.make(task, stack)
-                    session = self._session(episode, sampling, clock, stack)
-                    session.tell = tell
-                if not ticket.is_cut:  # the cut may have come while the environment opened
-                    with ticket.open_to_cut():
-                        await self._take_place_and_type(session, task, episode, stack)
-                if session.stop is None:
-                    session.stop = StopReason.UNFINISHED
+                    state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock, listener)
+                if not scope.is_cut:  # the cut may have come while the environment opened
+                    with scope.open_to_cut():
+                        most_tokens = min(len(state.transcript) + self.setup.budget.tokens, self.setup.context_tokens)
+                        with clock.waiting(Wait.QUEUE):
+                            slot = await stack.enter_async_context(self.engine.slot(most_tokens))
+                        host = episode.toolbox.host_calls()
+                        interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
+                        if episode.dialect.needs_kernel:
+                            await interpreter.start()
+                        state.begin()
+                        await self.one(state, episode, interpreter, slot)
+                if state.stop is None:
+                    state.stop = StopReason.UNFINISHED
                 clock.end()
-                trajectory = await episode.graded(session.trajectory(task, episode.prompt, version, None))
+                trajectory = await episode.graded(state.trajectory(version))
             except KernelError as failure:
                 clock.end()
-                session.stop, error = StopReason.ABORTED, f"{type(failure).__name__}: {failure}"
-                trajectory = session.trajectory(task, episode.prompt, version, error)
+                state.stop = StopReason.ABORTED
+                trajectory = state.trajectory(version, f"{type(failure).__name__}: {failure}")
         if episode.environment is not None:
-            self.instances[index] = episode.environment.instance
+            self.environments[index] = episode.environment.instance
         return trajectory
 
-    def _session(self, episode: Episode, sampling: SamplingConfig, clock: Clock, stack: AsyncExitStack) -> Session:
-        host = episode.toolbox.host_calls()
-        interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
-        return Session(Transcript(episode.prompt.ids), episode.dialect.reader(), interpreter, sampling, clock)
+    async def one(self, state: TrajectoryState, episode: Episode, interpreter: Interpreter, slot: Slot) -> None:
+        """The line loop. What it does is in `state`, also if it is left by an exception."""
+        budget, context_tokens = self.setup.budget, self.setup.context_tokens
+        transcript, reader = state.transcript, state.reader
+        while state.stop is None:
+            # The tightest of the token budgets, and the reason to stop if the line needs more.
+            allowed, reason = min(
+                (budget.line_tokens, StopReason.LINE_TOKENS),
+                (budget.tokens - len(transcript.completion_ids), StopReason.MAX_TOKENS),
+                (context_tokens - len(transcript), StopReason.CONTEXT),
+                key=lambda budgeted: budgeted[0],
+            )
+            if allowed < 1:
+                state.stop = reason
+                break
 
-    async def _take_place_and_type(self, session: Session, task: Task, episode: Episode, stack: AsyncExitStack) -> None:
-        transcript = session.transcript
-        most_tokens = min(len(transcript) + self.budget.tokens, self.context_tokens)
-        with session.clock.waiting(Wait.QUEUE):
-            slot = await stack.enter_async_context(self.engine.slot(most_tokens))
-        if episode.dialect.needs_kernel:
-            await session.interpreter.start()
-        session.begin(task, episode.prompt)
-        await self.one(session, episode, slot)
+            # Sample. The end-of-text token is a key, not text: it does not reach the terminal.
+            with state.clock.waiting(Wait.ENGINE):
+                sampled = await slot.sample_line(transcript.ids, allowed, state.sampling)
+            start, end = transcript.append_sampled(sampled.ids, sampled.logprobs)
+            at_eos = sampled.finish is Finish.EOS
+            typed = sampled.ids[:-1] if at_eos else sampled.ids
+            turn = reader.read(self.setup.vocabulary.bytes_of(typed), at_eos)
+            state.sampled(turn, sampled)
+            if sampled.finish is Finish.LENGTH:
+                state.stop = reason
+                state.add(Line(start, end, turn.text, LineKind.OVERLONG, cells=()))
+                break
 
+            # Run.
+            ran = await run_turn(interpreter, turn)
+            state.answer, state.stop = ran.answer, ran.stop
+            if state.stop is None:
+                ran = ran.observing(await episode.observed(turn))
+                if turn.answer is not None and state.answer is None:
+                    state.answer, state.stop = turn.answer, StopReason.ANSWER
+                elif at_eos and not turn.waits:
+                    state.stop = StopReason.EOS
+                elif len(state.lines) + 1 >= budget.lines:
+                    state.stop = StopReason.MAX_LINES
+                elif state.clock.running_s >= budget.seconds:
+                    state.stop = StopReason.SECONDS
 
-def _of_trajectory(sampling: SamplingConfig, index: int) -> SamplingConfig:
-    return sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
+            # Put in what the dialect shows, unless it leaves no room to go on.
+            shown = reader.show(ran.cells, goes_on=state.stop is None)
+            ids, text = self._encoded(shown, sampled)
+            if state.stop is None:
+                if len(transcript) + len(ids) >= context_tokens:
+                    state.stop = StopReason.CONTEXT
+                elif len(transcript.completion_ids) + len(ids) >= budget.tokens:
+                    state.stop = StopReason.MAX_TOKENS
+                else:
+                    transcript.append_output(ids)
+            state.add(ran.as_line(start, end, turn.text, text, episode.dialect))
+
+    def _encoded(self, shown: Sequence[Shown], sampled: SampledLine) -> tuple[list[int], str]:
+        """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""
+        vocabulary, ids = self.setup.vocabulary, list[int]()
+        for part in shown:
+            if part.is_frame:
+                ids += vocabulary.encode_frame(part.text)
+            elif len(part.text) <= _SHORT_OUTPUT_CHARS:
+                ids += self._encode_short(part.text)
+            else:
+                ids += vocabulary.encode_output(part.text)
+        text = "".join(part.text for part in shown)
+        if ids and sampled.finish is Finish.EOS and ids[0] in vocabulary.eos_ids:
+            return ids[1:], text.removeprefix(vocabulary.decode(ids[:1]))
+        return ids, text
 
 
 def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from repl_rl.trajectory import Line, LineKind, Task, Trajectory
+from repl_rl.trajectory import LineKind, Task, Trajectory
+from repl_rl.utils.statistics import percentile
 
 _COUNTED_AS_RUN = frozenset(
     {
@@ -33,12 +34,19 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     if not valid:
         return values
     lines = [line for trajectory in valid for line in trajectory.lines]
+    kinds = Counter(line.kind for line in lines)
+    errors = Counter(line.error_name for line in lines if line.error_name)
+    values |= {f"kinds/{kind}": kinds[kind] / len(lines) for kind in LineKind}
+    values |= {f"errors/{name}": count / len(lines) for name, count in sorted(errors.items())}
+    values["error_rate"] = sum(errors.values()) / len(lines)
+    times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
+    if times_ms:
+        values |= {"kernel_ms_p50": percentile(times_ms, 50), "kernel_ms_p99": percentile(times_ms, 99)}
+    for name in ("engine_s", "kernel_s", "queue_s", "own_s"):
+        values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)
     return {
         **values,
-        **_line_shares(lines),
-        **_kernel_times(lines),
-        **_time_split(valid),
         "solve_rate": _mean(float((trajectory.outcome_reward or 0.0) > 0) for trajectory in valid),
         "lines_per_trajectory": len(lines) / len(valid),
         "tokens_per_trajectory": sampled / len(valid),
@@ -52,9 +60,12 @@ def credit_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[
     `credit/groups_without_variance`: groups with a valid trajectory in which all advantages are zero.
     `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
     """
-    groups = [trajectories[start : start + group_size] for start in range(0, len(trajectories), group_size)]
+    flat = 0
+    for start in range(0, len(trajectories), group_size):
+        valid = [trajectory for trajectory in trajectories[start : start + group_size] if not trajectory.is_void]
+        flat += bool(valid) and not any(line.advantage for trajectory in valid for line in trajectory.lines)
     return {
-        "credit/groups_without_variance": float(sum(map(_is_without_variance, groups))),
+        "credit/groups_without_variance": float(flat),
         "credit/void_trajectories": float(sum(trajectory.is_void for trajectory in trajectories)),
     }
 
@@ -66,38 +77,6 @@ def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tu
         by_family.setdefault(task.family, []).append(float((trajectory.outcome_reward or 0.0) > 0))
     everything = [grade for grades in by_family.values() for grade in grades]
     return _mean(everything), {family: _mean(grades) for family, grades in sorted(by_family.items())}
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def _is_without_variance(group: Sequence[Trajectory]) -> bool:
-    valid = [trajectory for trajectory in group if not trajectory.is_void]
-    return bool(valid) and not any(line.advantage for trajectory in valid for line in trajectory.lines)
-
-
-def _line_shares(lines: Sequence[Line]) -> dict[str, float]:
-    kinds = Counter(line.kind for line in lines)
-    errors = Counter(line.error_name for line in lines if line.error_name)
-    shares = {f"kinds/{kind}": kinds[kind] / len(lines) for kind in LineKind}
-    shares |= {f"errors/{name}": count / len(lines) for name, count in sorted(errors.items())}
-    shares["error_rate"] = sum(errors.values()) / len(lines)
-    return shares
-
-
-def _kernel_times(lines: Sequence[Line]) -> dict[str, float]:
-    times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
-    if not times_ms:
-        return {}
-    return {"kernel_ms_p50": percentile(times_ms, 0.5), "kernel_ms_p99": percentile(times_ms, 0.99)}
-
-
-def _time_split(valid: Sequence[Trajectory]) -> dict[str, float]:
-    names = ("engine_s", "kernel_s", "queue_s", "own_s")
-    return {f"time/{name}": _mean(getattr(trajectory, name) for trajectory in valid) for name in names}
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -35,7 +35,7 @@ class Cut:
 
 
 class CutRule:
-    """Pure: which groups of `count` trajectories are cut, told as they finish."""
+    """Pure: which groups of `count` trajectories are cut, given each one that finishes."""
 
     def __init__(self, count: int, cut: Cut) -> None:
         self._count = count
@@ -57,19 +57,20 @@ class CutRule:
         if self._finished < self._needed:
             return []
         candidates = range(math.ceil(self._count / self._group_size)) if self._finished == self._needed else [group]
-        newly_cut = [group for group in candidates if group not in self._cut and self._has_baseline(group)]
+        newly_cut = [
+            group
+            for group in candidates
+            if group not in self._cut and self._valid[group] >= min(_LEAST_FINISHED, len(self._members(group)))
+        ]
         self._cut.update(newly_cut)
         return [index for group in newly_cut for index in self._members(group)]
-
-    def _has_baseline(self, group: int) -> bool:
-        return self._valid[group] >= min(_LEAST_FINISHED, len(self._members(group)))
 
     def _members(self, group: int) -> range:
         return range(group * self._group_size, min((group + 1) * self._group_size, self._count))
 
 
-class Ticket:
-    """What a running trajectory and its scheduler know of each other."""
+class CutScope:
+    """How a scheduler ends one trajectory early: like a cancel scope, but the trajectory is kept as it stands."""
 
     __slots__ = ("_is_open", "is_cut", "task")
 
@@ -103,12 +104,12 @@ class Ticket:
 class Scheduler:
     """Runs `count` trajectories, at most `at_once` of them at a time (None: all), in the order of their indices.
 
-    `run(index, ticket)` makes one; cut or not, it returns a trajectory.
+    `run(index, scope)` makes one; cut or not, it returns a trajectory.
     """
 
     def __init__(
         self,
-        run: Callable[[int, Ticket], Coroutine[Any, Any, Trajectory]],
+        run: Callable[[int, CutScope], Coroutine[Any, Any, Trajectory]],
         count: int,
         at_once: int | None = None,
         cut: Cut | None = None,
@@ -118,7 +119,7 @@ class Scheduler:
         self._rule = None if cut is None else CutRule(count, cut)
         self._left = iter(range(count))
         self._count = count
-        self._running: dict[int, Ticket] = {}
+        self._running: dict[int, CutScope] = {}
         self._ended: asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]] = asyncio.Queue()
 
     async def stream(self) -> AsyncGenerator[tuple[int, Trajectory], None]:
@@ -134,7 +135,7 @@ class Scheduler:
                 yield index, task.result()
         finally:
             self._left = iter(())
-            tasks = [ticket.task for ticket in self._running.values() if ticket.task is not None]
+            tasks = [scope.task for scope in self._running.values() if scope.task is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -143,21 +144,17 @@ class Scheduler:
         index = next(self._left, None)
         if index is None:
             return False
-        ticket = Ticket(is_cut=self._rule is not None and self._rule.is_cut(index))
-        ticket.task = asyncio.create_task(self._run(index, ticket))
-        ticket.task.add_done_callback(lambda task: self._on_end(index, ticket, task))
-        self._running[index] = ticket
+        scope = CutScope(is_cut=self._rule is not None and self._rule.is_cut(index))
+        scope.task = asyncio.create_task(self._run(index, scope))
+        scope.task.add_done_callback(lambda task: self._on_end(index, scope, task))
+        self._running[index] = scope
         return True
 
-    def _on_end(self, index: int, ticket: Ticket, task: asyncio.Task[Trajectory]) -> None:
+    def _on_end(self, index: int, scope: CutScope, task: asyncio.Task[Trajectory]) -> None:
         del self._running[index]
         self._ended.put_nowait((index, task))
-        if not task.cancelled() and task.exception() is None and not ticket.is_cut:
-            self._cut_what_is_late(index, task.result())
+        if self._rule is not None and not task.cancelled() and task.exception() is None and not scope.is_cut:
+            for late in self._rule.finished(index, task.result().is_void):
+                if late in self._running:
+                    self._running[late].cut()
         self._start_next()
-
-    def _cut_what_is_late(self, index: int, trajectory: Trajectory) -> None:
-        late = [] if self._rule is None else self._rule.finished(index, trajectory.is_void)
-        for other in late:
-            if other in self._running:
-                self._running[other].cut()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, line_advantages, spread
@@ -41,20 +42,10 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
 def score(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
 ) -> list[ScoredTrajectory]:
-    """Grade each trajectory against its task and fill in the line rewards; schedules stand at training step `step`.
+    """Grade each trajectory against its task and fill in the line rewards; schedules are as of training step `step`.
 
-    What an environment paid is the grade of its trajectory.
-    """
-    return [
-        table.score(trajectory, value, step)
-        for trajectory, value in zip(trajectories, _grades(tasks, trajectories, grader), strict=True)
-    ]
-
-
-def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader) -> list[float]:
-    """Nothing for a void trajectory, and what the environment paid where it paid something.
-
-    Our own grader judges several at once; others are called one by one.
+    What an environment paid is the grade of its trajectory; a void one has 0. Our own grader judges several at once;
+    others are called one by one.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
     asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
@@ -62,7 +53,8 @@ def _grades(tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: G
         found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
     else:
         found = iter([grader(task, answer) for task, answer in asked])
-    return [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
+    grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
+    return [table.score(trajectory, value, step) for trajectory, value in zip(trajectories, grades, strict=True)]
 
 
 def _known_grade(trajectory: Trajectory) -> float | None:
@@ -83,20 +75,15 @@ def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditCo
         config,
         gather,
     )
-    return [
-        _with_advantages(item, values)
-        for group, of_group in zip(groups, per_line, strict=True)
-        for item, values in zip(group, of_group, strict=True)
-    ]
+    credited: list[CreditedTrajectory] = []
+    for item, values in zip(scored, chain.from_iterable(per_line), strict=True):
+        lines = [replace(line, advantage=value) for line, value in zip(item.trajectory.lines, values, strict=True)]
+        trajectory = replace(item.trajectory, lines=tuple(lines))
+        credited.append(CreditedTrajectory(trajectory, item.components, tuple(spread(trajectory, values))))
+    return credited
 
 
 def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
     """`credit_metrics` summed over all processes, which call it in step."""
     counts = gather([credit_metrics([item.trajectory for item in credited], group_size)])
     return {name: sum(of_one[name] for of_one in counts) for name in counts[0]}
-
-
-def _with_advantages(scored: ScoredTrajectory, per_line: Sequence[float]) -> CreditedTrajectory:
-    trajectory = scored.trajectory
-    lines = tuple(replace(line, advantage=value) for line, value in zip(trajectory.lines, per_line, strict=True))
-    return CreditedTrajectory(replace(trajectory, lines=lines), scored.components, tuple(spread(trajectory, per_line)))

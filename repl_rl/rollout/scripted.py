@@ -1,10 +1,10 @@
-"""A session typed by hand: real interpreter, real masks and ids, and nobody's policy.
+"""A session typed by hand: real interpreter, real masks and ids, and a script in place of the policy.
 
     trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
 
-For trying rewards, credit and dialects before any model is asked. The text is typed as it stands, so a space behind a
-prompt is part of it, and it is cut where a turn of the dialect ends; behind its last piece the end-of-text token comes.
-Log-probabilities are 0.0: nothing was left to chance. A token never holds text behind the end of its turn here, as a
+For trying rewards, credit and dialects before any model is asked. The text is typed as it stands, so a space after a
+prompt is part of it, and it is cut where a turn of the dialect ends; after its last piece comes the end-of-text token.
+Log-probabilities are 0.0: nothing was left to chance. A token never holds text after the end of its turn here, as a
 sampled one may.
 """
 
@@ -22,6 +22,7 @@ from repl_rl.engine.environment import prepare_environment
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models import resolve_model
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory
 
 _NO_LIMIT = sys.maxsize
@@ -46,21 +47,20 @@ async def type_session(
     async with AsyncExitStack() as stack:
         if kernels is None:
             kernels = await stack.enter_async_context(KernelPool(1))
-        rollout = Rollout(
-            Typist(vocabulary, text),
-            kernels,
-            dialect,
+        setup = RolloutSetup(
             vocabulary,
-            budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
-            sampling=SamplingConfig(),
+            dialect,
             context_tokens=_NO_LIMIT,
+            budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
+            chat=False,
         )
+        rollout = Rollout(ScriptedPolicy(vocabulary, text), kernels, setup)
         [trajectory] = await rollout.many([Task("typed", task, "") if isinstance(task, str) else task])
     return trajectory
 
 
-class Typist:
-    """An engine without a model: whoever takes a slot types `text`, turn by turn."""
+class ScriptedPolicy:
+    """An engine without a model: each of its slots types `text`, turn by turn."""
 
     version = 0
 
@@ -69,15 +69,15 @@ class Typist:
         self._turns = turns(text, vocabulary.stops)
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[TypistSlot]:
-        yield TypistSlot(self._vocabulary, iter(self._turns))
+    async def slot(self, tokens: int) -> AsyncIterator[ScriptedSlot]:
+        yield ScriptedSlot(self._vocabulary, iter(self._turns))
 
     def close(self) -> None:
         """Nothing is held."""
 
 
-class TypistSlot:
-    """One session's place."""
+class ScriptedSlot:
+    """Types one session."""
 
     def __init__(self, vocabulary: Vocabulary, left: Iterator[str]) -> None:
         self._vocabulary = vocabulary
@@ -96,6 +96,6 @@ class TypistSlot:
 
 
 def turns(text: str, stops: bytes) -> list[str]:
-    """`text` cut behind each character that ends a turn; nothing is lost."""
+    """`text` cut after each character that ends a turn; nothing is lost."""
     ends = "".join(re.escape(chr(stop)) for stop in stops)
     return re.findall(f"[^{ends}]*[{ends}]|[^{ends}]+", text)

@@ -1,57 +1,56 @@
-"""A `Rollout` with everything it needs around it, for synchronous callers: the trainer, the CLI, notebooks."""
+"""Rollouts with everything around them: the model in an engine, kernels, and the line loop that uses both.
+
+Synchronous callers (the trainer, the CLI) use `RolloutService`. Asynchronous ones, such as notebooks, open a `Rollout`:
+
+    async with open_rollout("quickstart") as rollout:
+        async for event in rollout.stream(Task("t", "What is 6 * 7?", "42")):
+            ...
+
+There, engine and line loop share this process, so they take turns at the interpreter lock. For large batches the
+service puts the loop into a process of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
-from repl_rl.engine import Engine, Vocabulary, load_vocabulary
-from repl_rl.kernel import KernelPool, KernelSource
-from repl_rl.models import resolve_model
-from repl_rl.rollout.episode import Extensions, load_extensions
-from repl_rl.rollout.opening import load_engine
-from repl_rl.rollout.prompts import dialect_for, make_prompt, speaks_chat
+from repl_rl.config import Config, SamplingConfig, load_config, parse_config, shipped_configs
+from repl_rl.dialect import require_dialect
+from repl_rl.engine import Engine, load_vocabulary, make_engine
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.factory import require_engine
+from repl_rl.errors import ConfigError, ModelError
+from repl_rl.kernel import KernelPool, KernelSession, KernelSource
+from repl_rl.kernel.pool import require_backend
+from repl_rl.models import find_model, resolve_model
+from repl_rl.rollout.episode import make_prompt
+from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.worker import RolloutSetup, RolloutThread, RolloutWorker
+from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
+from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.background import BackgroundLoop
 
 
 class RolloutService:
     """Trajectories for tasks. The engine is the caller's; kernels and line loop live in a process of their own.
 
     Kernels start ahead of need while the caller does something else. `close` ends them all. With `apart=False` the loop
-    runs in a thread of this process; it then takes turns with the engine at the interpreter lock.
+    runs in a thread of this process; it then takes turns with the engine at the interpreter lock. So it does with an
+    environment of the user's, which stays in this process, where rewards can look at it.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        vocabulary: Vocabulary,
-        *,
-        kernel: KernelConfig,
-        dialect: DialectConfig,
-        budget: BudgetConfig,
-        sampling: SamplingConfig,
-        context_tokens: int,
-        chat: bool | None = None,
-        kernels: Callable[[KernelPool], KernelSource] | None = None,
-        apart: bool = True,
-        one_by_one: bool = False,
-        extensions: Extensions | None = None,
-    ) -> None:
-        """`kernels` may put something of its own between the rollouts and the pool; apart, it has to pickle.
-
-        An environment of the user's stays in this process, where rewards can look at it.
-        """
-        self.vocabulary = vocabulary
-        extensions = extensions or Extensions()
-        setup = RolloutSetup(
-            vocabulary, kernel, dialect, budget, sampling, context_tokens, chat, kernels, one_by_one, extensions
-        )
-        apart = apart and extensions.environment is None
+    def __init__(self, engine: Engine, setup: RolloutSetup, *, apart: bool = True) -> None:
+        """Raises ConfigError if `setup` can't be sent to the other process, and what opening its pool raises."""
+        self.vocabulary = setup.vocabulary
+        apart = apart and setup.extensions.environment is None
         self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
     def generate(
@@ -90,42 +89,167 @@ class RolloutService:
         self.close()
 
 
-def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
-    """How long the prompts of the tasks are, in tokens. Loads the tokenizer alone; raises ModelError or ConfigError."""
-    vocabulary = load_vocabulary(resolve_model(config.model.path))
-    dialect = dialect_for(vocabulary, config.dialect, load_extensions(config).toolbox.tools)
-    chat = speaks_chat(vocabulary, dialect, config.model.chat)
-    for task in tasks:
-        yield len(make_prompt(dialect, vocabulary, task.question, chat, task.history).ids)
+class RolloutThread:
+    """What `RolloutService` asks of `RolloutWorker`, on an event loop in a thread of this process."""
+
+    def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
+        self.loop_share = 0.0
+        self._loop = BackgroundLoop()
+        try:
+            self._pool = make_pool(setup.kernel)
+            self._rollout = Rollout(engine, setup.kernels(self._pool), setup)
+            self._loop.run(self._pool.__aenter__())
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
+        async def timed() -> tuple[list[Trajectory], float]:
+            began_s, began_cpu_s = time.monotonic(), time.thread_time()
+            trajectories = await self._rollout.many(tasks, sampling, cut)
+            return trajectories, (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+
+        trajectories, self.loop_share = self._loop.run(timed())
+        return trajectories
+
+    @property
+    def environments(self) -> Mapping[int, Any]:
+        return self._rollout.environments
+
+    def kernel_numbers(self) -> dict[str, float]:
+        async def numbers() -> dict[str, float]:
+            return self._pool.stats.summary()
+
+        return self._loop.run(numbers())
+
+    def close(self) -> None:
+        if not self._loop.is_closed:
+            self._loop.run(self._pool.__aexit__(None, None, None))
+            self._loop.close()
+
+
+def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Config:
+    """The config that is meant: a `Config`, a YAML file, a shipped name; or a model, with defaults around it.
+
+    Models are `nano`, a checkpoint folder, a hub id. Loads nothing. Raises ConfigError.
+    """
+    if isinstance(source, str | Path) and not str(source):
+        raise ConfigError(f"an empty config: give a YAML file, a model, or one of {', '.join(shipped_configs())}")
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides {overrides!r}: give a list of them, such as [{overrides!r}]")
+    given = tuple(overrides)
+    if isinstance(source, Config):
+        return parse_config(source.model_dump(mode="json"), given) if given else source
+    name = str(source)
+    if Path(name).is_file() or name in shipped_configs() or Path(name).suffix in (".yaml", ".yml"):
+        return load_config(name, given)
+    try:
+        find_model(name)
+    except ModelError as error:
+        names = ", ".join(shipped_configs())
+        raise ConfigError(f"no config {name!r}: neither a file nor a shipped name ({names}); and {error}") from error
+    return parse_config({"model": {"path": name}}, given)
+
+
+class Loaded(NamedTuple):
+    """The model of a config, and what its rollouts need. The caller closes the engine."""
+
+    engine: Engine
+    setup: RolloutSetup
+
+
+def load_engine(
+    config: Config,
+    extensions: Extensions | None = None,
+    wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+) -> Loaded:
+    """Load the config's model into an engine. Blocks while it does.
+
+    Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
+    """
+    extensions = load_extensions(config) if extensions is None else extensions
+    require_engine(config.engine)
+    require_backend(config.kernel.backend, config.kernel.sandbox)
+    prepare_environment(config.engine.kv_cache_gib)
+    path = resolve_model(config.model.path)
+    vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
+    setup = RolloutSetup.from_config(config, vocabulary, extensions, wrap_kernels)
+    setup.dialect_with(extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
+    return Loaded(make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup)
 
 
 @contextmanager
 def open_service(
     config: Config,
-    kernels: Callable[[KernelPool], KernelSource] | None = None,
+    wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     extensions: Extensions | None = None,
 ) -> Iterator[RolloutService]:
-    """Load the config's model into an engine and start its kernels; both are gone behind the block.
+    """Load the config's model into an engine and start its kernels; both are gone after the block.
 
     Raises DependencyError, SandboxError or ModelError before anything is loaded.
     """
-    extensions = extensions or load_extensions(config)
-    loaded = load_engine(config, extensions)
+    engine, setup = load_engine(config, extensions, wrap_kernels)
     try:
-        with RolloutService(
-            loaded.engine,
-            loaded.vocabulary,
-            kernel=config.kernel,
-            dialect=config.dialect,
-            budget=config.budget,
-            sampling=config.sampling,
-            context_tokens=config.engine.context_tokens,
-            chat=config.model.chat,
-            kernels=kernels,
-            apart=kernels is None,
-            one_by_one=config.engine.deterministic,
-            extensions=extensions,
-        ) as service:
+        with RolloutService(engine, setup, apart=wrap_kernels is None) as service:
             yield service
     finally:
+        engine.close()
+
+
+@asynccontextmanager
+async def open_rollout(config: Config | Path | str, overrides: Sequence[str] = ()) -> AsyncIterator[Rollout]:
+    """Load the model into an engine, start kernels, and give the `Rollout` of both; all are gone after the block.
+
+    `config` and `overrides` are as for `config_of`. The model loads in a thread, so that the event loop goes on; what
+    is cancelled meanwhile lets go at once, and the thread closes what it has loaded. Raises what `load_engine` raises.
+    """
+    config = config_of(config, overrides)
+    extensions = load_extensions(config)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="repl-rl-loading")
+    loading = thread.submit(load_engine, config, extensions)
+    thread.shutdown(wait=False)
+    try:
+        loaded = await asyncio.wrap_future(loading)
+    except asyncio.CancelledError:
+        loading.add_done_callback(_close_what_was_loaded)
+        raise
+    try:
+        async with make_pool(config.kernel) as pool:
+            yield Rollout(loaded.engine, pool, loaded.setup)
+    finally:
         loaded.engine.close()
+
+
+def _close_what_was_loaded(loading: Future[Loaded]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().engine.close()
+
+
+def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
+    """How long the prompts of the tasks are, in tokens. Loads the tokenizer alone; raises ModelError or ConfigError."""
+    setup = RolloutSetup.from_config(config, load_vocabulary(resolve_model(config.model.path)))
+    dialect = setup.dialect_with(setup.extensions.toolbox.tools)
+    for task in tasks:
+        yield len(make_prompt(dialect, setup.vocabulary, task.question, setup.chat, task.history).ids)
+
+
+class AttachedKernels:
+    """A `KernelSource` over a pool whose sessions any Jupyter client can attach to, during a rollout and after it.
+
+    `opened` is called with the connection file before anything runs; `done`, in a thread, when the session's user has
+    left it: the session ends when `done` returns.
+    """
+
+    def __init__(self, pool: KernelPool, opened: Callable[[Path], None], done: Callable[[], None]) -> None:
+        self._pool = pool
+        self._opened = opened
+        self._done = done
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[KernelSession]:
+        """A fresh interpreter. Raises KernelError if it has no Jupyter side."""
+        async with self._pool.session() as kernel:
+            self._opened(await kernel.open_jupyter())
+            yield kernel
+            if kernel.is_alive:
+                await asyncio.to_thread(self._done)

@@ -1,19 +1,17 @@
-"""One trajectory in the making: what has been sampled, what has run, and whether it may go on.
-
-The line loop in `rollout` drives a `Session`; the kernel behind it is an `Interpreter`.
-"""
+"""One trajectory in the making: its tokens, its lines, where its time goes, and why it stops."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
-from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Reader, Turn
-from repl_rl.engine import Finish, SampledLine
+from repl_rl.engine import SampledLine
 from repl_rl.rollout import events
-from repl_rl.rollout.clock import Clock, Wait
-from repl_rl.rollout.execute import Interpreter, Ran, run_turn
-from repl_rl.rollout.transcript import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 
@@ -25,88 +23,160 @@ class Prompt:
     ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """Tokens that the next line may have, and the reason to stop if it needs more."""
+class Transcript:
+    """Prompt ids, and a completion that only grows at its end, with mask and log-probabilities of the same length.
 
-    tokens: int
-    reason: StopReason
+    Nothing is ever encoded again.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self.prompt_ids = tuple(prompt_ids)
+        self.completion_ids: list[int] = []
+        self.sampled_mask: list[bool] = []
+        self.logprobs: list[float] = []
+
+    @property
+    def ids(self) -> list[int]:
+        """What the engine is given for the next line: prompt and completion so far."""
+        return [*self.prompt_ids, *self.completion_ids]
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.completion_ids)
+
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:
+        """Append what the policy sampled. Returns its start and end in the completion."""
+        if len(ids) != len(logprobs):
+            raise ValueError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs")
+        return self._append(ids, logprobs, sampled=True)
+
+    def append_output(self, ids: Sequence[int]) -> tuple[int, int]:
+        """Append interpreter text, masked. Returns its start and end in the completion."""
+        return self._append(ids, [0.0] * len(ids), sampled=False)
+
+    def truncate(self, end: int) -> None:
+        """Keep `end` tokens of the completion."""
+        for values in (self.completion_ids, self.sampled_mask, self.logprobs):
+            del values[end:]
+
+    def _append(self, ids: Sequence[int], logprobs: Sequence[float], sampled: bool) -> tuple[int, int]:
+        start = len(self.completion_ids)
+        self.completion_ids.extend(ids)
+        self.sampled_mask.extend([sampled] * len(ids))
+        self.logprobs.extend(logprobs)
+        return start, len(self.completion_ids)
+
+
+class Wait(Enum):
+    """What a trajectory waits for. What is left of its time is our own work."""
+
+    ENGINE = "engine"
+    KERNEL = "kernel"
+    QUEUE = "queue"
+
+
+class Clock:
+    """Where the wall time of one trajectory goes, in seconds.
+
+    A wait lasts from the request until the trajectory goes on. While the event loop is busy with others, a result that
+    has come waits too, and that counts as part of the wait: `time/loop_share` among the metrics says how busy the loop
+    was. `asked` is `time.monotonic()` when the batch was asked for.
+    """
+
+    def __init__(self, asked: float | None = None) -> None:
+        now = time.monotonic()
+        self.asked = now if asked is None else asked
+        self.waited_s = {Wait.ENGINE: 0.0, Wait.KERNEL: 0.0, Wait.QUEUE: now - self.asked}
+        self._began = now
+        self._ended: float | None = None
+
+    @contextmanager
+    def waiting(self, wait: Wait) -> Iterator[None]:
+        """Count the time of the block, however it is left."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited_s[wait] += time.monotonic() - began
+
+    def begin(self) -> None:
+        """Slot and kernel are there: from now on `budget.seconds` runs."""
+        self._began = time.monotonic()
+
+    def end(self) -> None:
+        """The last line is over. Cleaning up afterwards does not count."""
+        self._ended = time.monotonic()
+
+    @property
+    def running_s(self) -> float:
+        return time.monotonic() - self._began
+
+    @property
+    def duration_s(self) -> float:
+        return (time.monotonic() if self._ended is None else self._ended) - self.asked
 
 
 @dataclass(slots=True)
-class Session:
-    """One trajectory in the making."""
+class TrajectoryState:
+    """What one trajectory has come to so far. `listener` hears of each line as it comes."""
 
-    transcript: Transcript
+    task: Task
+    prompt: Prompt
     reader: Reader
-    interpreter: Interpreter
     sampling: SamplingConfig
     clock: Clock = field(default_factory=Clock)
+    listener: events.Listener | None = None
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
-    typing: str = ""
-    """The line that was sampled last."""
-    tell: events.Tell | None = None
-    """Who wants to hear of each line as it comes; nobody, as a rule."""
+    transcript: Transcript = field(init=False)
+    _sampled_text: str = field(default="", init=False)
+    """Of the line that was sampled last."""
 
-    def allowance(self, budget: BudgetConfig, context_tokens: int) -> Allowance:
-        """The tightest of the three token budgets."""
-        return min(
-            Allowance(budget.line_tokens, StopReason.LINE_TOKENS),
-            Allowance(budget.tokens - len(self.transcript.completion_ids), StopReason.MAX_TOKENS),
-            Allowance(context_tokens - len(self.transcript), StopReason.CONTEXT),
-            key=lambda allowance: allowance.tokens,
-        )
+    def __post_init__(self) -> None:
+        self.transcript = Transcript(self.prompt.ids)
 
-    def stop_after(self, finish: Finish, turn: Turn, budget: BudgetConfig) -> StopReason | None:
-        """Why the trajectory ends with the line that has just run, if it does."""
-        if turn.answer is not None and self.answer is None:
-            self.answer = turn.answer
-            return StopReason.ANSWER
-        if finish is Finish.EOS and not turn.waits:
-            return StopReason.EOS
-        if len(self.lines) + 1 >= budget.lines:
-            return StopReason.MAX_LINES
-        return StopReason.SECONDS if self.clock.running_s >= budget.seconds else None
-
-    def begin(self, task: Task, prompt: Prompt) -> None:
+    def begin(self) -> None:
         """Slot and kernel are there."""
         self.clock.begin()
-        if self.tell is not None:
-            self.tell(events.Began(task, prompt.text, prompt.ids))
+        if self.listener is not None:
+            self.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
 
-    def typed(self, turn: Turn, sampled: SampledLine) -> None:
+    def sampled(self, turn: Turn, sampled: SampledLine) -> None:
         """A line has been sampled, and nothing of it has run."""
-        self.typing = turn.text
-        if self.tell is not None:
-            self.tell(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
+        self._sampled_text = turn.text
+        if self.listener is not None:
+            self.listener(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
 
     def add(self, line: Line) -> None:
-        """The line that was typed last is over."""
+        """The line that was sampled last is over."""
         self.lines.append(line)
-        if self.tell is not None:
-            self.tell(events.Ran(len(self.lines) - 1, line))
+        if self.listener is not None:
+            self.listener(events.Ran(len(self.lines) - 1, line))
 
-    async def run(self, turn: Turn) -> Ran:
-        """Run the cells that a turn completes, in order, until one of them ends the trajectory."""
-        ran, self.answer = await run_turn(self.interpreter, turn)
-        return ran
+    def trajectory(self, version: int, error: str | None = None) -> Trajectory:
+        """What it has come to, under the weights of that version.
 
-    def trajectory(self, task: Task, prompt: Prompt, version: int, error: str | None) -> Trajectory:
-        """What it has come to. Output behind the last line is left out: nothing was sampled after it."""
+        Output after the last line is left out: nothing was sampled after it. A line that was running when the machinery
+        failed or the cut came is part of it, because its tokens were sampled.
+        """
         assert self.stop is not None
-        lines = tuple(self._all_lines())
-        self.transcript.cut_behind(lines[-1].end if lines else 0)
+        transcript, lines = self.transcript, list(self.lines)
+        covered = lines[-1].end if lines else 0
+        lost = [index for index, was in enumerate(transcript.sampled_mask[covered:], covered) if was]
+        if lost:
+            lines.append(Line(lost[0], lost[-1] + 1, self._sampled_text, LineKind.KILLED))
+        if lines:
+            lines[-1] = replace(lines[-1], text=lines[-1].text + self.reader.flush())
+        transcript.truncate(lines[-1].end if lines else 0)
         return Trajectory(
-            task_id=task.id,
-            prompt=prompt.text,
-            prompt_ids=prompt.ids,
-            completion_ids=tuple(self.transcript.completion_ids),
-            sampled_mask=tuple(self.transcript.sampled_mask),
-            logprobs=tuple(self.transcript.logprobs),
+            task_id=self.task.id,
+            prompt=self.prompt.text,
+            prompt_ids=self.prompt.ids,
+            completion_ids=tuple(transcript.completion_ids),
+            sampled_mask=tuple(transcript.sampled_mask),
+            logprobs=tuple(transcript.logprobs),
             stop_reason=self.stop,
-            lines=lines,
+            lines=tuple(lines),
             answer=self.answer,
             version=version,
             error=error,
@@ -115,10 +185,3 @@ class Session:
             kernel_s=self.clock.waited_s[Wait.KERNEL],
             queue_s=self.clock.waited_s[Wait.QUEUE],
         )
-
-    def _all_lines(self) -> list[Line]:
-        """The lines, and one that was running when the machinery failed or the cut came: its tokens were sampled."""
-        covered = self.lines[-1].end if self.lines else 0
-        lost = [index for index, was in enumerate(self.transcript.sampled_mask[covered:], covered) if was]
-        lines = [*self.lines, *([Line(lost[0], lost[-1] + 1, self.typing, LineKind.KILLED)] if lost else [])]
-        return [*lines[:-1], replace(lines[-1], text=lines[-1].text + self.reader.flush())] if lines else []

@@ -27,7 +27,7 @@ from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompt_tokens
-from repl_rl.rollout.worker import limits_of
+from repl_rl.rollout.setup import limits_of
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
 
@@ -173,6 +173,8 @@ def _engine(config: Config) -> str:
     backend = engine_backend(config.engine)
     if backend == "server":
         return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
+    if ":" in backend:
+        return f"one of your own, made by {backend}"
     return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
 
 

@@ -21,11 +21,11 @@ from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
-from repl_rl.kernel.backends import require_backend
+from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
-from repl_rl.rollout.episode import load_extensions
 from repl_rl.rollout.score import reward_table
+from repl_rl.rollout.setup import load_extensions
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.tracker_kinds import place_trackio, require_trackers

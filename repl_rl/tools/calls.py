@@ -25,6 +25,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from repl_rl.kernel.results import HostCall, HostReply
 from repl_rl.tools.signatures import read_arguments, typed_signature
 from repl_rl.tools.tool import Tool
+from repl_rl.utils.text import cut_middle
 
 MOST_BYTES = 1 << 20
 """Of JSON that a result may have."""
@@ -129,9 +130,7 @@ def _failed(error: BaseException) -> HostReply:
         message = str(error)
     except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
         message = ""
-    if len(message) > _MESSAGE_CHARS:
-        half = _MESSAGE_CHARS // 2
-        message = f"{message[:half]} ... {len(message) - 2 * half} characters left out ... {message[-half:]}"
+    message = cut_middle(message, _MESSAGE_CHARS, " ... {} characters left out ... ")
     if not isinstance(error, Exception):
         kind, message = "RuntimeError", f"the tool raised {kind}: {message}"
     return HostReply(error_name=kind, error_message=message)

@@ -29,15 +29,14 @@ from trl.trainer.utils import pad
 from repl_rl.config import ModelConfig
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import make_engine
-from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
+from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
-from repl_rl.rollout.episode import make_extensions
 from repl_rl.rollout.metrics import batch_metrics
-from repl_rl.rollout.prompts import dialect_for
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
@@ -93,7 +92,18 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
         vocabulary = load_vocabulary(path, require_dialect(args.dialect).stops)
-        dialect_for(vocabulary, args.dialect, self._extensions.toolbox.tools)
+        setup = RolloutSetup(
+            vocabulary,
+            args.dialect,
+            context_tokens=args.engine.context_tokens,
+            budget=args.budget,
+            sampling=args.sampling,
+            chat=args.chat,
+            at_once=1 if args.engine.deterministic else args.kernel.size,
+            kernel=args.kernel,
+            extensions=self._extensions,
+        )
+        setup.dialect_with(self._extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         graded = not extra and owner is None and grader is grade
         super().__init__(
@@ -110,30 +120,19 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
         self._rewards_per_func: torch.Tensor | None = None
-        self._open_engine(path, vocabulary)
+        self._open_engine(path, setup)
 
-    def _open_engine(self, path: str, vocabulary: Vocabulary) -> None:
+    def _open_engine(self, path: str, setup: RolloutSetup) -> None:
         """Bring up the engine and the kernels, and show TRL the engine where its weight sync looks for one."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         model = ModelConfig(path=path, dtype=dtype)
-        self.engine = make_engine(path, vocabulary, model, args.engine, seed=args.seed)
+        self.engine = make_engine(path, setup.vocabulary, model, args.engine, seed=args.seed)
         try:
             self.vllm_generation = EngineGeneration(
                 self.engine, model=self.model, accelerator=self.accelerator, processing_class=self.processing_class
             )
-            self.service = RolloutService(
-                self.engine,
-                vocabulary,
-                kernel=args.kernel,
-                dialect=args.dialect,
-                budget=args.budget,
-                sampling=args.sampling,
-                context_tokens=args.engine.context_tokens,
-                chat=args.chat,
-                one_by_one=args.engine.deterministic,
-                extensions=self._extensions,
-            )
+            self.service = RolloutService(self.engine, setup)
         except BaseException:
             self.engine.close()
             raise

@@ -11,10 +11,10 @@ from kernel.conftest import LIMITS
 
 from repl_rl.dialect import Dialect
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.execute import Ran
+from repl_rl.rollout.execute import TurnResult
 from repl_rl.utils.background import BackgroundLoop
 
-Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[Ran]]]
+Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[TurnResult]]]
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,9 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Cell, Dialect, Reader, Turn
 from repl_rl.kernel import KernelSource
-from repl_rl.rollout.execute import Interpreter, Ran
-from repl_rl.rollout.state import Session
-from repl_rl.rollout.transcript import Transcript
+from repl_rl.rollout.execute import Interpreter, TurnResult, run_turn
 
 Splits = st.lists(st.integers(0, 400), max_size=8)
 
@@ -57,15 +54,14 @@ def assert_texts_are_the_bytes(reader: Reader, data: bytes, cuts: Iterable[int],
 
 async def talk(
     kernels: KernelSource, dialect: Dialect, turns: Sequence[str], ends: bool = False
-) -> tuple[str, list[Ran]]:
+) -> tuple[str, list[TurnResult]]:
     """A whole session as it reads, up to the turn that ends it, and what each turn did."""
     text, rans = "", []
     async with AsyncExitStack() as stack:
         reader = dialect.reader()
         interpreter = Interpreter(kernels, stack, setup=[dialect.setup])
-        session = Session(Transcript([]), reader, interpreter, SamplingConfig())
         for index, typed in enumerate(turns):
-            ran = await session.run(reader.read(typed, ends and index + 1 == len(turns)))
+            ran = await run_turn(interpreter, reader.read(typed, ends and index + 1 == len(turns)))
             rans.append(ran)
             text += typed + "".join(part.text for part in reader.show(ran.cells, goes_on=ran.stop is None))
             if ran.stop is not None:

@@ -11,10 +11,11 @@ from exactness import assert_masked_text_is_the_outputs
 from scripted import ScriptedEngine
 from vocabularies import nano
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text()
@@ -47,9 +48,8 @@ def test_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def go() -> str:
         async with KernelPool(1, Limits(), sandbox="bwrap") as pool:
             rollout = Rollout(
-                ScriptedEngine(nano(), lambda prompt: typed), pool, dialect, nano(),
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024,
-            )  # fmt: skip
+                ScriptedEngine(nano(), lambda prompt: typed), pool, RolloutSetup(nano(), dialect, context_tokens=1024)
+            )
             [trajectory] = await rollout.many([Task("t", "What is 6 * 7?", "42")])
             assert trajectory.answer == ("42",)
             assert_masked_text_is_the_outputs(trajectory, nano())

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, SamplingConfig, parse_config
+from repl_rl.config import parse_config
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.episode import Extensions, load_extensions, make_extensions
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
@@ -41,9 +41,10 @@ def roll(extensions: Extensions, lines: list[str], tasks: list[Task]) -> list[Tr
     async def go() -> list[Trajectory]:
         async with KernelPool(2) as pool:
             rollout = Rollout(
-                ScriptedEngine(vocabulary, lambda prompt: lines), pool, PythonDialect(), vocabulary,
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024, extensions=extensions,
-            )  # fmt: skip
+                ScriptedEngine(vocabulary, lambda prompt: lines),
+                pool,
+                RolloutSetup(vocabulary, PythonDialect(), context_tokens=1024, extensions=extensions),
+            )
             return await rollout.many(tasks)
 
     return asyncio.run(go())
@@ -92,7 +93,7 @@ async def too_few(tasks: Any, engine: Any, kernels: Any) -> list[Trajectory]:
 def test_a_loop_that_returns_something_else_is_named() -> None:
     with pytest.raises(ConfigError, match="rollout too_few returned 0 trajectories for 1 tasks"):
         roll(make_extensions(sampler=too_few), LINES, [Task("a", "First?", "42")])
-    with pytest.raises(ConfigError, match="no async function"):
+    with pytest.raises(ConfigError, match="is not an async function"):
         make_extensions(sampler=len)
     with pytest.raises(ConfigError, match="can't be imported"):
         make_extensions(sampler="no_such_module:loop")

@@ -24,6 +24,7 @@ from repl_rl.engine import SampledLine, Vocabulary, make_engine
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 
@@ -48,12 +49,14 @@ def nano() -> Any:
 def roll_out(engine: Any, vocabulary: Vocabulary) -> list[Trajectory]:
     with RolloutService(
         engine,
-        vocabulary,
-        kernel=KernelConfig(size=16),
-        dialect=DialectConfig(max_output_chars=120),
-        budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
-        sampling=SamplingConfig(temperature=TEMPERATURE),
-        context_tokens=CONTEXT_TOKENS,
+        RolloutSetup(
+            vocabulary,
+            DialectConfig(max_output_chars=120),
+            context_tokens=CONTEXT_TOKENS,
+            budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
+            sampling=SamplingConfig(temperature=TEMPERATURE),
+            kernel=KernelConfig(size=16),
+        ),
     ) as service:
         return service.generate(make_tasks(None, 64, seed=3, split="heldout"))
 

@@ -24,6 +24,7 @@ from repl_rl.dialect import DIALECTS
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 
@@ -71,13 +72,15 @@ def roll_out(engine: RecordingEngine, vocabulary: Vocabulary, dialect: str) -> M
     tasks = make_tasks(None, 6, seed=3, split="heldout")
     with RolloutService(
         engine,
-        vocabulary,
-        kernel=KernelConfig(size=8),
-        dialect=DialectConfig(name=dialect, max_output_chars=80),
-        budget=BudgetConfig(line_tokens=96, lines=16, tokens=400),
-        sampling=SamplingConfig(temperature=1.2),
-        context_tokens=CONTEXT_TOKENS,
-        chat=True,
+        RolloutSetup(
+            vocabulary,
+            DialectConfig(name=dialect, max_output_chars=80),
+            context_tokens=CONTEXT_TOKENS,
+            budget=BudgetConfig(line_tokens=96, lines=16, tokens=400),
+            sampling=SamplingConfig(temperature=1.2),
+            chat=True,
+            kernel=KernelConfig(size=8),
+        ),
         apart=False,
     ) as service:
         sampled = service.generate(tasks)

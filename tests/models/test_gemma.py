@@ -26,12 +26,12 @@ from repl_rl.config import (
     EngineConfig,
     KernelConfig,
     ModelConfig,
-    SamplingConfig,
     load_config,
 )
 from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.models import resolve_model
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.run.dryrun import dry_run
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import read_jsonl
@@ -82,13 +82,14 @@ def test_16_rollouts_are_exact(gemma: Path, capsys: Any) -> None:
     started = time.perf_counter()
     with RolloutService(
         engine,
-        vocabulary,
-        kernel=KernelConfig(size=16),
-        dialect=DialectConfig(examples=2),
-        budget=BudgetConfig(**BUDGET),
-        sampling=SamplingConfig(),
-        context_tokens=CONTEXT_TOKENS,
-        chat=False,
+        RolloutSetup(
+            vocabulary,
+            DialectConfig(examples=2),
+            context_tokens=CONTEXT_TOKENS,
+            budget=BudgetConfig(**BUDGET),
+            chat=False,
+            kernel=KernelConfig(size=16),
+        ),
     ) as service:
         trajectories = service.generate(tasks)
     seconds = time.perf_counter() - started

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, RewardsConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, RewardsConfig
 from repl_rl.config.rewards import shipped_presets
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
@@ -22,6 +22,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.score import score
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory
 
@@ -97,9 +98,15 @@ async def _type_all() -> dict[Any, Trajectory]:
     async def type_one(pool: KernelPool, cells: Cells) -> Trajectory:
         lines = [f" {line}" for cell in cells for line in cell.splitlines(keepends=True) or [STOP]]
         rollout = Rollout(
-            ScriptedEngine(vocabulary, lambda prompt: lines), pool, PythonDialect(), vocabulary,
-            budget=BudgetConfig(lines=64, tokens=6000, line_tokens=200), sampling=SamplingConfig(), context_tokens=8000,
-        )  # fmt: skip
+            ScriptedEngine(vocabulary, lambda prompt: lines),
+            pool,
+            RolloutSetup(
+                vocabulary,
+                PythonDialect(),
+                context_tokens=8000,
+                budget=BudgetConfig(lines=64, tokens=6000, line_tokens=200),
+            ),
+        )
         async with places:
             return (await rollout.many([TASK]))[0]
 

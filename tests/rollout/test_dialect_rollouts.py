@@ -17,13 +17,13 @@ from exactness import (
 )
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, DialectConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rewards.history import history
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.prompts import dialect_for, speaks_chat
+from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from repl_rl.utils.background import BackgroundLoop
 
@@ -207,10 +207,15 @@ async def roll_out(
     engine = RecordingEngine(ScriptedEngine(vocabulary, lambda prompt: lines_of(typed, vocabulary.stops)))
     made = dialect_for(vocabulary, DialectConfig(name=dialect))
     rollout = Rollout(
-        engine, pool, made, vocabulary,
-        budget=BudgetConfig(**{"lines": 60, "tokens": 3000, "line_tokens": 400} | budget),
-        sampling=SamplingConfig(), context_tokens=context_tokens, chat=speaks_chat(vocabulary, made, None),
-    )  # fmt: skip
+        engine,
+        pool,
+        RolloutSetup(
+            vocabulary,
+            made,
+            context_tokens=context_tokens,
+            budget=BudgetConfig(**{"lines": 60, "tokens": 3000, "line_tokens": 400} | budget),
+        ),
+    )
     [trajectory] = await rollout.many([Task("t", QUESTION, "401")])
     assert_the_engine_was_given_the_sequence_so_far([trajectory], engine.calls)
     assert_masked_text_is_the_outputs(trajectory, vocabulary)

@@ -6,20 +6,18 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import pytest
 import vocabularies
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, parse_config
+from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError, KernelDiedError
 from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, Limits
-from repl_rl.rollout.episode import Extensions, load_extensions, make_extensions
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.prompts import dialect_for
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions
 from repl_rl.tools import tool
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -43,14 +41,9 @@ def roll(
     async def go() -> Any:
         async with KernelPool(2, Limits()) as pool:
             vocabulary = vocabularies.nano()
-            dialect_with = partial(dialect_for, vocabulary, DialectConfig())
-            engine, dialect = ScriptedEngine(vocabulary, lambda prompt: typed), dialect_with(extensions.toolbox.tools)
-            rollout = Rollout(
-                engine, kernels(pool), dialect, vocabulary,
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024, extensions=extensions,
-                dialect_with=dialect_with,
-            )  # fmt: skip
-            return await use(rollout)
+            engine = ScriptedEngine(vocabulary, lambda prompt: typed)
+            setup = RolloutSetup(vocabulary, context_tokens=1024, extensions=extensions)
+            return await use(Rollout(engine, kernels(pool), setup))
 
     return asyncio.run(go())
 

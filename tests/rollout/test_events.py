@@ -34,11 +34,10 @@ from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
 from repl_rl.kernel import ExecResult, HostCalls, KernelSource
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.episode import Extensions, make_extensions
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.prompts import dialect_for, speaks_chat
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.setup import Extensions, RolloutSetup, dialect_for, make_extensions
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -59,9 +58,16 @@ def rollout_of(
 ) -> Rollout:
     source: KernelSource = kernels or FakeKernelPool()  # type: ignore[assignment]
     return Rollout(
-        engine, source, PythonDialect(), vocabulary,
-        budget=budget, sampling=SamplingConfig(), context_tokens=CONTEXT_TOKENS, extensions=extensions,
-    )  # fmt: skip
+        engine,
+        source,
+        RolloutSetup(
+            vocabulary,
+            PythonDialect(),
+            context_tokens=CONTEXT_TOKENS,
+            budget=budget,
+            extensions=extensions or Extensions(),
+        ),
+    )
 
 
 def scripted(vocabulary: Vocabulary, lines: Sequence[str] = LINES) -> ScriptedEngine:
@@ -133,10 +139,12 @@ def test_every_dialect_tells_its_lines(dialect: str) -> None:
     made = dialect_for(vocabulary, DialectConfig(name=dialect))
     engine = scripted(vocabulary, lines_of(SESSIONS[dialect].typed, vocabulary.stops))
     rollout = Rollout(
-        engine, FakeKernelPool(), made, vocabulary,
-        budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400), sampling=SamplingConfig(),
-        context_tokens=6000, chat=speaks_chat(vocabulary, made, None),
-    )  # fmt: skip
+        engine,
+        FakeKernelPool(),
+        RolloutSetup(
+            vocabulary, made, context_tokens=6000, budget=BudgetConfig(lines=60, tokens=3000, line_tokens=400)
+        ),
+    )
     events = listen(rollout)
     trajectory = trajectory_in(events)
     assert (trajectory.stop_reason, len(events)) == (SESSIONS[dialect].stop, 2 * len(trajectory.lines) + 2)
@@ -326,8 +334,8 @@ def test_a_cut_is_for_batches(vocabulary: Vocabulary) -> None:
         rollout_of(scripted(vocabulary), vocabulary).stream(TASK, None, Cut(0.5, 2))  # type: ignore[call-overload]
 
 
-def test_a_question_is_no_task(vocabulary: Vocabulary) -> None:
-    with pytest.raises(ConfigError, match=r"^'What is it\?' is no task: give Task\(id, question, answer\)"):
+def test_a_question_is_not_a_task(vocabulary: Vocabulary) -> None:
+    with pytest.raises(ConfigError, match=r"^'What is it\?' is not a task: give Task\(id, question, answer\)"):
         rollout_of(scripted(vocabulary), vocabulary).stream("What is it?")  # type: ignore[call-overload]
 
 

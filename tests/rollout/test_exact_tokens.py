@@ -18,6 +18,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConf
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 
@@ -41,12 +42,14 @@ def engine(vocabulary: Vocabulary) -> Iterator[RecordingEngine]:
 def trajectories(engine: RecordingEngine, vocabulary: Vocabulary) -> list[Trajectory]:
     with RolloutService(
         engine,
-        vocabulary,
-        kernel=KernelConfig(size=16),
-        dialect=DialectConfig(max_output_chars=120),
-        budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
-        sampling=SamplingConfig(temperature=1.3),
-        context_tokens=CONTEXT_TOKENS,
+        RolloutSetup(
+            vocabulary,
+            DialectConfig(max_output_chars=120),
+            context_tokens=CONTEXT_TOKENS,
+            budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
+            sampling=SamplingConfig(temperature=1.3),
+            kernel=KernelConfig(size=16),
+        ),
     ) as service:
         return service.generate(make_tasks(None, 64, seed=3, split="heldout"))
 

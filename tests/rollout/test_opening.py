@@ -19,7 +19,7 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Ended
-from repl_rl.rollout.opening import config_of, open_rollout
+from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import StopReason, Task
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -108,7 +108,7 @@ class Loading:
 @pytest.fixture
 def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
     loading = Loading()
-    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", loading)
+    monkeypatch.setattr("repl_rl.rollout.service.make_engine", loading)
     return loading
 
 

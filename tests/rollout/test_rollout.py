@@ -23,9 +23,11 @@ from repl_rl.engine import SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, KernelPool, KernelSession, Limits
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.attach import AttachedKernels
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.service import AttachedKernels
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 CLIENT = """
@@ -60,12 +62,10 @@ def roll(
     async def go() -> Trajectory:
         rollout = Rollout(
             engine,
-            kernels or FakeKernelPool(),  # type: ignore[arg-type]
-            PythonDialect(dialect),
-            vocabulary,
-            budget=budget or BudgetConfig(),
-            sampling=SamplingConfig(),
-            context_tokens=context_tokens,
+            kernels or FakeKernelPool(),
+            RolloutSetup(
+                vocabulary, PythonDialect(dialect), context_tokens=context_tokens, budget=budget or BudgetConfig()
+            ),
         )
         return (await rollout.many([TASK]))[0]
 
@@ -91,9 +91,9 @@ def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(v
             kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
             rollout = Rollout(
                 Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
-                kernels, PythonDialect(None), vocabulary,
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=1024,
-            )  # fmt: skip
+                kernels,
+                RolloutSetup(vocabulary, PythonDialect(None), context_tokens=1024),
+            )
             return (await rollout.many([TASK]))[0]
 
     trajectory = asyncio.run(go())
@@ -247,14 +247,7 @@ def test_chat_models_get_the_problem_by_their_template_and_the_banner_as_prefill
     )
     engine = ScriptedEngine(vocabulary, lambda prompt: [" submit_final_answer(6 * 7)\n"])
     rollout = Rollout(
-        engine,
-        FakeKernelPool(),
-        PythonDialect(),
-        vocabulary,
-        budget=BudgetConfig(),
-        sampling=SamplingConfig(),
-        context_tokens=1024,
-        chat=True,
+        engine, FakeKernelPool(), RolloutSetup(vocabulary, PythonDialect(), context_tokens=1024, chat=True)
     )
     [trajectory] = asyncio.run(rollout.many([TASK]))
     assert trajectory.prompt.startswith("[system] You think inside a live Python interpreter.")
@@ -312,15 +305,7 @@ def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabu
     tasks = [TASK, replace(TASK, id="t2", question="What is 7 * 6?")]
 
     async def go() -> list[Trajectory]:
-        rollout = Rollout(
-            engine,
-            kernels,
-            PythonDialect(),
-            vocabulary,
-            budget=BudgetConfig(),
-            sampling=SamplingConfig(),
-            context_tokens=512,
-        )
+        rollout = Rollout(engine, kernels, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
         return await rollout.many(tasks)
 
     trajectories = asyncio.run(go())
@@ -339,11 +324,7 @@ def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabula
     rollout = Rollout(
         Broken(vocabulary, lambda prompt: []),
         FakeKernelPool(),
-        PythonDialect(),
-        vocabulary,
-        budget=BudgetConfig(),
-        sampling=SamplingConfig(),
-        context_tokens=512,
+        RolloutSetup(vocabulary, PythonDialect(), context_tokens=512),
     )
     with pytest.raises(EngineError, match="the weights are broken"):
         asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
@@ -361,10 +342,7 @@ def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begi
     tasks = [replace(TASK, id=f"t{n}", question=f"Session {n // 3}") for n in range(6)]
 
     async def go() -> None:
-        rollout = Rollout(
-            both, both, PythonDialect(), vocabulary,
-            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512, at_once=3,
-        )  # fmt: skip
+        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
         async for index, _ in rollout.stream(tasks):
             log.append(f"end {index}")
 
@@ -379,10 +357,7 @@ def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begi
 def test_a_prompt_that_is_too_long_is_refused_before_anything_starts(vocabulary: Vocabulary) -> None:
     both = Stalling(vocabulary, [""] * 3)
     tasks = [TASK, replace(TASK, id="long", question="z" * 300), TASK]
-    rollout = Rollout(
-        both, both, PythonDialect(), vocabulary,
-        budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=256,
-    )  # fmt: skip
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=256))
     with pytest.raises(ConfigError, match=r"prompt of task 'long' has \d+ tokens and engine.context_tokens is 256"):
         asyncio.run(rollout.many(tasks))
     assert (both.slots, both.kernels) == (0, 0)
@@ -424,9 +399,8 @@ def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary)
         async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
             kernels.append(Telling(pool))
             rollout = Rollout(
-                Patient(vocabulary, typed), kernels[0], PythonDialect(), vocabulary,
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
-            )  # fmt: skip
+                Patient(vocabulary, typed), kernels[0], RolloutSetup(vocabulary, PythonDialect(), context_tokens=512)
+            )
             tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
             return await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
 
@@ -442,9 +416,10 @@ def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: 
     async def go() -> Trajectory:
         async with KernelPool(1, warm=0) as pool:
             rollout = Rollout(
-                ScriptedEngine(vocabulary, lambda prompt: typed), pool, PythonDialect(), vocabulary,
-                budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
-            )  # fmt: skip
+                ScriptedEngine(vocabulary, lambda prompt: typed),
+                pool,
+                RolloutSetup(vocabulary, PythonDialect(), context_tokens=512),
+            )
             return (await rollout.many([TASK]))[0]
 
     one, shown, thought, two, one_again, _ = (line.fingerprint for line in asyncio.run(go()).lines)
@@ -523,10 +498,7 @@ def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabula
     both = Stalling(vocabulary, stalls)
 
     async def go() -> list[Trajectory]:
-        rollout = Rollout(
-            both, both, PythonDialect(), vocabulary,
-            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512,
-        )  # fmt: skip
+        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
         tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
         return await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
 
@@ -546,10 +518,7 @@ def test_a_stream_hands_on_what_has_ended_and_groups_what_belongs_together(vocab
     tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(5)]
 
     async def go() -> tuple[dict[int, str], dict[int, list[str]]]:
-        rollout = Rollout(
-            both, both, PythonDialect(), vocabulary,
-            budget=BudgetConfig(), sampling=SamplingConfig(), context_tokens=512, at_once=2,
-        )  # fmt: skip
+        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=2))
         single = {index: trajectory.task_id async for index, trajectory in rollout.stream(tasks)}
         both.slots = both.kernels = 0
         return single, {number: [t.task_id for t in group] async for number, group in rollout.groups(tasks, 2)}
@@ -607,14 +576,13 @@ def roll_slowly(
     vocabulary: Vocabulary, slow: SlowSource, monkeypatch: pytest.MonkeyPatch, budget: BudgetConfig
 ) -> list[Trajectory]:
     """Two trajectories, one after the other."""
-    monkeypatch.setattr("repl_rl.rollout.clock.time", slow.clock)
+    monkeypatch.setattr("repl_rl.rollout.state.time", slow.clock)
     monkeypatch.setattr("repl_rl.rollout.loop.time", slow.clock)
 
     async def go() -> list[Trajectory]:
         rollout = Rollout(
-            slow, slow, PythonDialect(), vocabulary,
-            budget=budget, sampling=SamplingConfig(), context_tokens=512, at_once=1,
-        )  # fmt: skip
+            slow, slow, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, budget=budget, at_once=1)
+        )
         return await rollout.many([TASK, replace(TASK, id="t2", question="What is 7 * 6?")])
 
     return asyncio.run(go())
@@ -623,13 +591,13 @@ def roll_slowly(
 def test_the_time_of_a_trajectory_is_split(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [" # Think.\n", " x = 42\n", " submit_final_answer(x)\n"]
     slow = SlowSource(vocabulary, lines, slot=1.0, line=4.0, kernel=2.0, cell=0.5, end=16.0)
-    put_in = Rollout._put_in
+    append_output = Transcript.append_output
 
-    def work_and_put_in(*arguments: Any) -> Any:
+    def work_and_append(*arguments: Any) -> Any:
         slow.clock.now_s += 0.25
-        return put_in(*arguments)
+        return append_output(*arguments)
 
-    monkeypatch.setattr(Rollout, "_put_in", work_and_put_in)
+    monkeypatch.setattr(Transcript, "append_output", work_and_append)
     first, second = roll_slowly(vocabulary, slow, monkeypatch, BudgetConfig())
     assert (first.engine_s, first.kernel_s, first.queue_s, first.own_s) == (12.0, 1.0, 3.0, 0.5)
     assert first.duration_s == 16.5

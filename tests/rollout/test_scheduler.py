@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from repl_rl.errors import EngineError
-from repl_rl.rollout.scheduler import Cut, CutRule, Scheduler, Ticket
+from repl_rl.rollout.scheduler import Cut, CutRule, CutScope, Scheduler
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 
@@ -18,14 +18,14 @@ def trajectory(reason: StopReason = StopReason.EOS) -> Trajectory:
     return Trajectory("t", ">>>", (0,), (1,), (True,), (-0.5,), reason, (Line(0, 1, " 1\n", LineKind.EXPRESSION),))
 
 
-def turns(durations: list[int | None], log: list[str]) -> Callable[[int, Ticket], Coroutine[Any, Any, Trajectory]]:
+def turns(durations: list[int | None], log: list[str]) -> Callable[[int, CutScope], Coroutine[Any, Any, Trajectory]]:
     """Trajectory n takes `durations[n]` turns of the loop (None: for ever) and cleans up in one more."""
 
-    async def run(index: int, ticket: Ticket) -> Trajectory:
+    async def run(index: int, scope: CutScope) -> Trajectory:
         log.append(f"start {index}")
         reason = StopReason.UNFINISHED
-        if not ticket.is_cut:
-            with ticket.open_to_cut():
+        if not scope.is_cut:
+            with scope.open_to_cut():
                 if durations[index] is None:
                     await asyncio.Event().wait()
                 for _ in range(durations[index] or 0):
@@ -85,8 +85,8 @@ def test_what_has_not_begun_is_cut_without_beginning() -> None:
 
 
 def test_a_trajectory_that_only_cleans_up_is_not_cut() -> None:
-    async def run(index: int, ticket: Ticket) -> Trajectory:
-        with ticket.open_to_cut():
+    async def run(index: int, scope: CutScope) -> Trajectory:
+        with scope.open_to_cut():
             await asyncio.sleep(0)
         await asyncio.sleep(0.01 * index)
         return trajectory(EOS)
@@ -123,11 +123,11 @@ def test_a_failure_ends_the_stream_and_everything_that_runs() -> None:
     log: list[str] = []
     others = turns([None, None, None], log)
 
-    async def run(index: int, ticket: Ticket) -> Trajectory:
+    async def run(index: int, scope: CutScope) -> Trajectory:
         if index == 1:
             raise EngineError("the weights are broken")
         try:
-            return await others(index, ticket)
+            return await others(index, scope)
         finally:
             log.append(f"gone {index}")
 

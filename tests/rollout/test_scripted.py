@@ -11,8 +11,8 @@ from repl_rl.config import SamplingConfig
 from repl_rl.dialect.inline import InlineDialect
 from repl_rl.engine import Finish
 from repl_rl.kernel import KernelPool
-from repl_rl.rollout.attach import AttachedKernels
-from repl_rl.rollout.scripted import Typist, turns, type_session
+from repl_rl.rollout.scripted import ScriptedPolicy, turns, type_session
+from repl_rl.rollout.service import AttachedKernels
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 
@@ -78,9 +78,9 @@ def test_sessions_share_kernels_that_are_given() -> None:
 
 def test_two_slots_type_the_same_and_a_budget_cuts() -> None:
     async def go() -> None:
-        typist = Typist(nano(), " 1234\n 5\n")
+        policy = ScriptedPolicy(nano(), " 1234\n 5\n")
         for _ in range(2):
-            async with typist.slot(10) as slot:
+            async with policy.slot(10) as slot:
                 first = await slot.sample_line([], 100, SamplingConfig())
                 assert (nano().decode(first.ids), first.finish) == (" 1234\n", Finish.NEWLINE)
                 cut = await slot.sample_line([], 1, SamplingConfig())

@@ -25,6 +25,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -111,11 +112,7 @@ async def roll(
     rollout = Rollout(
         slot,
         kernels,
-        PythonDialect(),
-        vocabulary,
-        budget=budget,
-        sampling=SamplingConfig(),
-        context_tokens=CONTEXT_TOKENS,
+        RolloutSetup(vocabulary, PythonDialect(), context_tokens=CONTEXT_TOKENS, budget=budget, chat=False),
     )
     [(_, trajectory)] = [ended async for ended in rollout.stream([TASK])]
     return trajectory, slot

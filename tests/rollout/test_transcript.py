@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.rollout.transcript import Transcript
+from repl_rl.rollout.state import Transcript
 
 IDS = st.lists(st.integers(0, 99), max_size=4)
 

@@ -6,7 +6,5 @@ over is ids: which line is wanted, what was sampled, and the finished trajectori
 """
 
 from repl_rl.rollout.worker.handle import RolloutWorker
-from repl_rl.rollout.worker.setup import RolloutSetup, limits_of, make_pool
-from repl_rl.rollout.worker.thread import RolloutThread
 
-__all__ = ["RolloutSetup", "RolloutThread", "RolloutWorker", "limits_of", "make_pool"]
+__all__ = ["RolloutWorker"]

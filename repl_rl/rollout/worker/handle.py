@@ -1,4 +1,7 @@
-"""A worker as its starter sees it: a process that turns tasks into trajectories, and asks for the lines."""
+"""A worker as its starter sees it: a process that turns tasks into trajectories, and asks for the lines.
+
+The messages between the two are defined here. Lines have a channel of their own (`repl_rl.engine.remote`).
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, ServesSlots
+from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost
-from repl_rl.engine.threads import cores_beside_engine
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.loop import refuse_if_all_aborted
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.worker.messages import AskNumbers, Close, Done, Ended, Failed, GiveUp, Numbers, RollOut
-from repl_rl.rollout.worker.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.channel import Channel
@@ -31,10 +33,65 @@ _PATIENCE_S = 120.0
 """For a worker to come up (imports, and a pool's first kernels), and to end."""
 
 
+class Generate(NamedTuple):
+    """To the worker: make these trajectories, under weights that have been updated `version` times."""
+
+    call: int
+    version: int
+    tasks: Sequence[Task]
+    sampling: SamplingConfig | None
+    cut: Cut | None
+
+
+class TrajectoryDone(NamedTuple):
+    """From the worker: one of them."""
+
+    call: int
+    task: int
+    trajectory: Trajectory
+
+
+class CallDone(NamedTuple):
+    """From the worker: all of them have ended, or none will. `loop_share` is the worker's CPU time over wall time."""
+
+    call: int
+    loop_share: float
+    error: Exception | None
+
+
+class CancelCall(NamedTuple):
+    """To the worker: nobody waits for the rest of this call."""
+
+    call: int
+
+
+class AskNumbers(NamedTuple):
+    """To the worker: send the pool's statistics."""
+
+
+class Numbers(NamedTuple):
+    """From the worker: the pool's statistics, on request and once when the pool is open; or why it can't be opened."""
+
+    kernels: dict[str, float]
+    error: Exception | None = None
+
+
+class Close(NamedTuple):
+    """To the worker: end the kernels, then yourself."""
+
+
+class _Call:
+    """Trajectories by index, and the worker's share of the time once all are there."""
+
+    def __init__(self) -> None:
+        self.ended: dict[int, Trajectory] = {}
+        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+
 class RolloutWorker:
     """Starts a process with the rollouts of `setup`; raises what opening its kernel pool raised there.
 
-    Ends with `close`, or with this process. If the worker dies, whoever waits gets a KernelError.
+    Ends with `close`, or with this process. If the worker dies, all calls raise KernelError.
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
@@ -45,7 +102,7 @@ class RolloutWorker:
         self._numbers: asyncio.Future[dict[str, float]] | None = None
         self._calls: dict[int, _Call] = {}
         self._is_gone = False
-        self._names = itertools.count()
+        self._call_numbers = itertools.count()
         self._loop = BackgroundLoop()
         self._host: EngineHost | None = None
         ours, theirs = socket.socketpair()
@@ -81,7 +138,7 @@ class RolloutWorker:
         """End the worker with all its kernels. A second call does nothing."""
         if self._loop.is_closed:
             return
-        self._loop.run(self._say_goodbye())
+        self._loop.run(self._ask_to_close())
         try:
             self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -107,13 +164,13 @@ class RolloutWorker:
         self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None
     ) -> list[Trajectory]:
         self._refuse_if_ended()
-        number = next(self._names)
+        number = next(self._call_numbers)
         call = self._calls[number] = _Call()
-        self._channel.send(RollOut(number, self._engine.version, tuple(tasks), sampling, cut))
+        self._channel.send(Generate(number, self._engine.version, tuple(tasks), sampling, cut))
         try:
             self.loop_share = await call.done
         except asyncio.CancelledError:
-            self._channel.send(GiveUp(number))
+            self._channel.send(CancelCall(number))
             raise
         finally:
             del self._calls[number]
@@ -129,17 +186,18 @@ class RolloutWorker:
         return await asyncio.shield(self._numbers)
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, Ended):
+        if isinstance(message, TrajectoryDone):
             if call := self._calls.get(message.call):
                 call.ended[message.task] = message.trajectory
-        elif isinstance(message, Done):
+        elif isinstance(message, CallDone):
             if call := self._calls.get(message.call):
                 _settle(call.done, message.error or message.loop_share)
         else:
-            assert isinstance(message, Numbers | Failed)
-            _settle(self._numbers, message.error if isinstance(message, Failed) else message.kernels)
+            assert isinstance(message, Numbers)
+            _settle(self._numbers, message.error or message.kernels)
 
     def _on_end(self) -> None:
+        """The worker has gone: all that wait for it raise."""
         self._is_gone = True
         for waiting in (self._numbers, *(call.done for call in self._calls.values())):
             _settle(waiting, KernelError(self._how_it_ended()))
@@ -154,7 +212,7 @@ class RolloutWorker:
         code = self._process.returncode
         return f"the process that runs the rollouts has ended (exit status {code}); its kernels went with it"
 
-    async def _say_goodbye(self) -> None:
+    async def _ask_to_close(self) -> None:
         if hasattr(self, "_channel"):
             self._channel.send(Close())
             self._channel.flush()
@@ -168,27 +226,18 @@ class RolloutWorker:
 
 def _refuse_unsendable(thing: object) -> None:
     """What does not pickle, and what lies in the script that was started: in the worker that is another one."""
+    cause, why = None, ""
     try:
         pickled = pickle.dumps(thing)
+        if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
+            why = "it refers to the script that was started (__main__)"
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        raise _unsendable(str(error)) from error
-    if b"__main__" in pickled and any(text == "__main__" for _, text, _ in pickletools.genops(pickled)):
-        raise _unsendable("it refers to the script that was started (__main__)")
-
-
-def _unsendable(why: str) -> ConfigError:
-    return ConfigError(
-        f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module of "
-        "its own, or run the rollouts in this process with apart=False"
-    )
-
-
-class _Call:
-    """Trajectories by index, and the worker's share of the time once all are there."""
-
-    def __init__(self) -> None:
-        self.ended: dict[int, Trajectory] = {}
-        self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        cause, why = error, str(error) or repr(error)
+    if why:
+        raise ConfigError(
+            f"this can't be sent to the process that runs the rollouts: {why}; define it at the top level of a module "
+            "of its own, or run the rollouts in this process with apart=False"
+        ) from cause
 
 
 def _settle(future: asyncio.Future[Any] | None, result: object) -> None:

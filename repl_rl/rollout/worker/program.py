@@ -15,19 +15,9 @@ from typing import Any
 
 from repl_rl.engine.remote import RemoteEngine
 from repl_rl.errors import EngineError, ReplRLError
-from repl_rl.kernel import KernelPool
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.worker.messages import (
-    AskNumbers,
-    Close,
-    Done,
-    Ended,
-    Failed,
-    GiveUp,
-    Numbers,
-    RollOut,
-)
-from repl_rl.rollout.worker.setup import RolloutSetup, make_pool
+from repl_rl.rollout.setup import RolloutSetup, make_pool
+from repl_rl.rollout.worker.handle import AskNumbers, CallDone, CancelCall, Close, Generate, Numbers, TrajectoryDone
 from repl_rl.utils.channel import Channel
 
 
@@ -50,23 +40,27 @@ class Worker:
             return
         async with AsyncExitStack() as stack:
             try:
-                self._pool = await stack.enter_async_context(make_pool(self._setup.result().kernel))
-                self._rollout: Rollout = self._setup.result().make(self._engine, self._pool)
+                setup = self._setup.result()
+                self._pool = await stack.enter_async_context(make_pool(setup.kernel))
+                self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
             except Exception as error:  # noqa: BLE001 - raised on the other side
-                self._channel.send(Failed(_as_sent(error)))
+                self._channel.send(Numbers({}, _as_sent(error)))
             else:
-                self._send_numbers(self._pool)
+                self._channel.send(Numbers(self._pool.stats.summary()))
                 await over
-            await self._give_up_all()
+            calls = list(self._calls.values())
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
         self._engine.close()
         self._channel.close()
 
     def _on_message(self, message: Any) -> None:
-        if isinstance(message, RollOut):
-            self._calls[message.call] = asyncio.create_task(self._roll_out(message))
+        if isinstance(message, Generate):
+            self._calls[message.call] = asyncio.create_task(self._generate(message))
         elif isinstance(message, AskNumbers):
-            self._send_numbers(self._pool)
-        elif isinstance(message, GiveUp):
+            self._channel.send(Numbers(self._pool.stats.summary()))
+        elif isinstance(message, CancelCall):
             if call := self._calls.get(message.call):
                 call.cancel()
         elif isinstance(message, Close):
@@ -74,33 +68,24 @@ class Worker:
         else:
             self._setup.set_result(message)
 
-    async def _roll_out(self, asked: RollOut) -> None:
+    async def _generate(self, asked: Generate) -> None:
         self._engine.version = asked.version
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         error: Exception | None = None
         try:
             async with aclosing(self._rollout.stream(asked.tasks, asked.sampling, asked.cut)) as ended:
                 async for index, trajectory in ended:
-                    self._channel.send(Ended(asked.call, index, trajectory))
+                    self._channel.send(TrajectoryDone(asked.call, index, trajectory))
         except Exception as failure:  # noqa: BLE001 - raised on the other side
             error = _as_sent(failure)
         finally:
             del self._calls[asked.call]
         share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        self._channel.send(Done(asked.call, share, error))
-
-    def _send_numbers(self, pool: KernelPool) -> None:
-        self._channel.send(Numbers(pool.stats.summary()))
-
-    async def _give_up_all(self) -> None:
-        calls = list(self._calls.values())
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        self._channel.send(CallDone(asked.call, share, error))
 
 
 def _as_sent(failure: Exception) -> Exception:
-    """Itself where it pickles; what is no error of ours says where in this process it was raised."""
+    """Itself where it pickles; what is not an error of ours says where in this process it was raised."""
     if not isinstance(failure, ReplRLError):
         failure.add_note("In the process that runs the rollouts:\n" + "".join(traceback.format_exception(failure)))
     try:

@@ -13,9 +13,10 @@ from repl_rl.engine import load_vocabulary
 from repl_rl.models import resolve_model
 from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
 from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
-from repl_rl.rollout.prompts import dialect_for, make_prompt
+from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
+from repl_rl.rollout.setup import dialect_for
 from repl_rl.tasks import grade, make_tasks
 
 TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)

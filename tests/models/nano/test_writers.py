@@ -20,7 +20,7 @@ from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
 from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture, record_session
 from repl_rl.models.nano.writers import WRITERS, render_chat
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.prompts import dialect_for
+from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 
@@ -74,12 +74,13 @@ def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Exa
     rollout = Rollout(
         Typist(vocabulary, examples, turns),
         FakeKernelPool(),
-        dialect,
-        vocabulary,
-        budget=BudgetConfig(line_tokens=300, lines=50, tokens=900),
-        sampling=SamplingConfig(),
-        context_tokens=1024,
-        chat=True,
+        RolloutSetup(
+            vocabulary,
+            dialect,
+            context_tokens=1024,
+            budget=BudgetConfig(line_tokens=300, lines=50, tokens=900),
+            chat=True,
+        ),
     )
     return asyncio.run(rollout.many([record.task for record in records]))
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.episode import make_extensions
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
@@ -42,9 +42,10 @@ def open_service(
     engine: Engine, vocabulary: Vocabulary, apart: bool = True, kernel: KernelConfig | None = None, **more: Any
 ) -> RolloutService:
     return RolloutService(
-        engine, vocabulary, kernel=kernel or KernelConfig(size=2), dialect=DialectConfig(), budget=BudgetConfig(),
-        sampling=SamplingConfig(), context_tokens=1024, chat=False, apart=apart, **more,
-    )  # fmt: skip
+        engine,
+        RolloutSetup(vocabulary, context_tokens=1024, chat=False, kernel=kernel or KernelConfig(size=2), **more),
+        apart=apart,
+    )
 
 
 def worker_pid(service: RolloutService) -> int:
@@ -234,7 +235,7 @@ def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
 
     monkeypatch.setattr("subprocess.Popen", refuse)
     with nothing_is_left(), pytest.raises(ConfigError, match=r"can't be sent to the process.*with apart=False"):
-        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, kernels=lambda pool: pool)
+        open_service(ScriptedEngine(vocabulary, lines_for), vocabulary, wrap_kernels=lambda pool: pool)
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_bad_input_is_one_message_and_nothing_is_evaluated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repl_rl.rollout.opening.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
+    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
     for name in ("empty", "nowhere"):
         (tmp_path / name).mkdir()
     assert main(["eval", "quickstart", *arguments]) == 2

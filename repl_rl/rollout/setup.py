@@ -1,0 +1,159 @@
+"""What rollouts need besides an engine: one frozen bundle, which can be sent to the process that makes the rollouts.
+
+Users bring tools, environments and samplers as `Extensions`, which pickle with functions of `__main__` and closures in
+them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any
+
+from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.dialect import Dialect, OfferedTool, make_dialect
+from repl_rl.engine import Vocabulary
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
+from repl_rl.rollout.custom import Sampler, load_sampler
+from repl_rl.tools import Toolbox, as_tools
+from repl_rl.tools.environments import EnvironmentFactory, environment_factory
+from repl_rl.tools.tool import Where
+
+
+@dataclass(frozen=True)
+class Extensions:
+    """What users bring. `environment` makes one per trajectory; `sampler` takes the place of our line loop."""
+
+    toolbox: Toolbox = field(default_factory=Toolbox)
+    environment: EnvironmentFactory | None = None
+    sampler: Sampler | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler is not None and (self.toolbox or self.environment is not None):
+            raise ConfigError(
+                "rollout is a loop of your own, which tools and environment would never reach; give them to that loop"
+            )
+
+    def require_backend(self, backend: str) -> None:
+        """Raises ConfigError if tools of the host can't be called from kernels of that backend."""
+        names = [tool.name for tool in self.toolbox.tools if tool.where == "host"]
+        if names and backend != "fork":
+            raise ConfigError(
+                f"tool {names[0]!r} runs on the host, where no call comes from kernel.backend {backend!r}; take "
+                "kernel.backend fork, or where='sandbox'"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import cloudpickle
+
+        try:
+            return _extensions, (cloudpickle.dumps((self.toolbox, self.environment, self.sampler)),)
+        except ConfigError:
+            raise
+        except Exception as error:  # an object's own __reduce__ may raise anything
+            raise ConfigError(f"the environment or sampler can't be sent to another process: {error}") from error
+
+
+def _extensions(data: bytes) -> Extensions:
+    return Extensions(*pickle.loads(data))
+
+
+def load_extensions(config: Config) -> Extensions:
+    """What the file names by import path. Raises ConfigError if something can't be imported or used."""
+    extensions = make_extensions(config.tools.functions, config.tools.where, config.environment, config.rollout)
+    extensions.require_backend(config.kernel.backend)
+    return extensions
+
+
+def make_extensions(
+    tools: Iterable[Any] = (), where: Where = "sandbox", environment: Any = None, sampler: Any = None
+) -> Extensions:
+    """From functions, classes and import paths. Raises ConfigError, which names the one that is wrong."""
+    toolbox = Toolbox(as_tools(tools, where))
+    toolbox.setup_source()  # raises where something can't be packed
+    return Extensions(
+        toolbox,
+        None if environment is None else environment_factory(environment),
+        None if sampler is None else load_sampler(sampler),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSetup:
+    """All that rollouts need besides an engine. `context_tokens` bounds prompt and completion together."""
+
+    vocabulary: Vocabulary
+    dialect: DialectConfig | Dialect = field(default_factory=DialectConfig)
+    """A `Dialect` is taken as it is, whatever the tools."""
+    _: KW_ONLY
+    context_tokens: int
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    chat: bool | None = None
+    """Use the chat template. None: if the tokenizer has one. A dialect that needs one uses it in any case."""
+    at_once: int | None = None
+    """Trajectories of a batch that run at a time. None leaves that to engine and kernels."""
+    kernel: KernelConfig = field(default_factory=KernelConfig)
+    """The pool that is opened for the rollouts, where they are not given kernels."""
+    wrap_kernels: Callable[[KernelPool], KernelSource] | None = None
+    """Puts something between the rollouts and that pool."""
+    extensions: Extensions = field(default_factory=Extensions)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        vocabulary: Vocabulary,
+        extensions: Extensions | None = None,
+        wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+    ) -> RolloutSetup:
+        """The rollouts that a config describes; without `extensions`, those that it names are loaded."""
+        return cls(
+            vocabulary,
+            config.dialect,
+            context_tokens=config.engine.context_tokens,
+            budget=config.budget,
+            sampling=config.sampling,
+            chat=config.model.chat,
+            at_once=1 if config.engine.deterministic else config.kernel.size,
+            kernel=config.kernel,
+            wrap_kernels=wrap_kernels,
+            extensions=load_extensions(config) if extensions is None else extensions,
+        )
+
+    def dialect_with(self, tools: Sequence[OfferedTool]) -> Dialect:
+        """The dialect, offering `tools`. Raises ConfigError if the model can't speak it."""
+        if not isinstance(self.dialect, DialectConfig):
+            return self.dialect
+        return dialect_for(self.vocabulary, self.dialect, tools)
+
+    def kernels(self, pool: KernelPool) -> KernelSource:
+        """What the rollouts take their kernels from."""
+        return pool if self.wrap_kernels is None else self.wrap_kernels(pool)
+
+
+def dialect_for(vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[OfferedTool] = ()) -> Dialect:
+    """The dialect of a config for a model. Raises ConfigError if the model can't speak it."""
+    return make_dialect(config, tools, vocabulary.render_chat if vocabulary.has_chat_template else None)
+
+
+def limits_of(config: KernelConfig) -> Limits:
+    """The profile's, and over them what the config names."""
+    named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
+    return replace(
+        Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}
+    )
+
+
+def make_pool(config: KernelConfig) -> KernelPool:
+    """The pool that a config describes."""
+    return KernelPool(
+        size=config.size,
+        limits=limits_of(config),
+        backend=config.backend,
+        sandbox=config.sandbox,
+        profile=config.profile,
+        memory_mb=config.budget_mb,
+    )
