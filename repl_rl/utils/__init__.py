@@ -1,1 +1,1 @@
-"""What is not about us: loops and threads, a pickled channel, cache folders, import paths, processes, text, statistics."""
+"""What is not about us: loops, threads and processes, a pickled channel, cache folders, import paths, text, statistics."""
