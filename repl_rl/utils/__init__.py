@@ -1,1 +1,1 @@
-"""What is not about us: loops, threads and processes, a pickled channel, cache folders, import paths, text, statistics."""
+"""What is not about us: loops, threads, processes, a pickled channel, cache folders, import paths, text, statistics."""
