@@ -22,6 +22,7 @@ settings.load_profile("repl_rl")
 
 TESTS = Path(__file__).parent
 GROUPS = {
+    "vocabulary": ("engine/test_vocabulary.py", "rollout/test_three_views.py"),
     "engine": ("engine/", "rollout/test_exact_tokens.py"),
     "kernel": ("kernel/",),
 }
