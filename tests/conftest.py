@@ -37,7 +37,7 @@ class GroupScheduling(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
-    """For `--dist loadgroup`: groups follow from paths. xdist finds its own by marks, which pytest 9.2 hides from it."""
+    """For `--dist loadgroup`: groups follow from paths. xdist looks for marks, which pytest 9.2 hides from it."""
     return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
