@@ -41,7 +41,7 @@ class DependencyError(ReplRLError):
 
 
 class RewardError(ReplRLError):
-    """A reward function or a grader returned something other than what it promised."""
+    """A reward function, an estimator or a grader returned something other than what it promised."""
 
 
 class RunError(ReplRLError):

@@ -11,6 +11,7 @@ import dataclasses
 import importlib
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,6 +78,9 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
 }
 """Types of fields that hold one text or one number."""
 
+_PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
+"""The prompts that records without cells have at the end of an output."""
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -111,6 +115,18 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordedCell:
+    """One complete statement of a line: the source as the kernel got it, and all that it showed.
+
+    `output` has nothing in it that the dialect puts around results: no prompt, no number, no tag. It is cut in the
+    middle as the model's is. Of a call that was refused, `source` may be empty, and `output` is the reason.
+    """
+
+    source: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
 class Line:
     """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
 
@@ -135,10 +151,20 @@ class Line:
     where nothing ran in it, or where the kernel tells none."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of tools while it ran, in the order in which they ended."""
+    cells: tuple[RecordedCell, ...] | None = None
+    """What ran in it, in order; () where nothing did. None where that was not recorded: in older files, in trajectories
+    of a loop of the user's, and of a line that was running when the machinery failed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ValueError(f"a line needs at least one token, got tokens {self.start} to {self.end}")
+
+    @property
+    def shown(self) -> str:
+        """What its cells showed, in order. Without recorded cells: its output less the prompt of a known dialect."""
+        if self.cells is None:
+            return _PROMPT.sub("", self.output)
+        return "".join(cell.output for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +255,8 @@ class Trajectory:
         values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
         trajectory = cls(**values)
         calls = [call for line in trajectory.lines for call in line.calls]
-        parts: list[Trajectory | Line | ToolCall] = [trajectory, *trajectory.lines, *calls]
+        cells = [cell for line in trajectory.lines for cell in line.cells or ()]
+        parts: list[Trajectory | Line | ToolCall | RecordedCell] = [trajectory, *trajectory.lines, *calls, *cells]
         for part in parts:
             _require_types(part)
         if not all(isinstance(value, str) for value in trajectory.answer or ()):
@@ -284,7 +311,10 @@ def _line_from_dict(record: Mapping[str, Any]) -> Line:
     known = {f.name for f in dataclasses.fields(Line)}
     values = {key: value for key, value in record.items() if key in known}
     calls = tuple(ToolCall(**call) for call in values.get("calls", ()))
-    return Line(**{**values, "kind": LineKind(values["kind"]), "calls": calls})
+    cells = values.get("cells")
+    if cells is not None:
+        cells = tuple(RecordedCell(cell["source"], cell["output"]) for cell in cells)
+    return Line(**{**values, "kind": LineKind(values["kind"]), "calls": calls, "cells": cells})
 
 
 def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
@@ -296,7 +326,7 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
             file.write(json.dumps(trajectory.to_dict(), allow_nan=False) + "\n")
 
 
-def _require_types(part: Trajectory | Line | ToolCall) -> None:
+def _require_types(part: Trajectory | Line | ToolCall | RecordedCell) -> None:
     """Texts and single numbers are what their fields announce; who shows or adds them up relies on it."""
     for known in dataclasses.fields(part):
         kinds = _PLAIN.get(str(known.type))

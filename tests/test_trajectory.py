@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, read_jsonl, write_jsonl
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 """Lone surrogates and NULs included."""
@@ -59,6 +59,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 draw(st.none() | FINITE),
                 draw(st.none() | FINITE),
                 draw(FINITE),
+                cells=draw(st.none() | st.lists(st.builds(RecordedCell, ANY_TEXT, ANY_TEXT), max_size=3).map(tuple)),
             )
         )
         sampled_mask += [False] * draw(st.integers(0, 3))
@@ -110,7 +111,7 @@ def test_the_record_has_the_fields_of_the_contract() -> None:
         "task_id prompt prompt_ids completion_ids sampled_mask logprobs stop_reason answer outcome_reward version lines"
     )
     assert set(promised.split()) <= record.keys()
-    in_lines = "start end text kind error_name output reward advantage duration_s fingerprint calls"
+    in_lines = "start end text kind error_name output reward advantage duration_s fingerprint calls cells"
     assert set(in_lines.split()) == record["lines"][0].keys()
     assert json.loads(json.dumps(record))["lines"][1]["kind"] == "answer"
     assert json.loads(json.dumps(record))["stop_reason"] == "answer"
@@ -136,6 +137,47 @@ def test_keys_with_a_default_may_be_missing() -> None:
         del record[key]
     del record["lines"][0]["error_name"]
     assert Trajectory.from_dict(record) == trajectory(answer=None)
+
+
+def test_what_ran_is_recorded_cell_by_cell() -> None:
+    first, last = trajectory().lines
+    ran = dataclasses.replace(first, cells=(RecordedCell("6 * 7", "42\n"),))
+    record = json.loads(json.dumps(trajectory(lines=(ran, last)).to_dict()))
+    assert [line["cells"] for line in record["lines"]] == [[{"source": "6 * 7", "output": "42\n"}], None]
+    assert Trajectory.from_dict(record).lines == (ran, last)
+
+
+def test_records_without_cells_do_not_know_what_ran() -> None:
+    record = trajectory().to_dict()
+    for line in record["lines"]:
+        del line["cells"]
+    assert [line.cells for line in Trajectory.from_dict(record).lines] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="42\n>>>"), "42\n"),
+        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="Out[1]: 42\n\nIn [2]:"), "Out[1]: 42\n"),
+        (Line(0, 1, "if x:\n", LineKind.OPEN, output="   ...:"), ""),
+        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="42\n>>>", cells=()), ""),
+        (
+            Line(0, 1, "x\n", LineKind.EXPRESSION, output="1\n2\n>>>", cells=(RecordedCell("1", "1\n"),) * 2),
+            "1\n1\n",
+        ),
+    ],
+)
+def test_what_a_line_showed_has_no_prompt(line: Line, shown: str) -> None:
+    assert line.shown == shown
+
+
+@pytest.mark.parametrize("cells", [3, [3], [{"source": "x"}], [{"source": "x", "output": 1}], "x"])
+def test_cells_that_are_none_are_refused(tmp_path: Path, cells: object) -> None:
+    record = trajectory().to_dict()
+    record["lines"][0]["cells"] = cells
+    (tmp_path / "x.jsonl").write_text(json.dumps(record))
+    with pytest.raises(RunError, match=r"x\.jsonl, line 1: not a trajectory"):
+        list(read_jsonl(tmp_path / "x.jsonl"))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ from rich.table import Table
 from repl_rl.bench.machine import cores, machine
 from repl_rl.errors import ConfigError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
-from repl_rl.kernel.stats import percentile
+from repl_rl.utils.statistics import percentile
 
 IMPORTS = "import sympy, numpy"
 LINES = (

@@ -34,7 +34,7 @@ from rich.table import Table
 
 from repl_rl.bench.machine import machine
 from repl_rl.bench.trl_tools import LINE_S, OpenEnded
-from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
@@ -45,7 +45,7 @@ from repl_rl.trajectory import Task, Trajectory
 
 if TYPE_CHECKING:
     from repl_rl.bench.trl_tools import TRLRound
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
 """nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
@@ -108,13 +108,13 @@ def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
     """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
     require_vllm()
     prepare_environment()
-    from repl_rl.engine.vllm_engine import VLLMEngine
+    from repl_rl.engine.vllm.engine import VLLMEngine
 
     say("loading nano into vLLM")
     vocabulary = load_vocabulary(str(NANO_PATH))
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.concurrency)
     overrides = {"max_position_embeddings": CONTEXT_TOKENS}
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, dtype="float32", config=config, hf_overrides=overrides)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, hf_overrides=overrides)
     try:
         report = _against_plain(settings, engine, vocabulary, say)
         if settings.deep:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from repl_rl.config.section import Section
+from repl_rl.config.section import Section, nearest
 
 Baseline = Literal["mean", "leave_one_out", "none"]
-EstimatorName = Literal["outcome", "dr_grpo", "rloo", "reinforce++", "return_to_go", "turn", "gigpo"]
 
-USED: dict[EstimatorName, tuple[str, ...]] = {
+USED: dict[str, tuple[str, ...]] = {
     "outcome": ("baseline", "scale", "clip"),
     "dr_grpo": ("clip",),
     "rloo": ("clip",),
@@ -20,15 +19,26 @@ USED: dict[EstimatorName, tuple[str, ...]] = {
     "turn": ("gamma", "scale", "clip"),
     "gigpo": ("gamma", "scale", "omega", "clip"),
 }
-"""The fields that mean something to an estimator. Any other is refused where it is set, and not written out."""
+"""The fields that mean something to a shipped estimator. Any other is refused where it is set, and not written out. One
+of the user's own is handed all of them."""
+
+
+def _known_estimator(name: str) -> str:
+    if name not in USED and ":" not in name:
+        raise ValueError(
+            f"unknown estimator (one of your own is named as package.module:function); {nearest(name, list(USED))} "
+            f"(got {name!r})"
+        )
+    return name
 
 
 class CreditConfig(Section):
     """Formulas and sources stand in `repl_rl/credit/`, one file per estimator."""
 
-    estimator: EstimatorName = "return_to_go"
-    """How a group's rewards become advantages. `clip` goes with all of them, the other keys with those that use them;
-    the README has a table of both."""
+    estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
+    """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
+    `gigpo`, or one of your own, as `package.module:function`. `clip` goes with all of them, the other keys with those
+    that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
@@ -42,7 +52,7 @@ class CreditConfig(Section):
 
     @model_validator(mode="after")
     def _only_what_the_estimator_uses(self) -> CreditConfig:
-        for name in sorted(self.model_fields_set - {"estimator", *USED[self.estimator]}):
+        for name in sorted(self.model_fields_set - {"estimator", *self._used}):
             users = ", ".join(estimator for estimator, fields in USED.items() if name in fields)
             raise ValueError(f"{name} means nothing to estimator {self.estimator}; leave it out (it is for {users})")
         return self
@@ -51,7 +61,7 @@ class CreditConfig(Section):
     def _the_baseline_fits(self) -> CreditConfig:
         if self.estimator == "reinforce++" and self.baseline == "leave_one_out":
             raise ValueError("estimator reinforce++ takes baseline mean or none, not leave_one_out")
-        if self.baseline == "none" and "scale" in USED[self.estimator] and self.scale:
+        if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale:
             raise ValueError(
                 "baseline none goes with scale false: equal rewards would be divided by a deviation of nothing"
             )
@@ -59,11 +69,15 @@ class CreditConfig(Section):
 
     @model_serializer(mode="wrap")
     def _what_takes_effect(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in handler(self).items() if name in ("estimator", *USED[self.estimator])}
+        return {name: value for name, value in handler(self).items() if name in ("estimator", *self._used)}
+
+    @property
+    def _used(self) -> tuple[str, ...]:
+        return USED.get(self.estimator, tuple(type(self).model_fields))
 
     def require_group(self, size: int) -> None:
         """Raises ValueError where groups of `size` have no baseline."""
-        if size < 2 and self.baseline != "none":
+        if size < 2 and self.baseline != "none" and self.estimator in USED:
             raise ValueError(
                 f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
                 "or more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) "

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section
+from repl_rl.config.section import Section, nearest
 
 
 class ModelConfig(Section):
@@ -67,11 +67,16 @@ class KernelConfig(Section):
     """Of all sessions together; null is four fifths of what is available. Beyond it, sessions wait."""
 
 
+_BACKENDS = ("auto", "vllm", "server", "transformers")
+
+
 class EngineConfig(Section):
     """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
 
-    backend: Literal["auto", "vllm", "server", "transformers"] = "auto"
-    """`auto`: servers if any are named, else vLLM in this process where it is installed, else transformers."""
+    backend: str = "auto"
+    """auto, vllm, server or transformers; or `package.module:function`, which makes an engine of one's own.
+    docs/engines.md shows all of them. `auto`: servers if any are named, else vLLM in this process where it is
+    installed, else transformers."""
     servers: tuple[str, ...] = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     weights_folder: str | None = None
@@ -96,11 +101,21 @@ class EngineConfig(Section):
     def _from_name(cls, values: Any) -> Any:
         return {"backend": values} if isinstance(values, str) else values
 
+    @field_validator("backend")
+    @classmethod
+    def _is_an_engine(cls, name: str) -> str:
+        if name not in _BACKENDS and ":" not in name:
+            raise ValueError(
+                f"unknown engine {name!r}; {nearest(name, list(_BACKENDS))}; one of your own is named as "
+                "package.module:function"
+            )
+        return name
+
     @model_validator(mode="after")
     def _servers_fit_the_backend(self) -> EngineConfig:
         if self.backend == "server" and not self.servers:
             raise ValueError("backend server needs the URLs of its servers; set servers: [http://host:8000]")
-        if self.servers and self.backend not in ("auto", "server"):
+        if self.servers and self.backend in ("vllm", "transformers"):
             raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
         if self.deterministic and self.servers:
             raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")

@@ -1,4 +1,4 @@
-"""From the rewards of groups to one advantage per token. Pure functions; one estimator per file.
+"""From the rewards of groups to one advantage per token. Pure functions; one estimator per file, or at an import path.
 
 A group is the trajectories that answer one task. Aborted and empty ones take no part in any baseline and get zeros. An
 estimator sees one group; one that compares groups as well has a second step, over the batch, in `BATCH_STEPS`.
@@ -6,6 +6,7 @@ estimator sees one group; one that compares groups as well has a second step, ov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from repl_rl.config import CreditConfig
@@ -16,7 +17,9 @@ from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
 from repl_rl.credit.rloo import rloo
 from repl_rl.credit.turn import turn
+from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.import_path import imported
 
 LineValues = list[list[float]]
 Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
@@ -37,6 +40,34 @@ ESTIMATORS: dict[str, Estimator] = {
     "gigpo": gigpo,
 }
 BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
+
+
+def estimator_of(config: CreditConfig) -> Estimator:
+    """The estimator that a config names: a shipped one, or the function at `package.module:function`, whose results are
+    checked. Raises ConfigError where there is none.
+    """
+    path = config.estimator
+    if path in ESTIMATORS:
+        return ESTIMATORS[path]
+    function: Estimator = imported(path, "credit.estimator:")
+    if not callable(function):
+        raise ConfigError(f"credit.estimator: {path!r} is {type(function).__name__}, not a function")
+
+    def checked(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
+        try:
+            estimated = [[float(value) for value in values] for values in function(group, rewards, config)]
+        except Exception as error:  # users' code may raise anything
+            raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}") from error
+        if list(map(len, estimated)) != list(map(len, rewards)):
+            raise RewardError(
+                f"credit.estimator {path!r} returned {list(map(len, estimated))} values for trajectories of "
+                f"{list(map(len, rewards))} lines; return one number per line of each trajectory"
+            )
+        if not all(math.isfinite(value) for values in estimated for value in values):
+            raise RewardError(f"credit.estimator {path!r} returned {estimated}; every value has to be finite")
+        return estimated
+
+    return checked
 
 
 def batch_line_advantages(
@@ -98,8 +129,7 @@ def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], c
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
     if valid:
-        estimate = ESTIMATORS[config.estimator]
-        estimated = estimate([group[index] for index in valid], [rewards[index] for index in valid], config)
+        estimated = estimator_of(config)([group[index] for index in valid], [rewards[index] for index in valid], config)
         for index, values in zip(valid, estimated, strict=True):
             result[index] = values
     return result

@@ -152,5 +152,9 @@ class Dialect(Protocol):
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         """The same for a model with a chat template; `history` are the messages before the question."""
 
+    def plain_output(self, run: CellRun) -> str:
+        """What a cell showed, without what the dialect puts around it, and no longer than the model would be shown it:
+        what `Line.cells` keeps."""
+
     def reader(self) -> Reader:
         """A reader for a fresh transcript."""

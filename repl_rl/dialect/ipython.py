@@ -78,6 +78,9 @@ class IPythonDialect(TextDialect):
     def chat_opening(self) -> str:
         return self.opening() + _prompt(1)
 
+    def plain_output(self, run: CellRun) -> str:
+        return self.truncate(echoed(run))
+
     def reader(self) -> IPythonReader:
         return IPythonReader(self.truncate)
 
@@ -105,7 +108,7 @@ class IPythonReader:
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt behind a blank line."""
-        output = "".join(numbered(run, number) for run, number in zip(runs, self._numbers, strict=False))
+        output = "".join(echoed(run, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:
             return (Shown(output),)
@@ -179,20 +182,20 @@ def _asked(question: str, source: str, otherwise: Any) -> Any:
             return otherwise
 
 
-def numbered(run: CellRun, number: int) -> str:
-    """What a cell showed, with the number of its last echo in place and without the echoes that IPython has not.
+def echoed(run: CellRun, mark: str = "") -> str:
+    """What a cell showed, with `mark` in front of its last echo and without the echoes that IPython has not.
 
     Commands that it runs for `!` end their lines as on a terminal.
     """
     *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
     texts, echoes = before[0::2], before[1::2]
-    shows = run.cell.kind is LineKind.EXPRESSION and not _is_quiet(run.cell.source)
-    kept = f"Out[{number}]: {echoes[-1]}" if echoes and shows else ""
+    shows = run.cell.kind is LineKind.EXPRESSION and not _ends_in_semicolon(run.cell.source)
+    kept = mark + echoes[-1] if echoes and shows else ""
     return "".join([*texts, kept, last.removeprefix("\n") if kept else last]).replace(_ECHO_END, "")
 
 
-def _is_quiet(source: str) -> bool:
-    """Whether a semicolon ends a cell, comments left aside."""
+def _ends_in_semicolon(source: str) -> bool:
+    """Comments left aside."""
     try:
         tokens = [
             token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.string.strip()

@@ -20,7 +20,7 @@ import yaml
 
 from repl_rl.config import DialectConfig
 from repl_rl.config.section import nearest
-from repl_rl.dialect.base import ChatPrompt, OfferedTool, Reader
+from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.dialect.truncation import truncate_middle
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Message
@@ -106,6 +106,10 @@ class TextDialect:
         """One function, as it stands among the others."""
         description = " ".join(tool.description.split())
         return filled(self.texts["tool"], signature=tool.signature, description=description)
+
+    def plain_output(self, run: CellRun) -> str:
+        """What a record keeps of what a cell showed."""
+        return self.truncate(run.text)
 
     def truncate(self, output: str) -> str:
         """`output` within the limit, cut in the middle."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from repl_rl.utils.text import cut_middle
+
 SMALLEST_LIMIT_CHARS = 64
 
 
@@ -12,12 +14,4 @@ def truncate_middle(text: str, limit_chars: int) -> str:
     """
     if limit_chars < SMALLEST_LIMIT_CHARS:
         raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
-    if len(text) <= limit_chars:
-        return text
-    kept = limit_chars - len(_marker(len(text)))
-    tail = kept // 2
-    return text[: kept - tail] + _marker(len(text) - kept) + text[len(text) - tail :]
-
-
-def _marker(missing_chars: int) -> str:
-    return f"\n... [{missing_chars} characters left out] ...\n"
+    return cut_middle(text, limit_chars, "\n... [{} characters left out] ...\n", marker_counts=True)

@@ -1,4 +1,4 @@
-"""Who may sit down at an engine: as many trajectories as its KV cache holds, first come, first served.
+"""How many trajectories an engine takes: as many as its KV cache holds, first come, first served.
 
 With more than that, each line finds the keys and values of its trajectory evicted by the others and computes them
 anew.
@@ -45,7 +45,7 @@ class Admission:
         self._lock = threading.Lock()
 
     def ask(self, tokens: int, admitted: Callable[[], object]) -> Reservation:
-        """Room for a trajectory of at most `tokens` tokens; `admitted` is called when it is there, behind those before.
+        """Room for a trajectory of at most `tokens` tokens; `admitted` is called when its turn has come.
 
         It is called by whoever makes room, so it must not wait.
         """
@@ -92,21 +92,18 @@ class Admission:
 
     def _let_in(self) -> list[Reservation]:
         let_in: list[Reservation] = []
-        while self._waiting and self._fits(self._waiting[0].asked_tokens):
+        while self._waiting:
+            tokens = self._waiting[0].asked_tokens
+            if self._lengths:
+                tokens = min(tokens, -(-sum(self._lengths) // len(self._lengths)))
+            if self.admitted and self.taken_tokens + tokens > self.capacity_tokens:
+                break
             reservation = self._waiting.popleft()
-            reservation.tokens, reservation.has_slot = self._expected(reservation.asked_tokens), True
+            reservation.tokens, reservation.has_slot = tokens, True
             self.admitted += 1
-            self.taken_tokens += reservation.tokens
+            self.taken_tokens += tokens
             let_in.append(reservation)
         return let_in
-
-    def _fits(self, tokens: int) -> bool:
-        return not self.admitted or self.taken_tokens + self._expected(tokens) <= self.capacity_tokens
-
-    def _expected(self, tokens: int) -> int:
-        if not self._lengths:
-            return tokens
-        return min(tokens, -(-sum(self._lengths) // len(self._lengths)))
 
 
 def _tell(let_in: list[Reservation]) -> None:

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
+from repl_rl.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,24 @@ class SampledLine:
     def __post_init__(self) -> None:
         if not 0 < len(self.ids) == len(self.logprobs):
             raise ValueError(f"a sampled line of {len(self.ids)} ids and {len(self.logprobs)} logprobs")
+
+
+def check_trajectory(tokens: int, context_tokens: int) -> None:
+    """Raises ConfigError for a trajectory that is longer than an engine's context."""
+    if tokens > context_tokens:
+        raise ConfigError(
+            f"a trajectory of {tokens} tokens does not fit into engine.context_tokens {context_tokens}; "
+            "raise it, or lower budget.tokens"
+        )
+
+
+def check_line(length: int, max_tokens: int, context_tokens: int) -> None:
+    """Raises ConfigError for a line after `length` tokens that an engine has no room for."""
+    if max_tokens < 1 or not length or length + max_tokens > context_tokens:
+        raise ConfigError(
+            f"a line of at most {max_tokens} tokens after {length} does not fit: it needs one token or more, "
+            f"and engine.context_tokens is {context_tokens}"
+        )
 
 
 class Slot(Protocol):

@@ -1,17 +1,33 @@
-"""The engine that a config names."""
+"""The engine that a config names: one that ships, or one of the user's own by the import path of a function.
+
+Those that ship are found and made in the same way. docs/engines.md says what an engine has to do.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal
+from collections.abc import Callable
 
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.base import Engine
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.errors import ConfigError
+from repl_rl.utils.import_path import imported
+
+EngineMaker = Callable[[str, Vocabulary, ModelConfig, EngineConfig, int], Engine]
+"""`(path, vocabulary, model, config, seed)` to an engine with the checkpoint at `path`."""
 
 
-def engine_backend(config: EngineConfig) -> Literal["vllm", "server", "transformers"]:
+ENGINES = {
+    "vllm": "repl_rl.engine.vllm:VLLMEngine",
+    "server": "repl_rl.engine.server:VLLMServerEngine",
+    "transformers": "repl_rl.engine.transformers:TransformersEngine",
+}
+"""Those that ship, by name."""
+
+
+def engine_backend(config: EngineConfig) -> str:
     """What `auto` comes to on this machine."""
     if config.backend != "auto":
         return config.backend
@@ -21,9 +37,16 @@ def engine_backend(config: EngineConfig) -> Literal["vllm", "server", "transform
 
 
 def require_engine(config: EngineConfig) -> None:
-    """Raises DependencyError with the command that brings what the config's engine needs, before anything is loaded."""
-    if engine_backend(config) == "vllm":
+    """Look before anything is loaded whether the config's engine is there.
+
+    Raises DependencyError with the command that brings it, or ConfigError for an import path that leads nowhere.
+    """
+    backend = engine_backend(config)
+    if backend == "vllm":
         require_vllm()
+    elif backend not in ENGINES:
+        prepare_environment(config.kv_cache_gib)  # the user's module may import torch
+        _maker(backend)
 
 
 def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0) -> Engine:
@@ -33,15 +56,20 @@ def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: E
     """
     require_engine(config)
     backend = engine_backend(config)
-    if backend == "server":
-        from repl_rl.engine.server import VLLMServerEngine
+    if backend != "server":
+        prepare_environment(config.kv_cache_gib)
+    engine = _maker(ENGINES.get(backend, backend))(path, vocabulary, model, config, seed)
+    missing = [name for name in ("version", "slot", "close") if not hasattr(engine, name)]
+    if missing:
+        raise ConfigError(
+            f"engine.backend: {backend!r} made {engine!r}, which is not an engine: it has no "
+            f"{' and no '.join(missing)}; see docs/engines.md"
+        )
+    return engine
 
-        return VLLMServerEngine([path, model.path], vocabulary, dtype=model.dtype, config=config)
-    prepare_environment(config.kv_cache_gib)
-    if backend == "transformers":
-        from repl_rl.engine.transformers_engine import TransformersEngine
 
-        return TransformersEngine(path, vocabulary, dtype=model.dtype, config=config, seed=seed)
-    from repl_rl.engine.vllm_engine import VLLMEngine
-
-    return VLLMEngine(path, vocabulary, dtype=model.dtype, config=config, seed=seed)
+def _maker(path: str) -> EngineMaker:
+    maker: EngineMaker = imported(path, "engine.backend:")
+    if not callable(maker):
+        raise ConfigError(f"engine.backend: {path!r} is not a function that makes an engine, it is {maker!r}")
+    return maker

@@ -1,16 +1,33 @@
-"""A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids."""
+"""A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids.
+
+The exact bytes of every token are read from the vocabulary, by the way in which its decoder spells them:
+
+- Byte-level BPE (GPT-2, Qwen, Llama 3): one character for each byte, by GPT-2's map.
+- sentencepiece (Gemma, Llama 2): `▁` for a space, `<0x0A>` for a byte that no other token holds.
+- Added tokens are their content in UTF-8, unless the byte-level vocabulary itself has a token of that name.
+
+Decoders that strip a space from the beginning of a text say nothing about a token, so that rule is left out.
+Not covered: tokenizers of other kinds, whose tokens count as the text that they decode to one by one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from repl_rl.engine.token_bytes import bytes_of_tokens
 from repl_rl.errors import ModelError
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
+_BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for rank, byte in enumerate(_OTHERS)}}
+"""GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, the other way round)."""
+_IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
 
 
 class Vocabulary:
@@ -94,7 +111,7 @@ class Vocabulary:
         return b"".join(known[index] for index in ids if index < len(known))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids` on their own: U+FFFD for bytes that are no UTF-8, halves of characters included."""
+        """The text of `ids` on their own: U+FFFD for bytes that are not UTF-8, halves of characters included."""
         return self.bytes_of(ids).decode("utf-8", "replace")
 
 
@@ -110,3 +127,50 @@ def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
     if not Path(path).exists() or (Path(path) / "generation_config.json").exists():
         eos = GenerationConfig.from_pretrained(path).eos_token_id
     return Vocabulary(tokenizer, [eos] if isinstance(eos, int) else eos or [], stops)
+
+
+def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:
+    """The bytes of each id of a Hugging Face tokenizer; b"" for an id below the largest that has no token."""
+    ids: Mapping[str, int] = tokenizer.get_vocab()
+    spell = _speller(tokenizer)
+    found = [b""] * (max(ids.values(), default=-1) + 1)
+    for token, index in ids.items():
+        found[index] = spell(token, index)
+    return tuple(found)
+
+
+def _speller(tokenizer: Any) -> Callable[[str, int], bytes]:
+    added: Mapping[int, Any] = tokenizer.added_tokens_decoder
+    kinds: set[str] = set()
+    replaced: dict[str, str] = {}
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    parts = [] if decoder is None else [json.loads(decoder.__getstate__())]
+    while parts:  # the decoder's parts as its JSON writes them, in order
+        part = parts.pop(0)
+        parts = [*part.get("decoders", []), *parts]
+        kinds.add(part["type"])
+        if part["type"] == "Replace" and "String" in part["pattern"]:
+            replaced[part["pattern"]["String"]] = part["content"]
+        elif part["type"] == "Metaspace":
+            replaced[part["replacement"]] = " "
+    if "ByteLevel" in kinds:
+        beside = added.keys() - tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False).values()
+        return lambda token, index: token.encode() if index in beside else _from_byte_level(token)
+    if kinds & {"ByteFallback", "Metaspace"} or "▁" in replaced:
+        special = {index for index, token in added.items() if token.special}
+        return lambda token, index: token.encode() if index in special else _from_pieces(token, replaced)
+    return lambda _, index: tokenizer.decode(
+        [index], skip_special_tokens=False, clean_up_tokenization_spaces=False
+    ).encode()
+
+
+def _from_byte_level(token: str) -> bytes:
+    return token.translate(_BYTE_OF).encode("latin-1") if _IN_MAP.fullmatch(token) else token.encode()
+
+
+def _from_pieces(token: str, replaced: Mapping[str, str]) -> bytes:
+    if byte := _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(byte[1])
+    for pattern, content in replaced.items():
+        token = token.replace(pattern, content)
+    return token.encode()

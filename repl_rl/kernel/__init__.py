@@ -1,8 +1,7 @@
 """The interpreter seen from outside: sessions, their pool, their limits, and the sandbox around them."""
 
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.pool import KernelPool
-from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.pool import KernelPool, PoolStats
 from repl_rl.kernel.results import (
     ExecResult,
     ExecStatus,
@@ -13,7 +12,6 @@ from repl_rl.kernel.results import (
     KernelSource,
 )
 from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
-from repl_rl.kernel.stats import PoolStats
 
 __all__ = [
     "ExecResult",

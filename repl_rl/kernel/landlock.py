@@ -16,7 +16,7 @@ from repl_rl.errors import SandboxError
 from repl_rl.kernel.paths import Installation
 
 if TYPE_CHECKING:
-    from repl_rl.kernel.home import Home
+    from repl_rl.kernel.paths import Home
 
 _LEAST_ABI = 6
 """The first one that keeps a process from signalling others and from abstract sockets: Linux 6.12."""

@@ -1,20 +1,39 @@
-"""The memory of a pool's kernels on this machine: how much there is, and how much each of them holds."""
+"""The memory of a pool's kernels on this machine: how much there is, what each holds, and the budget of all of them.
+
+What the kernels hold is looked at a few times a second. Between two looks a session can take no more than its own
+limits let it; where a control group can be had, the fork server stands in one with the same limit, and Linux enforces
+it at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
+import time
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from repl_rl.kernel.processes import tree
+from repl_rl.kernel.results import Kernel
 
 _MIB = 1024 * 1024
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / _MIB
 _SHARE = 0.8
+_LEAST_INTERVAL_S = 0.25
+_LEAST_SHARE = 25
+"""A look may take one part in so many of the time."""
+_ROOM_MB = 16.0
+"""What a new kernel is taken to need until it has been looked at."""
+_END_S = 2.0
 _CGROUP_FILES = (
-    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+"""Of the memory controller of version 2, then of version 1: its root, and where limit, usage and cache are told."""
+
+_log = logging.getLogger(__name__)
 
 
 def default_budget_mb() -> float:
@@ -22,7 +41,7 @@ def default_budget_mb() -> float:
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_mb = int(fields["MemAvailable"].split()[0]) / 1024
     for root, limit, usage, cached in _CGROUP_FILES:
-        for group in own_groups(Path(root)):
+        for group in _own_groups(root):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 used = int((group / usage).read_text()) - int(numbers[cached])
@@ -30,8 +49,8 @@ def default_budget_mb() -> float:
     return available_mb * _SHARE
 
 
-def own_groups(root: Path) -> list[Path]:
-    """The control groups that this process is in beneath a controller's folder, innermost first, where it is one."""
+def _own_groups(root: Path) -> list[Path]:
+    """The control groups that this process is in under a controller's root, innermost first; none without the root."""
     controller = "" if root.name == "cgroup" else root.name
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -46,7 +65,12 @@ def tree_mb(pid: int) -> float:
 
     Processes that are gone hold nothing.
     """
-    return sum(map(_process_mb, tree(pid)))
+    held_mb = 0.0
+    for each in tree(pid):
+        with contextlib.suppress(OSError, ValueError):
+            _, resident, shared, *_ = Path(f"/proc/{each}/statm").read_text().split()
+            held_mb += (int(resident) - int(shared)) * _PAGE_MB
+    return held_mb
 
 
 def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
@@ -59,9 +83,100 @@ def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
     return used_mb
 
 
-def _process_mb(pid: int) -> float:
-    try:
-        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-    except (OSError, ValueError):
-        return 0.0
-    return (int(resident) - int(shared)) * _PAGE_MB
+class MemoryBudget:
+    """`budget_mb` for all of `kernels()` together: no new ones beyond it, and the largest goes where it is exceeded.
+
+    `on_look` is told, after each look, whether a start is held back.
+    """
+
+    def __init__(
+        self, budget_mb: float, kernels: Callable[[], Collection[Kernel]], on_look: Callable[[bool], None]
+    ) -> None:
+        self.budget_mb = budget_mb
+        self.used_mb = 0.0
+        self.killed = 0
+        self._kernels = kernels
+        self._on_look = on_look
+        self._counted = 0
+        self._is_held_back = False
+
+    def has_room(self, starting: int) -> bool:
+        """Whether another kernel may start beside `starting` ones. One may always: else nothing would ever run."""
+        alive = len(self._kernels())
+        new = max(0, alive - self._counted) + starting + 1
+        fits = self.used_mb + new * _ROOM_MB <= self.budget_mb or alive + starting == 0
+        if not fits and not self._is_held_back:
+            _log.warning(
+                "%d kernels hold %.0f MB of the pool's budget of %.0f MB: further sessions wait",
+                alive, self.used_mb, self.budget_mb,
+            )  # fmt: skip
+        self._is_held_back = not fits
+        return fits
+
+    async def watch(self) -> None:
+        """Look again and again; never returns."""
+        while True:
+            began = time.monotonic()
+            try:
+                await self._look()
+            except Exception:  # noqa: BLE001 - the budget has to be kept
+                _log.exception("the kernels' memory could not be looked at")
+            await asyncio.sleep(max(_LEAST_INTERVAL_S, _LEAST_SHARE * (time.monotonic() - began)))
+
+    async def _look(self) -> None:
+        alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop
+        held_mb = await asyncio.to_thread(lambda: {kernel: kernel.memory_mb() for kernel in alive})
+        self._counted, self.used_mb = len(held_mb), sum(held_mb.values())
+        if self.used_mb > self.budget_mb and held_mb:
+            largest = max(held_mb, key=lambda kernel: held_mb[kernel])
+            _log.warning(
+                "the pool's kernels hold %.0f MB, beyond their budget of %.0f MB: "
+                "the largest one, with %.0f MB, is killed",
+                self.used_mb, self.budget_mb, held_mb[largest],
+            )  # fmt: skip
+            self.killed += 1
+            largest.kill()
+        self._on_look(self._is_held_back)
+
+
+class MemoryCgroup:
+    """A control group around the fork server and all of its sessions, with a limit in bytes.
+
+    Made by `make` under the group that this process is in; removed by `close` once its processes are gone.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def make(cls, limit_bytes: int) -> MemoryCgroup | None:
+        """None where this process can make no group: rlimits and the budget's own looks hold without one."""
+        for root, limit_file, _, _ in _CGROUP_FILES:
+            for group in _own_groups(root)[:1]:
+                folder = group / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
+                try:
+                    folder.mkdir()
+                    with open(folder / limit_file, "r+") as file:
+                        file.write(str(limit_bytes))
+                except OSError:
+                    with contextlib.suppress(OSError):
+                        folder.rmdir()
+                else:
+                    return cls(folder)
+        return None
+
+    def command(self, argv: list[str]) -> list[str]:
+        """`argv` in the group from its start, and so is all that it starts."""
+        return ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self.folder / "cgroup.procs"), *argv]
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _END_S
+        while time.monotonic() < deadline:
+            try:
+                self.folder.rmdir()
+            except FileNotFoundError:
+                return
+            except OSError:
+                time.sleep(0.01)
+            else:
+                return

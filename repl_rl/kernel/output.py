@@ -1,6 +1,17 @@
-"""What the host keeps of a kernel's output: the beginning and the end, within a fixed number of bytes."""
+"""What a kernel prints: the pipes that carry it, and what the host keeps of it within a fixed number of bytes.
+
+A pipe belongs to one event loop.
+"""
 
 from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+
+_CHUNK_BYTES = 1 << 16
+_DRAIN_BYTES = 1 << 20
 
 
 class HeadAndTail:
@@ -9,9 +20,6 @@ class HeadAndTail:
     def __init__(self, limit_bytes: int) -> None:
         self._head_bytes = limit_bytes // 2
         self._tail_bytes = limit_bytes - self._head_bytes
-        self.clear()
-
-    def clear(self) -> None:
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped_bytes = 0
@@ -31,12 +39,148 @@ class HeadAndTail:
     def take(self) -> tuple[str, int]:
         """The text so far, with a marker where bytes are missing, and their number. Empties the buffer.
 
-        Bytes that are no UTF-8 are shown as the replacement character, and so are characters cut by the limit.
+        Bytes that are not UTF-8 are shown as the replacement character, and so are characters cut by the limit.
         """
         self._trim()
-        head, tail, dropped = bytes(self._head), bytes(self._tail), self._dropped_bytes
-        self.clear()
+        head, tail, dropped = self._head, self._tail, self._dropped_bytes
+        self._head, self._tail, self._dropped_bytes = bytearray(), bytearray(), 0
         if not dropped:
             return (head + tail).decode("utf-8", "replace"), 0
-        marker = f"\n... [{dropped} bytes left out] ...\n"
-        return head.decode("utf-8", "replace") + marker + tail.decode("utf-8", "replace"), dropped
+        return head.decode("utf-8", "replace") + _marker(dropped) + tail.decode("utf-8", "replace"), dropped
+
+
+class CellText:
+    """The two ends of one cell's text; what comes after `read_bytes` is only counted."""
+
+    def __init__(self, keep_bytes: int, read_bytes: int) -> None:
+        self._kept = HeadAndTail(keep_bytes)
+        self._read_bytes = self._room_bytes = read_bytes
+        self._omitted_bytes = self._gap_bytes = 0
+
+    def feed(self, chunk: bytes) -> None:
+        self._room_bytes -= len(chunk)
+        if self._room_bytes < 0:
+            self._gap_bytes += len(chunk)
+            return
+        self._mark_gap()
+        self._kept.feed(chunk)
+
+    def make_room(self) -> None:
+        """For what an interrupted cell still has to say."""
+        self._room_bytes = self._read_bytes
+
+    def take(self) -> tuple[str, int]:
+        """The text, with a marker wherever bytes are missing, and their number. Empties it."""
+        self.make_room()
+        self._mark_gap()
+        text, omitted_bytes = self._kept.take()
+        omitted_bytes, self._omitted_bytes = omitted_bytes + self._omitted_bytes, 0
+        return text, omitted_bytes
+
+    def _mark_gap(self) -> None:
+        if self._gap_bytes:
+            self._kept.feed(_marker(self._gap_bytes).encode())
+            self._omitted_bytes += self._gap_bytes
+            self._gap_bytes = 0
+
+
+def _marker(missing_bytes: int) -> str:
+    return f"\n... [{missing_bytes} bytes left out] ...\n"
+
+
+class _Pipe:
+    """Its writing end is inherited by a process, and closed here by `close_write_end` once the process has it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+
+    def close_write_end(self) -> None:
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+    def close(self) -> None:
+        self.close_write_end()
+        if self._read_fd >= 0:
+            self._loop.remove_reader(self._read_fd)
+            os.close(self._read_fd)
+            self._read_fd = -1
+
+
+class PrintedPipe(_Pipe):
+    """For what the process of a Jupyter kernel prints; `feed` gets it as it comes."""
+
+    def __init__(self, feed: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._feed = feed
+        self._loop.add_reader(self._read_fd, self._read)
+
+    def drain(self) -> None:
+        """Feed what was printed until now."""
+        while self._read_fd >= 0 and self._read() == _CHUNK_BYTES:
+            pass
+
+    def _read(self) -> int:
+        with contextlib.suppress(BlockingIOError):
+            chunk = os.read(self._read_fd, _CHUNK_BYTES)
+            if chunk:
+                self._feed(chunk)
+            else:
+                self._loop.remove_reader(self._read_fd)
+            return len(chunk)
+        return 0
+
+
+class SessionPipe(_Pipe):
+    """For what a forked session writes to both of its output descriptors, in the order in which it was written.
+
+    It is read when a line is done, and while a line runs that has been `watch`ed: short lines cost no wake-up. A line
+    that prints more than `read_bytes` is not read any further: its writes block, and its time runs out.
+    """
+
+    def __init__(self, keep_bytes: int, read_bytes: int) -> None:
+        super().__init__()
+        self._kept = HeadAndTail(keep_bytes)
+        self._read_bytes = self._room_bytes = read_bytes
+
+    def watch(self) -> None:
+        """Read as it fills, until `take`: more than the pipe can hold may come."""
+        if self._read_fd >= 0:
+            self._loop.add_reader(self._read_fd, self._on_readable)
+
+    def take(self) -> tuple[str, int]:
+        """What was written until now, and the number of bytes left out of its middle; makes room for the next line."""
+        self._unwatch()
+        self._read(_DRAIN_BYTES)
+        self._room_bytes = self._read_bytes
+        return self._kept.take()
+
+    def unblock(self) -> None:
+        """Give the writers room again."""
+        self._room_bytes = self._read_bytes
+        self.watch()
+
+    def _on_readable(self) -> None:
+        count = self._read(_CHUNK_BYTES)
+        self._room_bytes -= count
+        if count == 0 or self._room_bytes <= 0:
+            self._unwatch()
+
+    def _read(self, most_bytes: int) -> int:
+        count = 0
+        while count < most_bytes and self._read_fd >= 0:
+            try:
+                chunk = os.read(self._read_fd, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            self._kept.feed(chunk)
+            count += len(chunk)
+            if len(chunk) < _CHUNK_BYTES:
+                break
+        return count
+
+    def _unwatch(self) -> None:
+        if self._read_fd >= 0:
+            self._loop.remove_reader(self._read_fd)

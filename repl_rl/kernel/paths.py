@@ -1,22 +1,48 @@
-"""Where the parts of a kernel lie on this machine, and where the sandbox shows them.
+"""Where the parts of kernels lie on this machine: Python and its packages, the program, a pool's folder, its sockets.
 
-The kernel runs on the interpreter under this environment, with the environment's third-party packages. repl_rl itself
+A kernel runs on the interpreter under this environment, with the environment's third-party packages. repl_rl itself
 is covered wherever it is installed: the sandbox must find neither graders nor the way to the checkout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import py_compile
 import shutil
+import socket
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+from repl_rl.errors import KernelStartError
+from repl_rl.kernel.processes import start_watcher
 from repl_rl.utils.resources import resource_folder
 
+CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
+"""Jupyter's, each of which has a socket of its own."""
+
+_PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+_SOCKET_PATH_BYTES = 107
+_LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
+_BACKLOG = 16
+_REAPER = """
+trap '' HUP INT TERM
+read -r _
+tries=0
+while { [ -e "$1" ] || [ -e "$2" ]; } && [ $tries -lt 200 ]; do
+  chmod -R u+rwx "$1" 2>/dev/null
+  rm -rf "$1" 2>/dev/null
+  rmdir "$2" 2>/dev/null
+  [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
+  tries=$((tries + 1))
+done
+"""
 
 
 def kernels_folder() -> Path:
@@ -51,7 +77,7 @@ class Installation:
 
     @classmethod
     def current(cls) -> Installation:
-        """The installation that runs this code, a virtual environment resolved to the interpreter beneath it."""
+        """The installation that runs this code, a virtual environment resolved to the interpreter under it."""
         folders = dict.fromkeys(Path(entry).resolve() for entry in sys.path if Path(entry).name in _PACKAGE_FOLDERS)
         present = tuple(folder for folder in folders if folder.is_dir())
         return cls(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve(), present)
@@ -61,35 +87,161 @@ class Installation:
 
         Folders outside of the prefix are shown under a neutral name, so that no traceback tells where the checkout is.
         """
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         shown, moved = [], 0
         for folder in self.packages:
             if any(folder.is_relative_to(visible) for visible in (self.prefix, Path("/usr"))):
                 shown.append((folder, folder))
                 continue
             moved += 1
-            shown.append((folder, Path(f"/venv{moved if moved > 1 else ''}/lib/{version}/site-packages")))
+            shown.append((folder, Path(f"/venv{moved if moved > 1 else ''}/lib/{_PYTHON}/site-packages")))
         return shown
 
     def covered(self) -> Iterator[tuple[Path, bool]]:
         """Every place in the sandbox where repl_rl would be seen, and whether it is a folder."""
-        for folder, inside in self._package_folders():
+        folders = self.packages_inside()
+        for name in _PACKAGE_FOLDERS:
+            unused = self.prefix / "lib" / _PYTHON / name
+            if unused.is_dir() and unused not in self.packages:
+                folders.append((unused, unused))
+        for folder, inside in folders:
             for entry in sorted(folder.iterdir()):
                 if _is_ours(entry):
                     yield inside / entry.name, entry.is_dir()
 
     def shown_entries(self, folder: Path) -> list[Path]:
-        """What a folder of packages holds beside repl_rl."""
+        """What a folder of packages holds besides repl_rl."""
         return [entry for entry in sorted(folder.iterdir()) if not _is_ours(entry)]
-
-    def _package_folders(self) -> Iterator[tuple[Path, Path]]:
-        yield from self.packages_inside()
-        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-        for name in _PACKAGE_FOLDERS:
-            unused = self.prefix / "lib" / version / name
-            if unused.is_dir() and unused not in self.packages:
-                yield unused, unused
 
 
 def _is_ours(entry: Path) -> bool:
     return "repl_rl" in entry.name.replace("-", "_").lower()
+
+
+class Home:
+    """The folder of one pool: connection files, sockets, a compiled copy of the kernel program.
+
+    It is gone when its owner is. A small shell waits on a pipe that only the owner holds open. However the owner ends,
+    SIGKILL included, the pipe closes and the shell removes the folder. The kernels die by themselves, because their
+    sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
+
+    `path` is readable for its owner alone. `program` and `covers` lie in it, and kernels are shown what they hold:
+    `covers` holds an empty `folder` and an empty `file`, to be put over what kernels must not see. In `sessions` lie
+    the folders of sessions that get no /tmp of their own. `lifeline` is the reading end of the pipe.
+    """
+
+    def __init__(self, cgroup: Path | None = None) -> None:
+        """`cgroup` is a control group to be removed as well. Raises KernelStartError if no folder can be made."""
+        parent = tempfile.gettempdir()
+        if len(os.fsencode(parent)) + _LONGEST_NAME_BYTES > _SOCKET_PATH_BYTES:
+            parent = "/tmp"  # sockets in the folder that TMPDIR names would have longer paths than Linux allows
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix="repl-rl-", dir=parent))
+        except OSError as error:
+            raise KernelStartError(f"no temporary folder for kernels: {error}; set TMPDIR to a writable one") from error
+        self.lifeline, self._held = os.pipe()
+        self._reaper = start_watcher(self.lifeline, _REAPER, "repl-rl-reaper", str(self.path), str(cgroup or ""))
+        self.covers = self.path / "covers"
+        (self.covers / "folder").mkdir(parents=True)
+        (self.covers / "file").touch()
+        _make_readable(self.covers)
+        self.program = _compile_program(self.path / "program")
+        self.sessions = self.path / "sessions"
+        self.sessions.mkdir()
+        self._kernels = 0
+        self._folders = 0
+
+    def next_connection_file(self) -> Path:
+        """Where the next kernel's connection file goes; its sockets lie beside it."""
+        self._kernels += 1
+        return self.path / f"{self._kernels}.json"
+
+    def next_session_folder(self) -> Path:
+        """A new folder for one session."""
+        self._folders += 1
+        folder = self.sessions / str(self._folders)
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def linked_packages(self, installation: Installation) -> list[Path]:
+        """Folders with links to all third-party packages but repl_rl: what is not named there can't be imported."""
+        folders = []
+        for number, folder in enumerate(installation.packages):
+            links = self.path / "packages" / str(number)
+            folders.append(links)
+            if links.exists():
+                continue
+            links.mkdir(parents=True)
+            for entry in installation.shown_entries(folder):
+                (links / entry.name).symlink_to(entry)
+        return folders
+
+    def close(self) -> None:
+        """Remove the folder and end the reaper. A second call does nothing."""
+        remove_tree(self.path)
+        if self._held >= 0:
+            os.close(self._held)
+            os.close(self.lifeline)
+            self._held = -1
+        self._reaper.wait()
+
+
+def remove_tree(folder: Path) -> None:
+    """Whatever modes a session has given to what lies in it."""
+    for inner, folders, _ in os.walk(folder):
+        for path in (os.path.join(inner, name) for name in folders):
+            if not os.path.islink(path):
+                with contextlib.suppress(OSError):
+                    os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compile_program(target: Path) -> Path:
+    """Copy the kernel program with bytecode that is taken on trust: a kernel can't write any, and starts often."""
+    target.mkdir(mode=0o755)
+    for source in program_folder().glob("*.py"):
+        copy = target / source.name
+        shutil.copyfile(source, copy)
+        cached = target / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
+        py_compile.compile(
+            str(copy), str(cached), source.name, doraise=True,
+            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
+        )  # fmt: skip
+    _make_readable(target)
+    return target
+
+
+def _make_readable(folder: Path) -> None:
+    """Whatever the umask is: kernels run as users of their own."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+@contextlib.contextmanager
+def listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
+    """A listening socket per channel, as descriptors that the kernel inherits; closed on this side afterwards.
+
+    Bound on this side, so that the kernel needs to see no folder of the host's to be reached from it, and a client can
+    connect before it is up.
+    """
+    with contextlib.ExitStack() as stack:
+        descriptors = {}
+        for channel in CHANNELS:
+            ipc = connection_info["transport"] == "ipc"
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX if ipc else socket.AF_INET))
+            address = (connection_info["ip"], connection_info[f"{channel}_port"])
+            listener.bind(_ipc_path(connection_info, channel) if ipc else address)
+            listener.listen(_BACKLOG)
+            descriptors[channel] = listener.fileno()
+        yield descriptors
+
+
+def remove_sockets(connection_info: Mapping[str, Any]) -> None:
+    """Unlink the paths of an ipc connection's sockets, as far as they are there."""
+    if connection_info.get("transport") == "ipc":
+        for channel in CHANNELS:
+            with contextlib.suppress(OSError):
+                os.unlink(_ipc_path(connection_info, channel))
+
+
+def _ipc_path(connection_info: Mapping[str, Any], channel: str) -> str:
+    return f"{connection_info['ip']}-{connection_info[f'{channel}_port']}"

@@ -15,29 +15,86 @@ import logging
 import os
 import resource
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from repl_rl.errors import ConfigError, KernelError, KernelStartError
-from repl_rl.kernel.backend import Kernel
-from repl_rl.kernel.backends import FORK, make_backend
-from repl_rl.kernel.budget import MemoryBudget
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.memory import default_budget_mb
-from repl_rl.kernel.profile import Profile
-from repl_rl.kernel.results import ExecResult, HostCalls
-from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.kernel.stats import PoolStats
+from repl_rl.kernel.forked.kernel import ForkBackend
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
+from repl_rl.kernel.results import Backend, ExecResult, HostCalls, Kernel
+from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
+from repl_rl.utils.statistics import percentile
+
+FORK = "fork"
 
 _START_ATTEMPTS = 3
 _DESCRIPTORS_PER_KERNEL = 8
 _DESCRIPTORS_SPARE = 256
+_WINDOW = 10_000
+"""Durations that are kept for the percentiles: the latest ones."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class PoolStats:
+    """Counters of a pool, for a trainer's log. Times are wall-clock seconds.
+
+    `alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `queued` callers.
+
+    `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` how many it has cost; `restarts`
+    counts fork servers that died and were replaced.
+    """
+
+    alive: int = 0
+    starting: int = 0
+    queued: int = 0
+    started: int = 0
+    failed_starts: int = 0
+    sessions: int = 0
+    executions: int = 0
+    restarts: int = 0
+    killed_for_memory: int = 0
+    used_mb: float = 0.0
+    statuses: Counter[str] = field(default_factory=Counter)
+    start_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    queue_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+    """From asking for a session to having it."""
+    execution_s: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def summary(self) -> dict[str, float]:
+        """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
+        counts: tuple[str, ...] = ("alive", "starting", "queued", "started", "failed_starts", "sessions", "executions")
+        counts += ("restarts", "killed_for_memory", "used_mb")
+        numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
+        for name in ("start_s", "queue_s", "execution_s"):
+            for percent in (50, 99):
+                numbers[f"{name}_p{percent}"] = percentile(getattr(self, name), percent)
+        return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
+
+
+def make_backend(name: str, profile: Profile, limits: Limits, sandbox: SandboxKind) -> Backend:
+    """Kernels by name: "fork", or that of a Jupyter kernelspec. Starts nothing yet."""
+    if name == FORK:
+        return ForkBackend(profile, limits, sandbox)
+    from repl_rl.kernel.jupyter.backend import KernelspecBackend
+
+    return KernelspecBackend(name, limits, sandbox, profile=profile)
+
+
+def require_backend(name: str, sandbox: SandboxKind) -> None:
+    """Raises ConfigError, DependencyError or SandboxError, with the remedy, if its kernels can't run here as asked."""
+    if name == FORK:
+        require_sandbox(sandbox)
+        return
+    from repl_rl.kernel.jupyter.backend import require_kernelspec
+
+    require_kernelspec(name, sandbox)
 
 
 class PooledKernel:
@@ -53,10 +110,7 @@ class PooledKernel:
         return self._kernel.is_alive
 
     async def open_jupyter(self) -> Path:
-        """A connection file with which any Jupyter client on this machine attaches to the live state.
-
-        Raises KernelDiedError if the kernel is gone. The file is gone with the kernel.
-        """
+        """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
         return await self._kernel.open_jupyter()
 
     async def prepare(self, source: str) -> None:
@@ -68,10 +122,7 @@ class PooledKernel:
                 self._pool._forget(self._kernel)
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; `host` answers its calls of host tools.
-
-        Raises KernelDiedError if the kernel is gone through no fault of what it ran.
-        """
+        """Run one cell; `host` answers its calls of host tools. Raises KernelDiedError as `KernelSession.execute`."""
         result: ExecResult | None = None
         try:
             result = await self._kernel.execute(source, host)
@@ -134,12 +185,12 @@ class KernelPool:
         self._top_up()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         self._is_open = False
-        while self._waiting:
-            _settle(self._waiting.popleft(), KernelError("the kernel pool was closed"))
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_exception(KernelError("the kernel pool was closed"))
+        self._waiting.clear()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -153,7 +204,12 @@ class KernelPool:
     @asynccontextmanager
     async def session(self) -> AsyncIterator[PooledKernel]:
         """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
+        if not self._is_open:
+            raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
+        asked = time.monotonic()
         kernel = await self._take()
+        self.stats.queue_s.append(time.monotonic() - asked)
+        self._top_up()
         self.stats.sessions += 1
         self._open_sessions += 1
         end = asyncio.get_running_loop().call_later(self.limits.session_s, kernel.kill)
@@ -165,40 +221,30 @@ class KernelPool:
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
     async def _take(self) -> Kernel:
-        if not self._is_open:
-            raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
-        asked = time.monotonic()
-        kernel = self._pop_ready() or await self._wait_for_one()
-        self.stats.queue_s.append(time.monotonic() - asked)
-        self._top_up()
-        return kernel
-
-    def _pop_ready(self) -> Kernel | None:
         while self._ready:
             kernel = self._ready.popleft()
             if kernel.is_alive:
                 return kernel
             self._spawn(self._discard(kernel))
-        return None
-
-    async def _wait_for_one(self) -> Kernel:
-        place: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        waiter: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         self._top_up()
         try:
-            return await place
+            return await waiter
         except asyncio.CancelledError:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif place.done() and not place.cancelled() and place.exception() is None:
-                self._hand_out(place.result())
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+                self._hand_out(waiter.result())
             raise
 
     def _top_up(self) -> None:
         """Start what is missing, as far as there is room."""
         if not self._is_open:
             return
-        wanted = max(self._reserve(), len(self._waiting)) - len(self._ready) - self.stats.starting
+        # Few are kept ready while sessions are open, from which starts take time, and all once none is.
+        reserve = min(self._warm, self._few) if self._open_sessions else self._warm
+        wanted = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
         room = self.size - len(self._alive) - self.stats.starting
         for _ in range(min(wanted, room)):
             if not self._budget.has_room(self.stats.starting):
@@ -207,24 +253,17 @@ class KernelPool:
             self._spawn(self._start_one())
         self._count()
 
-    def _reserve(self) -> int:
-        """Kernels to have ready: few while sessions are open, which starts take time from, and all once none is."""
-        return min(self._warm, self._few) if self._open_sessions else self._warm
-
     async def _start_one(self) -> None:
+        outcome: Kernel | KernelError
         try:
             async with self._start_slots:
-                kernel = await self._start_with_retries()
+                outcome = await self._start_with_retries()
+            self._alive.add(outcome)
         except KernelError as error:
+            outcome = error
+        finally:
             self.stats.starting -= 1
-            self._report_failed_start(error)
-        except BaseException:
-            self.stats.starting -= 1
-            raise
-        else:
-            self.stats.starting -= 1
-            self._alive.add(kernel)
-            self._hand_out(kernel)
+        self._hand_out(outcome)
 
     async def _start_with_retries(self) -> Kernel:
         for attempt in range(1, _START_ATTEMPTS + 1):
@@ -246,20 +285,25 @@ class KernelPool:
             self._top_up()
         self._count()
 
-    def _report_failed_start(self, error: KernelError) -> None:
-        """To whoever waits longest; if nobody does, the next one to ask tries again."""
-        while self._waiting:
-            if _settle(self._waiting.popleft(), error):
-                self._top_up()
-                return
-        _log.warning("a kernel that nobody waited for did not start: %s", error)
-        self._count()
+    def _hand_out(self, outcome: Kernel | KernelError) -> None:
+        """A new kernel, or why there is none, to whoever has waited longest.
 
-    def _hand_out(self, kernel: Kernel) -> None:
+        If nobody waits, the kernel is kept ready; after a failed start the next to ask tries again.
+        """
         while self._waiting:
-            if _settle(self._waiting.popleft(), kernel):
-                return
-        self._ready.append(kernel)
+            waiter = self._waiting.popleft()
+            if waiter.done():  # the caller has gone away
+                continue
+            if isinstance(outcome, KernelError):
+                waiter.set_exception(outcome)
+                self._top_up()
+            else:
+                waiter.set_result(outcome)
+            return
+        if isinstance(outcome, KernelError):
+            _log.warning("a kernel that nobody waited for did not start: %s", outcome)
+        else:
+            self._ready.append(outcome)
         self._count()
 
     def _forget(self, kernel: Kernel) -> None:
@@ -281,17 +325,6 @@ class KernelPool:
         self.stats.alive, self.stats.queued = len(self._alive), len(self._waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
         self.stats.restarts = self._backend.restarts
-
-
-def _settle(place: asyncio.Future[Kernel], outcome: Kernel | KernelError) -> bool:
-    """Give a waiting caller its outcome; False if it has gone away."""
-    if place.done():
-        return False
-    if isinstance(outcome, KernelError):
-        place.set_exception(outcome)
-    else:
-        place.set_result(outcome)
-    return True
 
 
 def _make_room_for_descriptors(size: int) -> None:

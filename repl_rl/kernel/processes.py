@@ -1,4 +1,9 @@
-"""Processes: what hangs beneath one, and waiting for an end in an event loop, without polling and without a thread."""
+"""Processes: waiting for an end without polling and without a thread, what hangs under one, and killing all of it.
+
+A kernel that is started on this machine outside of our sandboxes carries a mark in its environment, which its children
+inherit whatever session they start: killing all that carry it ends them too. A guard does so when the owner of the
+kernels dies, SIGKILL included. Not covered: a process that was given another environment and whose parent has ended.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,33 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+MARK = "REPL_RL_KERNEL"
+"""The variable that holds the mark."""
+
+_LONGEST_DEATH_S = 5.0
+_GUARD = """
+trap '' HUP INT TERM
+read -r _
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+  for process in /proc/[0-9]*; do
+    grep -qaF "$1" "$process/environ" 2>/dev/null && kill -9 "${process#/proc/}" 2>/dev/null
+  done
+  sleep 0.1
+done
+"""
 
 
 async def ended(pidfd: int) -> None:
     """Wait for the end of the process that a pidfd stands for."""
     loop = asyncio.get_running_loop()
-    end: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(pidfd, _settle, end)
+    end = asyncio.Event()
+    loop.add_reader(pidfd, end.set)
     try:
-        await end
+        await end.wait()
     finally:
         loop.remove_reader(pidfd)
 
@@ -45,15 +66,6 @@ def send_signal(pidfd: int, signum: int) -> None:
         signal.pidfd_send_signal(pidfd, signum)
 
 
-def kill_family(pids: Sequence[int]) -> None:
-    """Kill processes that may be gone already, and the process group of the first."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pids[0], signal.SIGKILL)
-
-
 def tree(pid: int) -> Iterator[int]:
     """A process and all that it started, as far as it is still there."""
     waiting = [pid]
@@ -64,6 +76,60 @@ def tree(pid: int) -> Iterator[int]:
                 waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
 
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def kill_family(pids: Sequence[int]) -> None:
+    """Kill processes that may be gone already, and the process group of the first."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pids[0], signal.SIGKILL)
+
+
+def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Kill a child of ours, its descendants and all that carry `mark`; wait until those are gone."""
+    family = list(tree(process.pid)) if process.poll() is None else []
+    if process.poll() is None:
+        process.kill()
+    deadline = time.monotonic() + _LONGEST_DEATH_S
+    pending = {*family, *_marked(mark)}
+    while pending and time.monotonic() < deadline:
+        for pid in pending:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+        pending = _marked(mark)
+
+
+def _marked(mark: str) -> set[int]:
+    entry, found = f"{MARK}={mark}\0".encode(), set()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # a process that is dead has no environment any more
+            if entry in path.read_bytes():
+                found.add(int(path.parent.name))
+    return found
+
+
+class Guard:
+    """Kills every process whose environment holds `text` once the owner of the guard is gone."""
+
+    def __init__(self, text: str) -> None:
+        lifeline, self._held = os.pipe()
+        self._process = start_watcher(lifeline, _GUARD, "repl-rl-guard", text)
+        os.close(lifeline)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._held)
+
+
+def start_watcher(lifeline: int, script: str, name: str, *words: str) -> subprocess.Popen[bytes]:
+    """A shell called `name` that outlives this process, and reads from `lifeline` until this process is gone."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", script, name, *words],
+        stdin=lifeline,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd="/",
+    )

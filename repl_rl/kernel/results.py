@@ -1,18 +1,24 @@
-"""What a cell did, what it asks of the host, and the two protocols that every kernel backend fulfils.
+"""What a cell did, what it asks of the host, and the protocols of kernels and of what makes them.
 
 Knows source text, no tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails raises a
-`KernelError`.
+`KernelError`. What a session says of itself is read with suspicion: code that a model typed can make it say anything.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Protocol
 
 from repl_rl.trajectory import ToolCall
+
+_TEXT_CHARS = 10_000
+_NAME_CHARS = 200
+_MOST_CALLS = 1_000
 
 
 class ExecStatus(StrEnum):
@@ -37,12 +43,12 @@ class ExecResult:
     threads and processes wrote since the last cell. Its middle is missing if `omitted_bytes` is not 0.
     `error_message` is the exception as `traceback.format_exception_only` writes it, with its name and without the last
     newline: "NameError: name 'x' is not defined". None where there is no exception.
-    `compiled` is False where the cell itself is no valid Python, as opposed to code that raises SyntaxError as it runs.
+    `compiled` is False where the cell itself is not valid Python, unlike code that raises SyntaxError as it runs.
     `answer` is the `repr` of each value handed to `submit_final_answer` in this cell, None without a submission.
     `fingerprint` stands for what the session's names are bound to after the cell: sessions with equal state have equal
     ones. None where the kernel gives none. `by_machinery` says of a killed kernel that the machinery around it failed,
     whatever the cell did. `calls` are those of tools that ended in this cell, as the session reports them: the first
-    1,000, and none where the kernel tells none.
+    1,000, and none from a kernel that does not report them.
     """
 
     status: ExecStatus
@@ -95,14 +101,16 @@ class KernelSession(Protocol):
     async def prepare(self, source: str) -> None:
         """Run set-up code before the first cell, with the module `repl_tools` (kernels/python/repl_tools.py) at hand.
 
-        It shows nothing, its own names go with it, and the tools that it binds are no state. Raises KernelStartError
-        with what it printed if it fails; the interpreter is then of no more use.
+        It shows nothing, its own names go with it, and the tools that it binds are not part of the state. Raises
+        KernelStartError with what it printed if it fails; the interpreter can't be used after that.
         """
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell, with `host` to answer its calls of host tools. The line's time stands still during a call.
+        """Run one cell, one at a time. `host` answers its calls of host tools; the line's time stands still meanwhile.
 
-        Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran.
+        Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran: although it has run
+        nothing yet, or after a result that said so. A death between two cells is the doing of the first one, and the
+        second one's result.
         """
 
 
@@ -111,3 +119,75 @@ class KernelSource(Protocol):
 
     def session(self) -> AbstractAsyncContextManager[KernelSession]:
         """A fresh interpreter, gone at exit. Entering waits for one and raises KernelStartError if none comes up."""
+
+
+class Kernel(KernelSession, Protocol):
+    """A kernel that the pool holds, before, while and after a session has it."""
+
+    @property
+    def is_alive(self) -> bool:
+        """False once nothing can be run in it any more."""
+
+    async def open_jupyter(self) -> Path:
+        """A Jupyter connection file with which any client on this machine attaches to the live state.
+
+        Raises KernelDiedError if the kernel is gone, KernelError if it has no Jupyter side. A second call returns the
+        same file, which is gone with the kernel.
+        """
+
+    def memory_mb(self) -> float:
+        """About what its processes on this machine hold for themselves. Callable from any thread."""
+
+    def kill(self) -> None:
+        """End it at once, whatever runs; `execute` then reports that it was killed."""
+
+    async def close(self) -> None:
+        """Kill the kernel with everything that it started, and wait until all of it is gone. May be called twice."""
+
+
+class Backend(Protocol):
+    """Makes a pool's kernels. Opened once, in the event loop that its kernels live in, and closed once.
+
+    `restarts` counts how often what makes the kernels died and was replaced.
+    """
+
+    restarts: int
+
+    async def open(self, memory_mb: float) -> None:
+        """`memory_mb` is the budget of all kernels together.
+
+        Raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
+        """
+
+    async def start(self) -> Kernel:
+        """A fresh kernel that answers. Raises KernelStartError if it does not come up. Callable many times at once."""
+
+    async def close(self) -> None:
+        """Release everything. The pool has closed all kernels before."""
+
+
+def text_of(value: object) -> str | None:
+    """A reported text, cut if it is long, or None. Raises TypeError if it is neither."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
+    raise TypeError(f"{value!r} is not a text")
+
+
+def calls_of(reported: object) -> tuple[ToolCall, ...]:
+    """The calls of tools among `reported`, [name, error name or None, seconds] each; the first 1,000 entries count.
+
+    What has another shape is left out.
+    """
+    calls = []
+    for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():
+        match entry:
+            case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s < math.inf:
+                error_name = None if error_name is None else _name_of(error_name)
+                calls.append(ToolCall(_name_of(name), error_name, duration_s))
+    return tuple(calls)
+
+
+def _name_of(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()[:_NAME_CHARS]

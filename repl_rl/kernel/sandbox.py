@@ -11,21 +11,22 @@ user, bwrap makes a user namespace. Where neither may be had, Landlock stands in
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
 import re
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
-from repl_rl.kernel.home import Home
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.paths import Installation, find_bwrap
-from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.memory import MemoryCgroup
+from repl_rl.kernel.paths import Home, Installation, find_bwrap
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As asked for; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
@@ -75,16 +76,13 @@ def check_sandbox() -> SandboxReport:
     python = [str(sandbox.installation.executable), "-I", "-S", "-c", _PROBE]
     probe = subprocess.run(
         [str(bwrap), *sandbox.walls(), "--", *python],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     version = subprocess.run([str(bwrap), "--version"], capture_output=True, text=True, check=False).stdout.strip()
     if probe.returncode == 0:
-        return SandboxReport(bwrap, version, may_drop_uid())
+        return SandboxReport(bwrap, version, _may_drop_uid())
     problem = f"bwrap can't isolate a process here: {probe.stderr.strip() or f'exit status {probe.returncode}'}"
-    return SandboxReport(bwrap, version, may_drop_uid(), problem, _ALLOW)
+    return SandboxReport(bwrap, version, _may_drop_uid(), problem, _ALLOW)
 
 
 def require_sandbox(kind: SandboxKind) -> SandboxKind:
@@ -106,7 +104,7 @@ def require_sandbox(kind: SandboxKind) -> SandboxKind:
     raise error(f"{report.problem}. What helps: {report.remedy}")
 
 
-def may_drop_uid() -> bool:
+def _may_drop_uid() -> bool:
     """Whether this process is a root that can become any user."""
     if os.geteuid() != 0:
         return False
@@ -138,7 +136,7 @@ class Sandbox:
         self._profile = profile
         self._home = home
         self._bwrap = bwrap or find_bwrap()
-        self._drops_uid = may_drop_uid()
+        self._drops_uid = _may_drop_uid()
         self._divides = divides
         self._walls = self.walls() if kind == "bwrap" else []
 
@@ -176,67 +174,72 @@ class Sandbox:
         """A user id that no other process has, where the kernel program can take it on."""
         return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
 
-    def command(self, argv: list[str], info_fd: int | None = None) -> list[str]:
-        """`argv` behind the walls. bwrap reports the process id of the inner side on `info_fd`, as JSON."""
-        if self.kind != "bwrap":
-            return argv
-        info = [] if info_fd is None else ["--info-fd", str(info_fd)]
-        return [str(self._bwrap), *self._walls, *info, "--", *argv]
+    def launch(
+        self,
+        argv: Sequence[str],
+        record: Mapping[str, Any],
+        *,
+        output: int,
+        descriptors: Sequence[int],
+        info_fd: int | None = None,
+        cgroup: MemoryCgroup | None = None,
+        cwd: str = "/",
+    ) -> subprocess.Popen[bytes]:
+        """Run our Python with `argv` behind the walls. Raises OSError.
+
+        One more argument is the number of a descriptor from which it reads `record`, as JSON. It inherits `descriptors`
+        and prints to `output`. bwrap reports the process id of the inner side on `info_fd`, as JSON.
+        """
+        record_fd = os.memfd_create("boot", 0)
+        try:
+            os.write(record_fd, json.dumps(record).encode())
+            os.lseek(record_fd, 0, os.SEEK_SET)
+            command = [str(self.installation.executable), *argv, str(record_fd)]
+            if self.kind == "bwrap":
+                info = [] if info_fd is None else ["--info-fd", str(info_fd)]
+                command = [str(self._bwrap), *self._walls, *info, "--", *command]
+            return subprocess.Popen(
+                command if cgroup is None else cgroup.command(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**self.environment, "PYTHONHASHSEED": "0"},  # sets have one order, however a kernel was made
+                pass_fds=[*descriptors, record_fd, *([] if info_fd is None else [info_fd])],
+                start_new_session=True,
+                cwd=cwd,
+            )
+        finally:
+            os.close(record_fd)
 
     def walls(self) -> list[str]:
         """bwrap's options, without a command."""
-        mounts = [*self._system(), *self._private(), *self._python()]
-        if self._home is not None:
-            mounts += [*self._cover(self._home.covers), "--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
-        closing = ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-        return [*self._namespaces(), *mounts, *closing]
-
-    def _namespaces(self) -> list[str]:
-        flags = ["pid", "ipc", "net", "uts", "cgroup-try"]
-        words = [f"--unshare-{flag}" for flag in flags]
-        words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session"]
-        words += ["--cap-drop", "ALL"]
-        for capability in self._capabilities():
-            words += ["--cap-add", capability]
-        if self._drops_uid:
-            return words
-        uid = "0" if self._divides else "1000"
-        return [*words, "--unshare-user", "--uid", uid, "--gid", uid]
-
-    def _capabilities(self) -> list[str]:
-        """What is needed to put up a session's own walls: those of the kernel program are shed by itself."""
+        words = [f"--unshare-{space}" for space in ("pid", "ipc", "net", "uts", "cgroup-try")]
+        words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        # To drop to a user of its own, or to put up a session's own walls. The kernel program sheds them itself.
+        capabilities = ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
         if self._divides:
             # A session's user namespace maps the server's own user: where that is root, by the right to set file caps.
-            return ["CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETFCAP"]
-        return ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
-
-    def _system(self) -> list[str]:
-        words: list[str] = []
+            capabilities = ["CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETFCAP"]
+        for capability in capabilities:
+            words += ["--cap-add", capability]
+        if not self._drops_uid:
+            uid = "0" if self._divides else "1000"
+            words += ["--unshare-user", "--uid", uid, "--gid", uid]
         for path in filter(os.path.exists, self._profile.read_only):
             words += _parents(Path(path))
-            if os.path.islink(path):
-                words += ["--symlink", os.readlink(path), path]
-            else:
-                words += ["--ro-bind", path, path]
-        return words
-
-    def _python(self) -> list[str]:
-        prefix, words = self.installation.prefix, []
-        mounts = [] if prefix.is_relative_to("/usr") else [(prefix, prefix)]
-        for folder, inside in [*mounts, *self.installation.packages_inside()]:
-            if (folder, inside) in mounts or folder != inside:
-                words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
-        return words
-
-    def _cover(self, covers: Path) -> list[str]:
-        words: list[str] = []
-        for path, is_folder in self.installation.covered():
-            words += ["--ro-bind", str(covers / ("folder" if is_folder else "file")), str(path)]
-        return words
-
-    def _private(self) -> list[str]:
+            words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
-        return ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
+        words += ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
+        prefix = self.installation.prefix
+        mounts = [] if prefix.is_relative_to("/usr") else [(prefix, prefix)]
+        moved = [(folder, inside) for folder, inside in self.installation.packages_inside() if folder != inside]
+        for folder, inside in mounts + moved:
+            words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
+        if self._home is not None:
+            for place, is_folder in self.installation.covered():
+                words += ["--ro-bind", str(self._home.covers / ("folder" if is_folder else "file")), str(place)]
+            words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
+        return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 
 
 def _parents(path: Path) -> list[str]:

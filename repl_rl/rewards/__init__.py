@@ -6,7 +6,6 @@ the line's reward before discounting.
 """
 
 from repl_rl.rewards.functions import RewardFunction
-from repl_rl.rewards.scored import ScoredTrajectory
-from repl_rl.rewards.table import RewardTable
+from repl_rl.rewards.table import RewardTable, ScoredTrajectory
 
 __all__ = ["RewardFunction", "RewardTable", "ScoredTrajectory"]

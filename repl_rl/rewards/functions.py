@@ -1,22 +1,32 @@
 """Users' reward functions: found by import path, called under a time limit, their values checked.
 
-A function gets the whole Trajectory and returns one finite number per line. It may be async.
+A function gets the whole Trajectory and returns one finite number per line. It may be async: it is called in a daemon
+thread, and awaited on one event loop for all of them.
+
+Not covered: a call that is late can't be ended, only left behind. Code that never lets go of the GIL holds everybody.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import threading
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.rewards.scored import LineValues
-from repl_rl.rewards.timed import call_within, leave_loop, settled
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.threads import in_own_thread
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 
 LARGEST = 1e9
 """Sums of a few such values are finite, too."""
+
+_loop: BackgroundLoop | None = None
+_loop_lock = threading.Lock()
 
 
 def load_function(path: str) -> RewardFunction:
@@ -31,25 +41,24 @@ def name_of(function: RewardFunction) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: float) -> LineValues:
+def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: float) -> tuple[float, ...]:
     """One value per line. Raises RewardError with the function's name where it breaks its contract."""
     name = name_of(function)
 
     def call() -> list[float]:
-        return [float(value) for value in settled(function(trajectory), limit_s)]
+        returned: Any = function(trajectory)
+        return [float(value) for value in (_awaited(returned, limit_s) if inspect.isawaitable(returned) else returned)]
 
     try:
-        values = call_within(call, limit_s)
+        values: list[float] = in_own_thread(call).result(limit_s)
     except TimeoutError as error:
-        leave_loop()
+        _leave_loop()
         raise RewardError(
             f"reward function {name!r} took longer than {limit_s:g} s, or raised TimeoutError, on task "
             f"{trajectory.task_id!r}; raise rewards.function_s, or let it give up earlier"
         ) from error
-    except Exception as error:  # users' code may raise anything
+    except (Exception, SystemExit) as error:  # users' code may raise anything
         raise RewardError(f"reward function {name!r} raised {type(error).__name__}: {error}") from error
-    except SystemExit as error:
-        raise RewardError(f"reward function {name!r} raised SystemExit: {error}") from error
     if len(values) != len(trajectory.lines):
         raise RewardError(
             f"reward function {name!r} returned {len(values)} values for {len(trajectory.lines)} lines; "
@@ -60,3 +69,23 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
             f"reward function {name!r} returned {values}; every value has to be finite, and within {LARGEST:g} of 0"
         )
     return tuple(values)
+
+
+def _awaited(value: Awaitable[Any], limit_s: float) -> Any:
+    """What `value` comes to; it is cancelled at the limit."""
+    global _loop
+
+    async def within() -> Any:
+        return await asyncio.wait_for(value, limit_s)
+
+    with _loop_lock:
+        _loop = _loop or BackgroundLoop()
+        loop = _loop
+    return loop.submit(within()).result()
+
+
+def _leave_loop() -> None:
+    """Make the next awaitable start a loop of its own: this one may hang in code that does not await."""
+    global _loop
+    with _loop_lock:
+        _loop = None

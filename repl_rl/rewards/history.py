@@ -1,5 +1,7 @@
 """What a line is to the lines before it: part of a cell, typed before, or idle. No fact depends on later lines.
 
+Lines that differ by spaces, comments, quotes or brackets only are the same line, typed again.
+
 Not covered: work that shows nothing and that no name of the session leads to (see `Line.fingerprint`) counts as idle,
 and a first line is not known to have changed anything unless it binds a name. Where the kernel tells no fingerprints, a
 line counts as a change if it binds a name and was not typed before.
@@ -7,18 +9,23 @@ line counts as a change if it binds a name and was not typed before.
 
 from __future__ import annotations
 
+import ast
+import re
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
 
-from repl_rl.rewards.source import Source, read_source, words
 from repl_rl.trajectory import Line, LineKind
 
 _INSIDE = (LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK)
-"""Kinds of lines that a cell goes on behind."""
+"""Kinds of lines after which a cell goes on."""
 _NOTHING_RAN = (*_INSIDE, LineKind.OVERLONG)
-_PROMPTS = (">>>", "...")
-"""The next prompt, which ends an output."""
+_WORD = re.compile(r"[^\s\[\](){}<>,;:'\"]+")
+_LONGEST_CHARS = 8_192
+"""Beyond it, text is taken as it is: parsing is for lines, not for files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +41,19 @@ class History:
 def history(lines: Sequence[Line]) -> History:
     """The facts of a trajectory's lines. The line that completes a cell is judged by the whole cell's text."""
     starts = cell_starts(lines)
-    sources = [read_source(_text(lines[start : end + 1])) for end, start in enumerate(starts)]
+    statements = [
+        # as it was typed: the one space after a prompt is not part of it
+        read_statement("".join(line.text.removeprefix(" ") for line in lines[start : end + 1]))
+        for end, start in enumerate(starts)
+    ]
     counts: Counter[str] = Counter()
     earlier: list[int] = []
     seen = _Seen()
     stale: list[bool] = []
-    for line, source in zip(lines, sources, strict=True):
-        stale.append(not seen.is_news(line, source, counts[source.key] == 0))
-        earlier.append(counts[source.key])
-        counts[source.key] += 1
+    for line, statement in zip(lines, statements, strict=True):
+        stale.append(not seen.is_news(line, statement, counts[statement.key] == 0))
+        earlier.append(counts[statement.key])
+        counts[statement.key] += 1
     return History(starts, tuple(earlier), tuple(stale))
 
 
@@ -77,34 +88,60 @@ class _Seen:
     states: set[str] = field(default_factory=set)
     outputs: set[str] = field(default_factory=set)
 
-    def is_news(self, line: Line, source: Source, is_first: bool) -> bool:
+    def is_news(self, line: Line, statement: Statement, is_first: bool) -> bool:
         """Whether the line's run changed or showed anything new. Remembers it."""
         if line.kind in _NOTHING_RAN:
             return False
-        changed = self._is_new_state(line, source, is_first)
-        shown = self._is_new_output(line, source)
+        changed = self._is_new_state(line, statement, is_first)
+        shown = self._is_new_output(line, statement)
         return changed or shown or line.kind is LineKind.ANSWER
 
-    def _is_new_state(self, line: Line, source: Source, is_first: bool) -> bool:
+    def _is_new_state(self, line: Line, statement: Statement, is_first: bool) -> bool:
         if line.fingerprint is None:
-            return is_first and not source.is_inert
-        known = line.fingerprint in self.states or (not self.states and source.is_inert)
+            return is_first and not statement.is_inert
+        known = line.fingerprint in self.states or (not self.states and statement.is_inert)
         self.states.add(line.fingerprint)
         return not known
 
-    def _is_new_output(self, line: Line, source: Source) -> bool:
-        shown = _without_prompt(line.output)
-        known = shown in self.outputs or source.constants.issuperset(words(shown))
+    def _is_new_output(self, line: Line, statement: Statement) -> bool:
+        shown = line.shown.strip()
+        known = shown in self.outputs or statement.constants.issuperset(words(shown))
         self.outputs.add(shown)
         return not known
 
 
-def _without_prompt(output: str) -> str:
-    for prompt in _PROMPTS:
-        output = output.removesuffix(prompt)
-    return output.strip()
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`key` is equal for equal statements. `is_inert`: nothing in it binds a name. `constants` are the words of the
+    constants in it: what showing them again does not tell."""
+
+    key: str
+    is_inert: bool
+    constants: frozenset[str]
 
 
-def _text(cell: Sequence[Line]) -> str:
-    """As it was typed behind the prompts, whose one space is no part of it."""
-    return "".join(line.text.removeprefix(" ") for line in cell)
+@lru_cache(2048)
+def read_statement(text: str) -> Statement:
+    """The statement in a cell as it was typed. What does not parse, and comments, go by their words."""
+    if len(text) <= _LONGEST_CHARS:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                tree = ast.parse(text)
+                if tree.body:
+                    is_inert = all(isinstance(each, ast.Pass | ast.Expr) for each in tree.body)
+                    constants = [str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+                    told = frozenset(word for constant in constants for word in words(constant))
+                    return Statement(_key("tree", ast.dump(tree)), is_inert, told)
+            except (SyntaxError, ValueError, MemoryError, RecursionError):
+                pass
+    return Statement(_key("text", " ".join(text.split())), not text.strip(), frozenset(words(text)))
+
+
+def words(text: str) -> list[str]:
+    """What stands between spaces, brackets, quotes and commas."""
+    return _WORD.findall(text)
+
+
+def _key(form: str, text: str) -> str:
+    return f"{form} {blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}"

@@ -1,16 +1,40 @@
-"""Rewards by text, output, exception, repetition and position: `rewards.rules`."""
+"""Rewards by text, output, exception, repetition and position: `rewards.rules`.
+
+Of an exception the host sees a name, never the object. Builtins have the hierarchy of the Python that runs here; any
+other class counts as an `Exception` of its own.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
-from repl_rl.config.exception_names import reported_name
+from repl_rl.config.exception_names import BUILTIN_EXCEPTIONS, reported_name
 from repl_rl.config.rewards import RewardRule
-from repl_rl.rewards.exceptions import classes_of
 from repl_rl.rewards.history import History
-from repl_rl.rewards.scored import LineValues
-from repl_rl.trajectory import Line
+from repl_rl.trajectory import Line, LineKind
+
+BROAD = frozenset({"Exception", "BaseException"})
+"""Cover lines of the kind `exception` alone: a syntax error or a time-out has a kind of its own."""
+
+
+@lru_cache(1024)
+def lineage(error_name: str) -> tuple[str, ...]:
+    """The names of the class and its bases, most specific first."""
+    known = BUILTIN_EXCEPTIONS.get(error_name)
+    classes = [cls.__name__ for cls in (known or Exception).__mro__ if issubclass(cls, BaseException)]
+    return tuple(classes) if known else (error_name, *classes)
+
+
+def classes_of(line: Line) -> tuple[str, ...]:
+    """The classes that a config may name to mean this line's exception, most specific first; none if it raised none."""
+    if line.error_name is None:
+        return ()
+    bases = lineage(line.error_name)
+    if line.kind is LineKind.EXCEPTION:
+        return bases
+    return tuple(name for name in bases if name not in BROAD)
 
 
 class Rule:
@@ -23,7 +47,7 @@ class Rule:
         self._output = None if rule.output is None else re.compile(rule.output)
         self._exceptions = frozenset(map(reported_name, rule.exceptions))
 
-    def rewards(self, lines: Sequence[Line], past: History) -> LineValues:
+    def rewards(self, lines: Sequence[Line], past: History) -> tuple[float, ...]:
         """Of each line: the rule's reward where all its conditions hold, else 0."""
         return tuple(
             self._rule.reward if self._is_of_line(line) and self._is_of_place(index, len(lines), past) else 0.0

@@ -12,14 +12,13 @@ from itertools import pairwise
 
 from repl_rl.config.shaping import ShapingConfig
 from repl_rl.rewards.history import History
-from repl_rl.rewards.scored import LineValues
 
 Components = Mapping[str, Sequence[float]]
 
 
 def shaped(
     components: Components, past: History, config: ShapingConfig, gamma: float, step: int
-) -> dict[str, LineValues]:
+) -> dict[str, tuple[float, ...]]:
     """The components after novelty, decay, blocks, clip, caps, weight and mode, in this order.
 
     `gamma` is the discount that the returns are made with, `step` the training step from 0.
@@ -34,13 +33,16 @@ def shaped(
     weight = config.weight.at(step)
     up = [weight * _share(part, whole) for part, whole in zip(paid, gains, strict=True)]
     down = [weight * _share(part, whole) for part, whole in zip(taken, losses, strict=True)]
-    held = {name: _scaled(values, up, down) for name, values in held.items()}
+    held = {
+        name: tuple(value * (a if value > 0.0 else b) for value, a, b in zip(values, up, down, strict=True))
+        for name, values in held.items()
+    }
     if config.mode == "potential":
         return {name: potential_differences(values, gamma) for name, values in held.items()}
     return held
 
 
-def potential_differences(potentials: Sequence[float], gamma: float) -> LineValues:
+def potential_differences(potentials: Sequence[float], gamma: float) -> tuple[float, ...]:
     """F_l = gamma Phi(s_{l+1}) - Phi(s_l), where `potentials[l]` is Phi(s_{l+1}), the potential after line l.
 
     Phi is 0 before the first line and after the last one, whatever `potentials[-1]` says: else the end would be worth
@@ -51,7 +53,7 @@ def potential_differences(potentials: Sequence[float], gamma: float) -> LineValu
     return tuple(gamma * after - before for before, after in pairwise([0.0, *potentials[:-1], 0.0]))
 
 
-def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> LineValues:
+def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> tuple[float, ...]:
     """The value at a line that completed a cell, in equal parts on all lines of the cell."""
     shares = [0.0] * len(values)
     for end, (value, start) in enumerate(zip(values, starts, strict=True)):
@@ -60,7 +62,7 @@ def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> LineValu
     return tuple(shares)
 
 
-def _worn(values: Sequence[float], past: History, config: ShapingConfig) -> LineValues:
+def _worn(values: Sequence[float], past: History, config: ShapingConfig) -> tuple[float, ...]:
     """Gains after novelty and decay; losses don't wear off."""
     return tuple(
         value if value <= 0.0 else 0.0 if config.novelty and stale else value * config.decay**earlier
@@ -88,7 +90,3 @@ def _within_cap(amounts: Sequence[float], cap: float | None) -> list[float]:
 
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0.0 else 1.0
-
-
-def _scaled(values: Sequence[float], up: Sequence[float], down: Sequence[float]) -> LineValues:
-    return tuple(value * (gain if value > 0.0 else loss) for value, gain, loss in zip(values, up, down, strict=True))

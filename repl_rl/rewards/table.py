@@ -4,20 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from repl_rl.config import RewardsConfig
 from repl_rl.config.exception_names import reported_name
 from repl_rl.config.rewards import repeated
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.rewards.exceptions import classes_of
 from repl_rl.rewards.functions import RewardFunction, call_function, load_function, name_of
 from repl_rl.rewards.history import history, no_history
-from repl_rl.rewards.probe import PROBE
-from repl_rl.rewards.rules import Rule
-from repl_rl.rewards.scored import LineValues, ScoredTrajectory
+from repl_rl.rewards.rules import Rule, classes_of
 from repl_rl.rewards.shaping import shaped
-from repl_rl.trajectory import Line, Trajectory
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
+
+_MESSAGE = "NameError: name 'seven' is not defined\n"
+PROBE = Trajectory(
+    task_id="probe",
+    prompt=">>> # What is 6 * 7?\n>>>",
+    prompt_ids=(0,),
+    completion_ids=(1, 2, 3, 4, 5),
+    sampled_mask=(True, False, True, False, True),
+    logprobs=(-0.5, 0.0, -0.5, 0.0, -0.5),
+    stop_reason=StopReason.ANSWER,
+    lines=(
+        Line(0, 1, " 6 * seven\n", LineKind.EXCEPTION, "NameError", f"{_MESSAGE}>>>",
+             cells=(RecordedCell("6 * seven", _MESSAGE),)),
+        Line(2, 3, " 6 * 7\n", LineKind.EXPRESSION, None, "42\n>>>", cells=(RecordedCell("6 * 7", "42\n"),)),
+        Line(4, 5, " submit_final_answer(_)\n", LineKind.ANSWER, cells=(RecordedCell("submit_final_answer(_)", ""),)),
+    ),
+    answer=("42",),
+)  # fmt: skip
+"""Small and made up: reward functions are tried on it before anything expensive starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTrajectory:
+    """A trajectory whose lines carry their rewards, and the components they are made of: name -> value per line."""
+
+    trajectory: Trajectory
+    components: dict[str, tuple[float, ...]]
+
+    @property
+    def line_rewards(self) -> tuple[float, ...]:
+        return tuple(line.reward or 0.0 for line in self.trajectory.lines)
+
+    def with_bonus(self, bonus: float) -> ScoredTrajectory:
+        """The same with `bonus` added to the last line's reward."""
+        if not bonus or not self.trajectory.lines:
+            return self
+        *head, last = self.trajectory.lines
+        paid = replace(last, reward=(last.reward or 0.0) + bonus)
+        return replace(self, trajectory=replace(self.trajectory, lines=(*head, paid)))
 
 
 class RewardTable:
@@ -55,11 +91,11 @@ class RewardTable:
         lines = tuple(replace(line, reward=total) for line, total in zip(trajectory.lines, totals, strict=True))
         return ScoredTrajectory(replace(trajectory, lines=lines, outcome_reward=grade), components)
 
-    def _outcome(self, trajectory: Trajectory, grade: float) -> LineValues:
+    def _outcome(self, trajectory: Trajectory, grade: float) -> tuple[float, ...]:
         last = len(trajectory.lines) - 1
         return tuple(self._config.outcome * grade if index == last else 0.0 for index in range(last + 1))
 
-    def _shaping(self, trajectory: Trajectory, step: int) -> dict[str, LineValues]:
+    def _shaping(self, trajectory: Trajectory, step: int) -> dict[str, tuple[float, ...]]:
         past = (history if self._looks_back else no_history)(trajectory.lines)
         components = {
             "table": tuple(map(self._of_line, trajectory.lines)),

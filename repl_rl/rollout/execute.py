@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from repl_rl.dialect import Cell, CellRun, Refusal, Turn
+from repl_rl.dialect import Cell, CellRun, Dialect, Refusal, Turn
 from repl_rl.errors import KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
 from repl_rl.rollout.clock import Clock, Wait
-from repl_rl.trajectory import Line, LineKind, StopReason, ToolCall
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
@@ -94,8 +94,8 @@ class Ran:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
 
-    def as_line(self, start: int, end: int, text: str, shown: str) -> Line:
-        """The line of tokens `start:end`, behind which `shown` was put in."""
+    def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
+        """The line of tokens `start:end`, after which `shown` was put in."""
         return Line(
             start,
             end,
@@ -106,6 +106,7 @@ class Ran:
             duration_s=self.duration_s,
             fingerprint=self.fingerprint,
             calls=self.calls,
+            cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run)) for run in self.cells),
         )
 
 

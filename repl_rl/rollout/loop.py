@@ -171,7 +171,7 @@ class Rollout:
             session.typed(turn, sampled)
             if sampled.finish is Finish.LENGTH:
                 session.stop = allowance.reason
-                session.add(Line(start, end, turn.text, LineKind.OVERLONG))
+                session.add(Line(start, end, turn.text, LineKind.OVERLONG, cells=()))
                 break
             ran = await session.run(turn)
             if ran.stop is None:
@@ -181,7 +181,7 @@ class Rollout:
             ids, text = self._behind(sampled, shown)
             if session.stop is None:
                 session.stop = self._put_in(ids, session)
-            session.add(ran.as_line(start, end, turn.text, text))
+            session.add(ran.as_line(start, end, turn.text, text, episode.dialect))
 
     def _typed(self, sampled: SampledLine) -> tuple[bytes, bool]:
         """What reaches the terminal, and whether the input ends there: the end-of-text token is a key, not text."""

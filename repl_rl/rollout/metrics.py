@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from repl_rl.trajectory import Line, LineKind, Task, Trajectory
+from repl_rl.utils.statistics import percentile
 
 _COUNTED_AS_RUN = frozenset(
     {
@@ -68,12 +69,6 @@ def solve_rates(tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> tu
     return _mean(everything), {family: _mean(grades) for family, grades in sorted(by_family.items())}
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed (nearest rank)."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 def _is_without_variance(group: Sequence[Trajectory]) -> bool:
     valid = [trajectory for trajectory in group if not trajectory.is_void]
     return bool(valid) and not any(line.advantage for trajectory in valid for line in trajectory.lines)
@@ -92,7 +87,7 @@ def _kernel_times(lines: Sequence[Line]) -> dict[str, float]:
     times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
     if not times_ms:
         return {}
-    return {"kernel_ms_p50": percentile(times_ms, 0.5), "kernel_ms_p99": percentile(times_ms, 0.99)}
+    return {"kernel_ms_p50": percentile(times_ms, 50), "kernel_ms_p99": percentile(times_ms, 99)}
 
 
 def _time_split(valid: Sequence[Trajectory]) -> dict[str, float]:

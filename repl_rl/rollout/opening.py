@@ -23,7 +23,7 @@ from repl_rl.engine import Engine, Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError, ModelError
-from repl_rl.kernel.backends import require_backend
+from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rollout.episode import Extensions, load_extensions
 from repl_rl.rollout.loop import Rollout

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from repl_rl.config import CreditConfig, RewardsConfig
-from repl_rl.credit import batch_line_advantages, spread
+from repl_rl.credit import batch_line_advantages, line_advantages, spread
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.metrics import credit_metrics
 from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory
@@ -27,8 +28,14 @@ class CreditedTrajectory:
 
 
 def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequence[RewardFunction] = ()) -> RewardTable:
-    """The table whose potentials are discounted as the estimator's returns are: by 1 where it uses no discount."""
-    return RewardTable(rewards, functions, gamma=credit.gamma)
+    """The table whose potentials are discounted as the estimator's returns are: by 1 where it uses no discount.
+
+    Raises what RewardTable raises; ConfigError for an estimator that can't be imported, and RewardError for one that
+    fails on a small made-up group.
+    """
+    table = RewardTable(rewards, functions, gamma=credit.gamma)
+    line_advantages([PROBE, PROBE], [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0]], credit)
+    return table
 
 
 def score(

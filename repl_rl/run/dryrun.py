@@ -173,6 +173,8 @@ def _engine(config: Config) -> str:
     backend = engine_backend(config.engine)
     if backend == "server":
         return f"vLLM servers, not asked now: {', '.join(config.engine.servers)}"
+    if ":" in backend:
+        return f"one of your own, made by {backend}"
     return f"{'vLLM' if backend == 'vllm' else backend} in this process, {config.engine.places} sequences at once"
 
 

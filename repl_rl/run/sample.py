@@ -1,6 +1,6 @@
 """A few of a step's rollouts as rows of plain, bounded text: what trackers are shown of a session.
 
-What a model or an interpreter wrote has been through `view.screen.visible`, so that every row encodes as UTF-8 and
+What a model or an interpreter wrote has been through `utils.text.visible`, so that every row encodes as UTF-8 and
 steers nothing that shows it.
 """
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from repl_rl.trajectory import Trajectory
-from repl_rl.view.screen import screen_rows, visible
-from repl_rl.view.words import status
+from repl_rl.utils.text import cut_middle, excerpt, visible
+from repl_rl.view.transcript import PLAIN_BYTES, plain_text, trajectory_parts
+from repl_rl.view.words import status, total_reward
 
 Item = TypeVar("Item")
 
@@ -53,16 +54,13 @@ class SampledRollout:
 
     def messages(self) -> list[dict[str, str]]:
         """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
-        lines = self.trajectory.lines
-        head, left_out, tail = lines, 0, lines[:0]
-        if len(lines) > LINES:
-            head, left_out, tail = lines[: LINES // 2], len(lines) - LINES, lines[-(LINES // 2) :]
+        lines = excerpt(self.trajectory.lines, LINES)
         messages = [_message("user", self.trajectory.prompt)]
-        for line in head:
+        for line in lines.head:
             messages += [_message("assistant", line.text), _message("tool", line.output)]
-        if left_out:
-            messages.append(_message("system", f"[{left_out:,} lines left out]"))
-        for line in tail:
+        if lines.left_out:
+            messages.append(_message("system", f"[{lines.left_out:,} lines left out]"))
+        for line in lines.tail:
             messages += [_message("assistant", line.text), _message("tool", line.output)]
         return [message for message in messages if message["content"]]
 
@@ -89,15 +87,8 @@ def spread(items: Sequence[Item], count: int) -> list[Item]:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The session row by row, each after the mark that tells who wrote it."""
-    rows = (f"{row.mark} {''.join(piece.text for piece in row.pieces)}" for row in screen_rows(trajectory))
-    return shortened("\n".join(rows), TRANSCRIPT_CHARACTERS)
-
-
-def total_reward(trajectory: Trajectory) -> float | None:
-    """The sum over lines; None where nobody has assigned any."""
-    rewards = [line.reward for line in trajectory.lines if line.reward is not None]
-    return sum(rewards) if rewards else None
+    """The session row by row, each with the mark that tells who wrote it."""
+    return shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS)
 
 
 def errors(trajectory: Trajectory) -> str:
@@ -107,10 +98,7 @@ def errors(trajectory: Trajectory) -> str:
 
 def shortened(text: str, limit: int) -> str:
     """Cut in the middle, with a marker that says how much is missing."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half:,} characters left out]\n{text[-half:]}"
+    return cut_middle(text, limit, "\n[{:,} characters left out]\n")
 
 
 def _counted(names: Iterable[str]) -> str:

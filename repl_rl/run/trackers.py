@@ -22,7 +22,7 @@ from repl_rl.run.sample import SampledRollout, of_file, of_trajectories, shorten
 from repl_rl.run.tracker_kinds import KINDS, Tracker
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 
 if TYPE_CHECKING:
     from repl_rl.trainer import ReplGRPOTrainer

@@ -21,7 +21,7 @@ from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError
-from repl_rl.kernel.backends import require_backend
+from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.episode import load_extensions

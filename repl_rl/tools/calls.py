@@ -24,6 +24,7 @@ from repl_rl.tools.arguments import read_arguments
 from repl_rl.tools.places import places_of
 from repl_rl.tools.signatures import typed_signature
 from repl_rl.tools.tool import Tool
+from repl_rl.utils.text import cut_middle
 
 MOST_BYTES = 1 << 20
 """Of JSON that a result may have."""
@@ -141,7 +142,4 @@ def _text(error: BaseException) -> str:
         message = str(error)
     except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything
         message = ""
-    if len(message) <= _MESSAGE_CHARS:
-        return message
-    half = _MESSAGE_CHARS // 2
-    return f"{message[:half]} ... {len(message) - 2 * half} characters left out ... {message[-half:]}"
+    return cut_middle(message, _MESSAGE_CHARS, " ... {} characters left out ... ")

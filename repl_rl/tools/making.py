@@ -13,9 +13,9 @@ from typing import Any
 from repl_rl.errors import ToolError
 from repl_rl.tools.arguments import check_json_types
 from repl_rl.tools.signatures import signature_text, typed_signature
-from repl_rl.tools.threads import in_own_thread
 from repl_rl.tools.tool import Submit, Tool, Where, wish_of
 from repl_rl.utils.import_path import imported
+from repl_rl.utils.threads import in_own_thread
 
 TAKEN = "submit_final_answer"
 """Every session has it, and it ends the episode."""

@@ -23,7 +23,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from repl_rl.errors import ToolError
 from repl_rl.tools.schema import make_schema
-from repl_rl.tools.threads import in_own_thread
+from repl_rl.utils.threads import in_own_thread
 
 Where = Literal["sandbox", "host"]
 Function = Callable[..., Any]

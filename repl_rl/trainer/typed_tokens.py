@@ -106,7 +106,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         elif self.llm is None:
             self._engine.load_weights(self._iter_named_params())
         else:
-            with self._engine.quiet():
+            with self._engine.paused():
                 super().sync_weights()
                 self._engine.version += 1
 

@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from repl_rl.view.terminal import before_after_table, print_trajectory
     from repl_rl.view.watch import live, show
 
-__all__ = [
-    "Run",
-    "before_after_table",
-    "group_html",
-    "live",
-    "print_trajectory",
-    "read_run",
-    "show",
-    "trajectory_html",
-    "view",
-    "write_report",
-]
-
 _HOMES = {
     "Run": "run",
     "before_after_table": "terminal",
@@ -42,6 +29,10 @@ _HOMES = {
     "view": "command",
     "write_report": "report",
 }
+__all__ = [
+    "Run", "before_after_table", "group_html", "live", "print_trajectory", "read_run", "show", "trajectory_html",
+    "view", "write_report",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

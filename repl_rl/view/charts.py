@@ -14,8 +14,8 @@ from itertools import cycle
 from typing import Any
 
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.text import visible
 from repl_rl.view.run import Row, Run, number
-from repl_rl.view.screen import visible
 
 Trace = dict[str, Any]
 

@@ -21,10 +21,10 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.errors import ConfigError, RunError
+from repl_rl.utils.text import visible
 from repl_rl.view.facts import summary
 from repl_rl.view.report import write_report
 from repl_rl.view.run import Run, read_run, read_trajectories
-from repl_rl.view.screen import visible
 from repl_rl.view.terminal import before_after_table, print_trajectory
 
 _BESIDE = Path()

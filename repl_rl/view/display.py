@@ -10,21 +10,30 @@ Not covered: where a front end strips styles (GitHub, an untrusted notebook), ta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from repl_rl.trajectory import Line, Trajectory
-from repl_rl.view.chips import stretches
-from repl_rl.view.excerpt import excerpt, short
-from repl_rl.view.jinja import environment
-from repl_rl.view.parts import NAME_CHARS, Part, session_parts, trajectory_parts
-from repl_rl.view.plain import TEXT_CHARS, group_text, solved_of, trajectory_text
-from repl_rl.view.tokens import TokenTexts, texts_fit
-from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, signed, status, total_reward
+from repl_rl.utils.text import excerpt, visible
+from repl_rl.view import words
+from repl_rl.view.tokens import TokenTexts, stretches, texts_fit
+from repl_rl.view.transcript import (
+    GUTTER,
+    NAME_CHARS,
+    TEXT_CHARS,
+    Part,
+    group_text,
+    session_parts,
+    solved_of,
+    trajectory_parts,
+    trajectory_text,
+)
+from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, short, signed, status, total_reward
 
 TRANSCRIPT_BYTES = 700_000
 TOKENS_BYTES = 450_000
@@ -33,6 +42,44 @@ GROUP_MEMBERS = 64
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
 _UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
 _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
+
+
+@cache
+def environment() -> Environment:
+    """The jinja environment of everything that becomes HTML: the fragments here, and the report.
+
+    Whatever a template puts out goes through `visible` and is escaped, unless it is markup made by a template. One for
+    all templates, so that each is compiled once. Callers hand what differs to `render`.
+    """
+
+    def shown(value: Any) -> Any:
+        return value if isinstance(value, Markup) else visible(str(value))
+
+    made = Environment(
+        loader=PackageLoader("repl_rl.view"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=shown,
+    )
+    made.filters |= {
+        "counted": words.counted,
+        "duration": words.duration,
+        "log_probability": words.log_probability,
+        "milliseconds": words.milliseconds,
+        "percent": words.percent,
+        "signed": words.signed,
+    }
+    made.globals |= {
+        "faults": words.FAULTS,
+        "gutter": GUTTER,
+        "kind_of": words.kind,
+        "solved": words.solved,
+        "status_of": words.status,
+        "verdict_marks": words.VERDICT_MARKS,
+    }
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +110,24 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
 
 
 def group_html(group: Sequence[Trajectory]) -> str:
-    """How many were solved, a row for each rollout, and their transcripts side by side."""
+    """How many were solved, a row for each rollout, and their transcripts side by side.
+
+    In a transcript the prompt is folded, for the others share it; so do they the task, as a rule, and then it stands
+    above them all. Several tasks are only counted.
+    """
     kept = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
     shown = [*kept.head, *kept.tail]
     budget_bytes = GROUP_BYTES // max(1, len(shown))
+    tasks = {member.task_id for member in group}
+    siblings = []
+    for number, member in shown:
+        task = "" if len(tasks) == 1 else short(member.task_id, NAME_CHARS)
+        siblings.append((number, _card(member, trajectory_parts(member, budget_bytes, prompt_rows=0), task)))
     return _render(
         "group",
         heading=solved_of(group),
-        tasks=_tasks(group),
-        siblings=[(number, _sibling(member, group, budget_bytes)) for number, member in shown],
+        tasks=short(next(iter(tasks)), NAME_CHARS) if len(tasks) == 1 else counted(len(tasks), "task"),
+        siblings=siblings,
         left_out=kept.left_out,
         summary_names=_SUMMARY,
     )
@@ -91,34 +147,20 @@ def bundle(thing: Trajectory | Sequence[Trajectory]) -> dict[str, str]:
 
 
 def _render(macro: str, **values: Any) -> str:
-    module = _module()
+    module = environment().get_template("display.html").module
     content: Markup = getattr(module, macro)(**values)
     html: Markup = module.root(content)  # type: ignore[attr-defined]
     return str(html)
 
 
-@cache
-def _module() -> object:
-    return environment().get_template("display.html").module
-
-
-def _sibling(member: Trajectory, group: Sequence[Trajectory], budget_bytes: int) -> _Card:
-    """One of a group: the prompt that it shares with the others is folded, and the task is not said again."""
-    shares = all(other.task_id == member.task_id for other in group)
-    parts = trajectory_parts(member, budget_bytes, prompt_rows=0)
-    return _card(member, parts, "" if shares else short(member.task_id, NAME_CHARS))
-
-
 def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
+    """Its head says what is known; what isn't known is left out."""
     verdict = status(trajectory)
-    return _Card(verdict, VERDICT_MARKS[verdict], task, tuple(_facts(trajectory).items()), tuple(parts))
-
-
-def _facts(trajectory: Trajectory) -> Mapping[str, str]:
-    """What the head says, by name; what isn't known is left out."""
     faults = sum(line.kind in FAULTS for line in trajectory.lines)
     masked = len(trajectory.completion_ids) - trajectory.sampled_tokens
     reward, graded = total_reward(trajectory), trajectory.outcome_reward
+    times = {"model": trajectory.engine_s, "interpreter": trajectory.kernel_s, "queue": trajectory.queue_s}
+    known = ", ".join(f"{name} {duration(seconds)}" for name, seconds in times.items() if seconds >= 0.05)
     facts = {
         "stopped": trajectory.stop_reason.replace("_", " "),
         "answer": None if trajectory.answer is None else short(", ".join(trajectory.answer), TEXT_CHARS),
@@ -127,18 +169,7 @@ def _facts(trajectory: Trajectory) -> Mapping[str, str]:
         "reward": None if reward is None else signed(reward),
         "lines": f"{len(trajectory.lines):,}" + (f", ✗ {counted(faults, 'error')}" if faults else ""),
         "tokens": f"{trajectory.sampled_tokens:,} typed, {masked:,} interpreter's",
-        "time": _time(trajectory),
+        "time": duration(trajectory.duration_s) + (f" ({known})" if known else ""),
     }
-    return {name: value for name, value in facts.items() if value is not None}
-
-
-def _time(trajectory: Trajectory) -> str:
-    parts = {"model": trajectory.engine_s, "interpreter": trajectory.kernel_s, "queue": trajectory.queue_s}
-    known = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds >= 0.05)
-    return duration(trajectory.duration_s) + (f" ({known})" if known else "")
-
-
-def _tasks(group: Sequence[Trajectory]) -> str:
-    """The group's task; several are only counted."""
-    tasks = {member.task_id for member in group}
-    return short(next(iter(tasks)), NAME_CHARS) if len(tasks) == 1 else counted(len(tasks), "task")
+    shown = tuple((name, value) for name, value in facts.items() if value is not None)
+    return _Card(verdict, VERDICT_MARKS[verdict], task, shown, tuple(parts))

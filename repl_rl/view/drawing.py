@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,23 +43,42 @@ class _Scale:
 
 
 def chart_svg(chart: Chart, width: int = 720) -> str:
-    """The chart as an SVG document, titled for readers that can't see it. Raises ValueError where it is no curve."""
-    _require_curves(chart)
+    """The chart as an SVG document, titled for readers that can't see it. Raises ValueError where it is not a curve."""
+    odd = any(key in trace for trace in chart.data for key in ("stackgroup", "yaxis"))
+    if odd or any(isinstance(value, str) for trace in chart.data for value in (*trace["x"], *trace["y"])):
+        raise ValueError(f"chart {chart.id!r} is more than curves on one scale; draw it with plotly")
     height = chart.height
+    x_axis, y_axis = chart.layout.get("xaxis", {}), chart.layout.get("yaxis", {})
     points = [point for trace in chart.data for point in _points(trace)]
     x = _scale([point[0] for point in points], None, _LEFT, width - _RIGHT)
-    y = _scale([point[1] for point in points], chart.layout.get("yaxis", {}).get("range"), height - _BOTTOM, _TOP)
-    name = html.escape(f"{chart.title}. {chart.caption}")
-    parts = [*_axes(chart, x, y), *(part for trace in chart.data for part in _curve(trace, x, y)), *_legend(chart.data)]
+    y = _scale([point[1] for point in points], y_axis.get("range"), height - _BOTTOM, _TOP)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    return "\n".join([f'{head} role="img" {_FONT}>', f"<title>{name}</title>", *parts, "</svg>"])
-
-
-def _require_curves(chart: Chart) -> None:
-    odd = [key for trace in chart.data for key in ("stackgroup", "yaxis") if key in trace]
-    texts = any(isinstance(value, str) for trace in chart.data for value in (*trace["x"], *trace["y"]))
-    if odd or texts:
-        raise ValueError(f"chart {chart.id!r} is more than curves on one scale; draw it with plotly")
+    parts = [f'{head} role="img" {_FONT}>', f"<title>{html.escape(f'{chart.title}. {chart.caption}')}</title>"]
+    for value in y.ticks():
+        text = f"{value:.0%}" if y_axis.get("tickformat", "").endswith("%") else f"{value:g}"
+        line = f'x1="{x.start}" x2="{x.end}" y1="{y(value)}" y2="{y(value)}"'
+        parts.append(f'<line {line} stroke="{GREY}" stroke-opacity="0.3"/>')
+        parts.append(_text(text, x.start - 8, y(value) + 4, "end"))
+    for value in (tick for tick in x.ticks() if tick == int(tick)):
+        parts.append(_text(f"{value:g}", x(value), y.start + 18, "middle"))
+    parts.append(_text(x_axis.get("title", {}).get("text", ""), (x.start + x.end) / 2, y.start + 35, "middle"))
+    for trace in chart.data:
+        if "lines" in trace["mode"]:
+            moves, pen = [], "M"
+            for along, up in zip(trace["x"], trace["y"], strict=True):
+                if up is not None:  # A gap in the values is a gap in the line.
+                    moves.append(f"{pen}{x(along)} {y(up)}")
+                pen = "M" if up is None else "L"
+            parts.append(f'<path d="{" ".join(moves)}" fill="none" {_stroke(trace)}/>')
+        if "markers" in trace["mode"]:
+            fill = html.escape(trace["line"]["color"])
+            parts += [f'<circle cx="{x(at[0])}" cy="{y(at[1])}" r="5" fill="{fill}"/>' for at in _points(trace)]
+    left = float(_LEFT)
+    for trace in chart.data:
+        parts.append(f'<line x1="{left}" x2="{left + 14}" y1="14" y2="14" {_stroke(trace)}/>')
+        parts.append(_text(html.unescape(trace["name"]), left + 20, 18, "start"))
+        left += 46 + 6.5 * len(trace["name"])
+    return "\n".join([*parts, "</svg>"])
 
 
 def _points(trace: Trace) -> list[tuple[float, float]]:
@@ -71,51 +90,11 @@ def _scale(values: Sequence[float], wanted: Sequence[float] | None, start: float
     return _Scale(least, most if most > least else least + 1, start, end)
 
 
-def _axes(chart: Chart, x: _Scale, y: _Scale) -> Iterator[str]:
-    axis = chart.layout.get("yaxis", {})
-    for value in y.ticks():
-        text = f"{value:.0%}" if axis.get("tickformat", "").endswith("%") else f"{value:g}"
-        line = f'x1="{x.start}" x2="{x.end}" y1="{y(value)}" y2="{y(value)}"'
-        yield f'<line {line} stroke="{GREY}" stroke-opacity="0.3"/>'
-        yield _text(text, x.start - 8, y(value) + 4, "end")
-    for value in (tick for tick in x.ticks() if tick == int(tick)):
-        yield _text(f"{value:g}", x(value), y.start + 18, "middle")
-    yield _text(
-        chart.layout.get("xaxis", {}).get("title", {}).get("text", ""), (x.start + x.end) / 2, y.start + 35, "middle"
-    )
-
-
-def _curve(trace: Trace, x: _Scale, y: _Scale) -> Iterator[str]:
-    """A gap in the values is a gap in the line."""
-    if "lines" in trace["mode"]:
-        yield f'<path d="{_path(trace, x, y)}" fill="none" {_stroke(trace)}/>'
-    if "markers" in trace["mode"]:
-        for at in _points(trace):
-            yield f'<circle cx="{x(at[0])}" cy="{y(at[1])}" r="5" fill="{html.escape(trace["line"]["color"])}"/>'
-
-
 def _stroke(trace: Trace) -> str:
     line = trace["line"]
     dash, opacity = _DASHES.get(line.get("dash", ""), "none"), trace.get("opacity", 1)
     look = f'stroke-width="{line.get("width", 2)}" stroke-dasharray="{dash}" stroke-opacity="{opacity}"'
     return f'stroke="{html.escape(line["color"])}" {look}'
-
-
-def _path(trace: Trace, x: _Scale, y: _Scale) -> str:
-    moves, pen = [], "M"
-    for along, up in zip(trace["x"], trace["y"], strict=True):
-        if up is not None:
-            moves.append(f"{pen}{x(along)} {y(up)}")
-        pen = "M" if up is None else "L"
-    return " ".join(moves)
-
-
-def _legend(traces: Sequence[Trace]) -> Iterator[str]:
-    left = float(_LEFT)
-    for trace in traces:
-        yield f'<line x1="{left}" x2="{left + 14}" y1="14" y2="14" {_stroke(trace)}/>'
-        yield _text(html.unescape(trace["name"]), left + 20, 18, "start")
-        left += 46 + 6.5 * len(trace["name"])
 
 
 def _text(text: Any, x: float, y: float, anchor: str) -> str:

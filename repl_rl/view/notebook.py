@@ -2,7 +2,7 @@
 
 A heading with the task, how it ended and the prompt; then a code cell for each cell that the kernel ran, its source
 character by character, with outputs in the form in which our kernel sends them: everything that the terminal showed as
-stream `stdout`, tracebacks included, and an `error` with the exception's name behind it. Comments become cells of their
+stream `stdout`, tracebacks included, and after it an `error` with the exception's name. Comments become cells of their
 own, for a comment in front of a statement would move the line numbers of its traceback. What never ran stands in raw
 cells, which no notebook executes, with the reason. Execution counts are those of a run from top to bottom.
 
@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import truncate_middle
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
-from repl_rl.view.screen import visible
+from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.utils.text import visible
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
 
 if TYPE_CHECKING:
@@ -58,61 +57,51 @@ def to_notebook(
     if thoughts not in _THOUGHTS:
         raise ConfigError(f"thoughts={thoughts!r}: take one of {', '.join(_THOUGHTS)}")
     text = session_text(trajectory, dialect)
-    notebook = nbformat.v4.new_notebook(
-        cells=_numbered([_heading(trajectory), *_cells(trajectory, text, thoughts)]),
-        metadata={"kernelspec": _KERNELSPEC, "language_info": _LANGUAGE, "repl_rl": _about(trajectory, text)},
-    )
-    nbformat.validate(notebook)
-    if path is not None:
-        _write(Path(path), nbformat.writes(notebook))
-    return notebook
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path} can't be written: {error.strerror}; give another file") from error
-
-
-def _numbered(cells: Sequence[NotebookNode]) -> list[NotebookNode]:
-    """With ids and execution counts by their places."""
+    cells = [_heading(trajectory), *(_notebook_cell(trajectory, cell, text.shows, thoughts) for cell in text.cells)]
     count = 0
     for place, cell in enumerate(cells):
         cell["id"] = f"cell-{place}"
         if cell["cell_type"] == "code":
             count += 1
             cell["execution_count"] = count
-    return list(cells)
+    notebook = nbformat.v4.new_notebook(
+        cells=cells,
+        metadata={"kernelspec": _KERNELSPEC, "language_info": _LANGUAGE, "repl_rl": _about(trajectory, text)},
+    )
+    nbformat.validate(notebook)
+    if path is not None:
+        path = Path(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise RunError(f"{path} can't be written: {error.strerror}; give another file") from error
+    return notebook
 
 
-def _cells(trajectory: Trajectory, text: SessionText, thoughts: str) -> Iterator[NotebookNode]:
+def _notebook_cell(trajectory: Trajectory, cell: SessionCell, shows: str, thoughts: str) -> NotebookNode:
     from nbformat import v4
 
-    for cell in text.cells:
-        metadata = {"repl_rl": _about_cell(trajectory, cell)}
-        if cell.role is Role.RAN:
-            yield v4.new_code_cell(cell.text, outputs=_outputs(cell, text.shows), metadata=metadata)
-        elif cell.role is Role.NOT_RUN:
-            yield v4.new_raw_cell(f"[not run: {cell.note}]\n{cell.text}", metadata=metadata)
-        elif cell.role is Role.THOUGHT and thoughts == "code":
-            yield v4.new_code_cell(cell.text, metadata=metadata)
-        else:
-            yield v4.new_markdown_cell(_words(cell), metadata=metadata)
-
-
-def _words(cell: SessionCell) -> str:
+    metadata = {"repl_rl": _about_cell(trajectory, cell)}
+    if cell.role is Role.RAN:
+        return v4.new_code_cell(cell.text, outputs=_outputs(cell, shows), metadata=metadata)
+    if cell.role is Role.NOT_RUN:
+        return v4.new_raw_cell(f"[not run: {cell.note}]\n{cell.text}", metadata=metadata)
+    if cell.role is Role.THOUGHT and thoughts == "code":
+        return v4.new_code_cell(cell.text, metadata=metadata)
     lines = [line.strip() for line in cell.text.split("\n")]
     if cell.role is Role.THOUGHT:
         lines = [line.lstrip("#").strip() for line in lines]
-    return "  \n".join(map(plain_markdown, lines))
+    return v4.new_markdown_cell("  \n".join(map(plain_markdown, lines)), metadata=metadata)
 
 
 def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
     from nbformat import v4
 
-    stream, value = divided(cell.output, cell.number) if shows == "ipython" else (cell.output, None)
+    stream, value = cell.output, None
+    if shows == "ipython":  # what was printed, and the value after `Out[number]: `
+        before, mark, after = cell.output.rpartition(f"Out[{cell.number}]: ")
+        stream, value = (before, after.removesuffix("\n")) if mark else (cell.output, None)
     outputs = [v4.new_output("stream", name="stdout", text=stream)] if stream else []
     if value is not None:
         outputs.append(v4.new_output("execute_result", {"text/plain": value}, execution_count=cell.number))
@@ -120,12 +109,6 @@ def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
         name = encodable(cell.error_name)
         outputs.append(v4.new_output("error", ename=name, evalue=value_of(name, cell.output), traceback=[]))
     return outputs
-
-
-def divided(shown: str, number: int) -> tuple[str, str | None]:
-    """What IPython's terminal showed: what was printed, and the value behind `Out[number]: `."""
-    stream, mark, value = shown.rpartition(f"Out[{number}]: ")
-    return (stream, value.removesuffix("\n")) if mark else (shown, None)
 
 
 def value_of(name: str, shown: str) -> str:
@@ -157,12 +140,15 @@ def _about(trajectory: Trajectory, text: SessionText) -> dict[str, Any]:
 def _about_cell(trajectory: Trajectory, cell: SessionCell) -> dict[str, Any]:
     lines = [trajectory.lines[index] for index in cell.lines]
     last = lines[-1]
+    rewards = [line.reward for line in lines if line.reward is not None]
+    weighted = [(line.advantage, line.end - line.start) for line in lines if line.advantage is not None]
+    tokens = sum(count for _, count in weighted)
     about: dict[str, Any] = {
         "role": str(cell.role),
         "lines": list(cell.lines),
         "kind": str(last.kind),
-        "reward": _sum([line.reward for line in lines]),
-        "advantage": _advantage(lines),
+        "reward": _finite(math.fsum(rewards)) if rewards else None,
+        "advantage": _finite(math.fsum(value * count for value, count in weighted) / tokens) if weighted else None,
         "logprob": _finite(math.fsum(trajectory.logprobs[i] for line in lines for i in range(line.start, line.end))),
         "tokens": [[line.start, line.end] for line in lines],
         "duration_s": _finite(math.fsum(line.duration_s for line in lines)),
@@ -177,19 +163,6 @@ def _about_cell(trajectory: Trajectory, cell: SessionCell) -> dict[str, Any]:
 
 def _answer(trajectory: Trajectory) -> list[str] | None:
     return None if trajectory.answer is None else [encodable(value) for value in trajectory.answer]
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    given = [value for value in values if value is not None]
-    return _finite(math.fsum(given)) if given else None
-
-
-def _advantage(lines: Sequence[Line]) -> float | None:
-    """The mean over the tokens of those lines that have one."""
-    given = [(line.advantage, line.end - line.start) for line in lines if line.advantage is not None]
-    if not given:
-        return None
-    return _finite(math.fsum(value * tokens for value, tokens in given) / sum(tokens for _, tokens in given))
 
 
 def _finite(value: float | None) -> float | None:
@@ -219,14 +192,13 @@ def question_of(prompt: str) -> str:
 
 def verdict(trajectory: Trajectory) -> str:
     """How it ended, in a sentence."""
-    grades: Mapping[bool, str] = {True: "Solved", False: "Not solved"}
     grade = trajectory.outcome_reward
-    how = "Not graded" if grade is None else f"{grades[grade > 0]} (graded {grade:g})"
+    how = "Not graded" if grade is None else f"{'Solved' if grade > 0 else 'Not solved'} (graded {grade:g})"
     if trajectory.is_void:
         how = "Void: takes part in no loss"
-    ends = {StopReason.ANSWER: "an answer"}.get(trajectory.stop_reason, str(trajectory.stop_reason))
+    end = "an answer" if trajectory.stop_reason is StopReason.ANSWER else str(trajectory.stop_reason)
     answer = "" if trajectory.answer is None else f", {', '.join(trajectory.answer)}"
-    return f"{how}; it ended with {ends}{answer}. {len(trajectory.lines)} lines, {trajectory.sampled_tokens} tokens."
+    return f"{how}; it ended with {end}{answer}. {len(trajectory.lines)} lines, {trajectory.sampled_tokens} tokens."
 
 
 def plain_markdown(text: str) -> str:

@@ -17,7 +17,7 @@ from repl_rl.view.charts import charts
 from repl_rl.view.examples import examples
 from repl_rl.view.facts import facts, family_rows
 from repl_rl.view.run import Run, number, read_run
-from repl_rl.view.screen import screen_rows
+from repl_rl.view.transcript import screen_rows
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -48,7 +48,7 @@ def write_whole(path: Path, page: str) -> None:
 
 def render_report(run: Run) -> str:
     """The page as text. Encodes as UTF-8 whatever the run holds."""
-    from repl_rl.view.jinja import environment
+    from repl_rl.view.display import environment
 
     drawn = charts(run)
     return (

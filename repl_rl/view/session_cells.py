@@ -1,14 +1,16 @@
-"""A trajectory as the cells of its session: what ran, what was thought, what never ran, each with the output behind it.
+"""A trajectory as the cells of its session: what ran, what was thought, what never ran, each with its output.
 
-A `Trajectory` keeps typed text and shown text; which of it the kernel ran as one cell is the dialect's decision. So the
-typed text goes through the dialect's own reader once more, line by line, and what was shown loses what the dialect put
-around it: prompts, `output` blocks, tags. Nothing here fails on what a model typed.
+What ran, and what it showed, is in the record (`Line.cells`). Which of the typed text is thought or prose, and which
+lines made a cell, is the dialect's decision: the typed text goes through its reader once more. Where the two disagree,
+as for a chat template that is not at hand, the record holds. Nothing here fails on what a model typed.
 
-Several cells in one turn (lines typed ahead, several calls) share what was shown where the dialect does not divide it:
-all of it stands at the last of them.
+Records of earlier versions have no cells. There the reader's cells count, and what was shown loses what the dialect put
+around it: prompts, `output` blocks, tags. Several cells in one turn (lines typed ahead, several calls) then share
+what was shown where the dialect does not divide it: all of it stands at the last of them.
 
-Not covered: what an environment showed behind a line stays part of the output. A dialect that is not one of ours keeps
-its frames in the outputs, and a `tool_call` without its chat template is read as Qwen's and Hermes' templates write it.
+Not covered: what an environment showed after a line stays part of the output. Without recorded cells, a dialect that is
+not one of ours keeps its frames in the outputs, and a `tool_call` without its chat template is read as Qwen's and
+Hermes' templates write it.
 """
 
 from __future__ import annotations
@@ -17,24 +19,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import Dialect, PythonReader, Reader, dialect_class, make_dialect
-from repl_rl.dialect.call_form import CallForm
+from repl_rl.dialect import Cell, Dialect, PythonReader, Reader, Refusal, Turn, dialect_class, make_dialect
+from repl_rl.dialect.call_form import CallForm, split_calls
+from repl_rl.dialect.decoder import TypedText
 from repl_rl.dialect.fenced import FencedReader
 from repl_rl.dialect.inline import InlineReader
 from repl_rl.dialect.ipython import IPythonReader
 from repl_rl.dialect.tool_call import ToolCallDialect, ToolCallReader
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
-from repl_rl.view.session_readings import Piece, reading_of
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
 
+_CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
+_FENCES = 2
 _SHOWN_PARTS: dict[type[Any], re.Pattern[str]] = {
     FencedReader: re.compile(r"(?P<fence>`{3,})output\n(?P<shown>(?:.*?\n)??)(?P=fence)\n", re.DOTALL),
     InlineReader: re.compile(r"<(?P<tag>fn_results|fn_error)>(?P<shown>.*?)</(?P=tag)>", re.DOTALL),
     ToolCallReader: re.compile(r"<tool_response>\n(?P<shown>.*?)\n</tool_response>", re.DOTALL),
 }
-_IPYTHON_PROMPT = re.compile(r"(?:\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
 _GOES_ON = frozenset(
     {StopReason.CONTEXT, StopReason.MAX_TOKENS, StopReason.LINE_TOKENS, StopReason.ABORTED, StopReason.UNFINISHED}
 )
@@ -74,9 +77,9 @@ class SessionCell:
 class SessionText:
     """The cells of a trajectory and how its dialect shows what they do.
 
-    `shows` is "output" (as a terminal), "block" (the same, its last line ended), "result" (the value or the exception's
-    last line), "ipython" (`Out[n]:`) or "frames" (a dialect of the user's: results stand somewhere in it). `setup` is
-    what a session runs beforehand.
+    `shows` is "output" (as a terminal) or "ipython" (`Out[n]:`); without recorded cells also "block" (as a terminal,
+    its last line ended), "result" (the value or the exception's last line) or "frames" (a dialect of the user's:
+    results stand somewhere in it). `setup` is what a session runs beforehand.
     """
 
     dialect: str
@@ -91,7 +94,12 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -
     spoken = _dialect(dialect if dialect is not None else dialect_of(trajectory))
     reader = spoken.reader()
     name = dialect if isinstance(dialect, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
-    return SessionText(name, _shows(reader), spoken.setup, tuple(_Telling(trajectory, spoken, reader).cells()))
+    shows = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
+    shows |= {InlineReader: "result", ToolCallReader: "result"}
+    told = shows.get(type(reader), "frames")
+    if told != "ipython" and any(line.cells is not None for line in trajectory.lines):
+        told = "output"
+    return SessionText(name, told, spoken.setup, tuple(_Telling(trajectory, spoken, reader).cells()))
 
 
 def dialect_of(trajectory: Trajectory) -> str:
@@ -134,12 +142,6 @@ def _dialect(dialect: str | Dialect) -> Dialect:
     return make_dialect(config)
 
 
-def _shows(reader: Reader) -> str:
-    known = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
-    known |= {InlineReader: "result", ToolCallReader: "result"}
-    return known.get(type(reader), "frames")
-
-
 class _Telling:
     """One trajectory on its way to cells."""
 
@@ -147,7 +149,7 @@ class _Telling:
         self._trajectory = trajectory
         self._stops = dialect.stops
         self._kind = type(reader)
-        self._reading = reading_of(reader)
+        self._reading = _reading_of(reader)
         self._idle = Role.THOUGHT if self._kind in (PythonReader, IPythonReader) else Role.PROSE
         self._number = 0
 
@@ -162,13 +164,16 @@ class _Telling:
             told += self._of_turn(index, line, self._reading.feed(index, text, ends))
         return [cell for cell in [*told, *self._rest()] if cell.text.strip() or cell.role is Role.RAN]
 
-    def _of_turn(self, index: int, line: Line, pieces: Sequence[Piece]) -> list[SessionCell]:
+    def _of_turn(self, index: int, line: Line, pieces: list[Piece]) -> list[SessionCell]:
+        if line.cells is not None and not _agree(pieces, line.cells):
+            words = self._reading.give_up(index)
+            pieces = [*([words] if words else []), *(_recorded_piece(index, line, cell) for cell in line.cells)]
         cells = [self._cell(piece) for piece in pieces]
         if index + 1 == len(self._trajectory.lines) and self._trajectory.stop_reason in _FAILED and not line.output:
             lost = line.kind is LineKind.KILLED
             cells = [_not_run(cell, "the machinery failed while it ran") if lost else cell for cell in cells]
         cells = _without_unreached(cells, line)
-        return self._with_outputs(cells, line, self._shown(index, line))
+        return self._with_outputs(index, line, cells)
 
     def _cell(self, piece: Piece) -> SessionCell:
         if piece.cell is None:
@@ -183,20 +188,19 @@ class _Telling:
     def _typed(self, lines: Sequence[int]) -> str:
         return "".join(encodable(self._trajectory.lines[index].text) for index in lines)
 
-    def _shown(self, index: int, line: Line) -> str:
-        """The output without the prompt behind it."""
+    def _with_outputs(self, index: int, line: Line, cells: Sequence[SessionCell]) -> list[SessionCell]:
+        """What each of them showed, where it is recorded or the dialect divides it; else all of it at the last one."""
         goes_on = index + 1 < len(self._trajectory.lines) or self._trajectory.stop_reason in _GOES_ON
-        shown = encodable(line.output)
-        if self._kind is IPythonReader:
-            return _IPYTHON_PROMPT.sub("", shown) if goes_on else shown
-        return shown.removesuffix(self._reading.prompt()) if goes_on else shown
-
-    def _with_outputs(self, cells: Sequence[SessionCell], line: Line, shown: str) -> list[SessionCell]:
-        """The texts that the dialect divided at their cells, or all of it at the last one that ran."""
-        asked = [place for place, cell in enumerate(cells) if cell.role is Role.RAN or cell.note.startswith("refused")]
+        shown = encodable(line.shown if goes_on or line.cells is not None else line.output)
+        asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
         ran = [place for place in asked if cells[place].role is Role.RAN]
-        pattern = _SHOWN_PARTS.get(self._kind)
-        parts = [match["shown"] for match in pattern.finditer(shown)] if pattern else []
+        if line.cells is not None:
+            parts = [encodable(cell.output) for cell in line.cells]
+        else:
+            pattern = _SHOWN_PARTS.get(self._kind)
+            parts = [match["shown"] for match in pattern.finditer(shown)] if pattern else []
+        if line.cells is not None and self._kind is IPythonReader and len(parts) == len(asked):
+            parts = [_marked(part, cells[place].number, line) for place, part in zip(asked, parts, strict=True)]
         told = list(cells)
         if len(parts) == len(asked):
             for place, part in zip(asked, parts, strict=True):
@@ -231,16 +235,183 @@ def _not_run(cell: SessionCell, note: str) -> SessionCell:
     return replace(cell, role=Role.NOT_RUN, note=note) if cell.role is Role.RAN else cell
 
 
+def _agree(pieces: Sequence[Piece], recorded: Sequence[RecordedCell]) -> bool:
+    """Whether the reader's cells are those that ran, and perhaps some that were not reached."""
+    sources = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
+    return sources[: len(recorded)] == [encodable(cell.source) for cell in recorded]
+
+
+def _recorded_piece(index: int, line: Line, cell: RecordedCell) -> Piece:
+    refusal = None if cell.source else Refusal(line.error_name or "", cell.output)
+    return Piece((index,), encodable(cell.source), Cell(cell.source, line.kind, refusal))
+
+
+def _is_asked(cell: SessionCell) -> bool:
+    """Whether it was run, or answered with a refusal."""
+    return cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
+
+
+def _marked(output: str, number: int, line: Line) -> str:
+    """A cell's output with IPython's `Out[number]: ` where it stood; without it where no value, or no whole one, was
+    shown. Values are not told from printed text in a record."""
+    mark = f"Out[{number}]: "
+    _, found, after = encodable(line.output).rpartition(mark)
+    starts = [start for start in range(len(output)) if after.startswith(output[start:])] if found else []
+    return output[: starts[0]] + mark + output[starts[0] :] if starts else output
+
+
 def _without_unreached(cells: Sequence[SessionCell], line: Line) -> list[SessionCell]:
-    """An answer ends the session: what stood behind it in its turn did not run. The first cell that names the function
-    is taken for the one that called it."""
-    if line.kind is not LineKind.ANSWER:
+    """An answer ends the session, and so does what kills the interpreter: what came after it in its turn did not run.
+
+    Without recorded cells, the first cell that names the function is taken for the one that called it.
+    """
+    if line.cells is not None:
+        asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
+        end = asked[len(line.cells)] if len(line.cells) < len(asked) else len(cells)
+    elif line.kind is LineKind.ANSWER:
+        names = ["submit_final_answer" in cell.text and cell.role is Role.RAN for cell in cells]
+        end = names.index(True) + 1 if True in names else len(cells)
+    else:
         return list(cells)
-    names = ["submit_final_answer" in cell.text and cell.role is Role.RAN for cell in cells]
-    end = names.index(True) + 1 if True in names else len(cells)
-    return [*cells[:end], *(_not_run(cell, "the session had ended with the answer") for cell in cells[end:])]
+    note = "the session had ended with the answer" if line.kind is LineKind.ANSWER else "the session had ended"
+    return [*cells[:end], *(_not_run(cell, note) for cell in cells[end:])]
 
 
 def encodable(text: str) -> str:
     """Lone surrogates as escapes: what encodes as UTF-8 can be written."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+Typed = tuple[tuple[int, ...], str]
+"""Text, and the indices of the lines that it was typed in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What came to its end: words, or a cell. `lines` are the indices of those that it was typed in."""
+
+    lines: tuple[int, ...]
+    text: str
+    cell: Cell | None = None
+
+
+class _Reading(Protocol):
+    """The typed side of one trajectory."""
+
+    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+        """Take in a line; `ends` where the end of the input, and no newline, ended it."""
+
+    def give_up(self, index: int, text: str = "") -> Piece | None:
+        """What has come to no end, and `text` that was typed and never read; None if there is nothing."""
+
+
+def _reading_of(reader: Reader) -> _Reading:
+    if isinstance(reader, PythonReader | IPythonReader):
+        return _ByLines(reader, TypedText())
+    if isinstance(reader, FencedReader):
+        return _ByLines(reader, TypedText(drops_space=False), lead="", frame_lines=_FENCES)
+    return _ByTurns(reader)
+
+
+class _ByLines:
+    """Read one physical line at a time, so that it is known which of them made which cell.
+
+    `lead` stands before each line, for the reader to drop; `frame_lines` around a cell are not its source.
+    """
+
+    def __init__(self, reader: Any, typed: TypedText, lead: str = " ", frame_lines: int = 0) -> None:
+        self._reader = reader
+        self._typed = typed
+        self._lead = lead
+        self._frame_lines = frame_lines
+        self._held: list[Typed] = []
+        self._is_open = False
+        self._begun: tuple[int, ...] = ()
+        """Where the physical line began that has not ended yet."""
+
+    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        for line in self._lines(index, text, ends):
+            self._held.append((self._begun, line))
+            self._begun = (index,)
+            turn = self._reader.read(f"{self._lead}{line}\n")
+            self._is_open = not turn.cells and (self._is_open or turn.idle_kind is LineKind.OPEN)
+            pieces += self._released(turn)
+        if ends and self._held:
+            turn = self._reader.read("", end_of_input=True)
+            self._is_open = not turn.cells
+            pieces += self._released(turn)
+        return pieces
+
+    def give_up(self, index: int, text: str = "") -> Piece | None:
+        self._held += [(self._begun, line) for line in self._lines(index, text, ends=True)]
+        return self._piece(self._cut(0)) if self._held else None
+
+    def _lines(self, index: int, text: str, ends: bool) -> tuple[str, ...]:
+        """The physical lines that `text` ends, the first of which may have begun in an earlier line."""
+        self._begun = (*self._begun, index) if self._typed.is_ahead else (index,)
+        return self._typed.take(text.encode(), ends).lines
+
+    def _released(self, turn: Turn) -> list[Piece]:
+        if self._is_open:
+            return []
+        if not turn.cells:
+            return [self._piece(self._cut(0))]
+        [cell] = turn.cells
+        before = self._cut(self._lines_of(cell))
+        own = self._piece(self._cut(0))
+        return [*([self._piece(before)] if before else []), Piece(own.lines, cell.source, cell)]
+
+    def _lines_of(self, cell: Cell) -> int:
+        """IPython takes blank lines off its cells."""
+        if isinstance(self._reader, IPythonReader):
+            return len(self._held)
+        return cell.source.count("\n") + 1 + self._frame_lines
+
+    def _cut(self, keep: int) -> list[Typed]:
+        """Take what stands before the last `keep` lines."""
+        count = max(0, len(self._held) - keep)
+        before, self._held = self._held[:count], self._held[count:]
+        return before
+
+    def _piece(self, typed: Sequence[Typed]) -> Piece:
+        return Piece(_indices(typed), "\n".join(text for _, text in typed))
+
+
+class _ByTurns:
+    """Prose stands up to the cells that a turn completes."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._held: list[Typed] = []
+
+    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+        self._held.append(((index,), text))
+        turn = self._reader.read(text, ends)
+        if not turn.cells:
+            return []
+        lines = _indices(self._held)
+        *prose, rest = self._prose("".join(text for _, text in self._held), turn)
+        self._held = [((index,), rest)] if rest.strip() else []
+        pieces: list[Piece] = []
+        for number, cell in enumerate(turn.cells):
+            pieces += [Piece(lines, words) for words in prose[number : number + 1] if words.strip()]
+            pieces.append(Piece(lines, cell.source, cell))
+        return pieces
+
+    def give_up(self, index: int, text: str = "") -> Piece | None:
+        held = [*self._held, *([((index,), text)] if text else [])]
+        self._held = []
+        return Piece(_indices(held), "".join(text for _, text in held)) if held else None
+
+    def _prose(self, text: str, turn: Turn) -> list[str]:
+        """The words before each cell, and those behind the last."""
+        if isinstance(self._reader, InlineReader):
+            return _CALL.split(text)
+        if isinstance(self._reader, ToolCallReader):
+            return [split_calls(text, self._reader.form)[1], ""]
+        return ["" if text.strip() == turn.cells[0].source.strip() else text, ""]
+
+
+def _indices(typed: Sequence[Typed]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(index for indices, _ in typed for index in indices))

@@ -1,7 +1,7 @@
-"""The tokens of a trajectory one by one: id, text, logprob, and whether the policy sampled it.
+"""The tokens of a trajectory one by one: id, text, logprob, and whether the policy sampled it; and as chips on a page.
 
-Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is no
-whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
+Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is not
+a whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
 torch, no network.
 
 Not covered: checkpoints without `tokenizer.json` have ids and no texts.
@@ -11,14 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.errors import ModelError, ReplRLError
+from repl_rl.errors import ReplRLError
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.text import Excerpt, excerpt
+from repl_rl.view.transcript import GUTTER, Origin, shown_bytes
+from repl_rl.view.words import log_probability, short
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+STRETCH_TOKENS = 400
+TOKEN_CHARS = 200
+_STEPS = (-0.1, -0.7, -1.6, -3.0)
+"""Logprobs below which a token is shaded one step more; probabilities of 90%, 50%, 20% and 5%."""
+_CHIP_BYTES, _STRETCH_BYTES = 70, 150
+_BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
 """From ids to their texts, one each; "" for an id that the vocabulary has no token for."""
@@ -43,10 +54,14 @@ class TokenRow:
 def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRow]:
     """The completion's tokens in order. Raises ValueError if `texts` gives another number of texts than of ids."""
     ids = trajectory.completion_ids
+    starts = [line.start for line in trajectory.lines]
+    owners: list[int | None] = []  # (T,)
+    for index, (start, end) in enumerate(zip([0, *starts], [*starts, len(ids)], strict=True)):
+        owners += [index - 1 if index else None] * (end - start)
     known: Sequence[str | None] = [None] * len(ids)
     if texts is not None and texts_fit(trajectory, texts):
         known = texts(ids)
-    columns = zip(ids, known, trajectory.logprobs, trajectory.sampled_mask, _lines(trajectory), strict=True)
+    columns = zip(ids, known, trajectory.logprobs, trajectory.sampled_mask, owners, strict=True)
     return [
         TokenRow(index, token, text or None, logprob if sampled else None, sampled, line)
         for index, (token, text, logprob, sampled, line) in enumerate(columns)
@@ -56,7 +71,7 @@ def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRo
 def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
     """False where the texts contradict those of the lines: they are of another vocabulary than the one that sampled.
 
-    A line tells nothing where bytes of its tokens are no whole characters; what ended the text may stand behind it.
+    A line tells nothing where bytes of its tokens are not whole characters. After its text may come what ended it.
     """
     spelled = (("".join(texts(trajectory.completion_ids[line.start : line.end])), line) for line in trajectory.lines)
     return all(text.startswith(line.text) for text, line in spelled if text.isascii() and "\\x" not in text)
@@ -68,56 +83,40 @@ def load_token_texts(model: str) -> TokenTexts | None:
     A hub id is looked for among what has been downloaded before. None where there is no `tokenizer.json` to be found,
     or none that can be read.
     """
+    from tokenizers import Tokenizer
+
+    from repl_rl.engine.vocabulary import bytes_of_tokens
+
     try:
         path = _tokenizer_file(model)
-        return None if path is None else _texts(_read_tokenizer(path))
+        if path is None:
+            return None
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+        except Exception:  # noqa: BLE001 - the library raises nothing narrower
+            return None
+        spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(_AsTransformers(tokenizer))]
     except ReplRLError:
         return None
-
-
-def _lines(trajectory: Trajectory) -> list[int | None]:
-    """Which line each token belongs to. (T,)"""
-    owners: list[int | None] = []
-    starts = [line.start for line in trajectory.lines]
-    for index, (start, end) in enumerate(zip([0, *starts], [*starts, len(trajectory.completion_ids)], strict=True)):
-        owners += [index - 1 if index else None] * (end - start)
-    return owners
+    return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
 
 
 def _tokenizer_file(model: str) -> Path | None:
+    """In the model's folder or, for a hub id, in huggingface_hub's cache. Asks no server."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     from repl_rl.models import find_model
 
     found = find_model(model)
     path = Path(found) / "tokenizer.json"
-    return path if path.is_file() else _downloaded(found)
-
-
-def _downloaded(hub_id: str) -> Path | None:
-    """The file in huggingface_hub's cache. Asks no server."""
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
+    if path.is_file():
+        return path
     try:
-        path = try_to_load_from_cache(hub_id, "tokenizer.json")
+        downloaded = try_to_load_from_cache(found, "tokenizer.json")
     except HFValidationError:
         return None
-    return Path(path) if isinstance(path, str) else None
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # The library raises nothing narrower.
-        raise ModelError(f"{path} can't be read as a tokenizer: {error}") from error
-
-
-def _texts(tokenizer: Tokenizer) -> TokenTexts:
-    from repl_rl.engine.token_bytes import bytes_of_tokens
-
-    spelled = [data.decode("utf-8", "backslashreplace") for data in bytes_of_tokens(_AsTransformers(tokenizer))]
-    return lambda ids: [spelled[index] if 0 <= index < len(spelled) else "" for index in ids]
+    return Path(downloaded) if isinstance(downloaded, str) else None
 
 
 class _AsTransformers:
@@ -139,3 +138,53 @@ class _AsTransformers:
         """Cleaning up is transformers' own habit and stays off."""
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """One token. `number` is its logprob, empty where it was not sampled; `shade` goes from 0 to 4."""
+
+    id: int
+    text: str
+    number: str
+    shade: int
+
+    @property
+    def size_bytes(self) -> int:
+        return _CHIP_BYTES + shown_bytes(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens of one line that were all sampled, or all written by the interpreter. `number` is the line's, from 1."""
+
+    origin: Origin
+    number: int | None
+    chips: Excerpt[Chip]
+    count: int
+
+    @property
+    def mark(self) -> str:
+        return GUTTER[self.origin]
+
+    @property
+    def size_bytes(self) -> int:
+        return _STRETCH_BYTES + sum(chip.size_bytes for chip in (*self.chips.head, *self.chips.tail))
+
+
+def stretches(trajectory: Trajectory, texts: TokenTexts | None, budget_bytes: int) -> Excerpt[Stretch]:
+    """The completion's tokens in order: its first and last stretches within the budget, of long ones the two ends."""
+    told: list[Stretch] = []
+    for (line, sampled), same in groupby(token_rows(trajectory, texts), key=lambda row: (row.line, row.sampled)):
+        rows = list(same)
+        kept = excerpt(rows, STRETCH_TOKENS)
+        chips = Excerpt(tuple(map(_chip, kept.head)), kept.left_out, tuple(map(_chip, kept.tail)))
+        origin = Origin.TYPED if sampled else Origin.INTERPRETER
+        told.append(Stretch(origin, None if line is None else line + 1, chips, len(rows)))
+    return excerpt(told, budget_bytes, lambda stretch: stretch.size_bytes)
+
+
+def _chip(row: TokenRow) -> Chip:
+    text = str(row.id) if row.text is None else short(row.text, TOKEN_CHARS).translate(_BLANKS)
+    shade = 0 if row.logprob is None else sum(row.logprob < step for step in _STEPS)
+    return Chip(row.id, text, "" if row.logprob is None else log_probability(row.logprob), shade)

@@ -5,7 +5,9 @@
     async with open_rollout("nano") as rollout:                              # in a notebook, several with one engine
         await show(rollout, "What is 12 choose 5?", n=4)
 
-What is drawn is at most a tenth of a second old. An interrupt ends the rollouts, shows what there is, and goes on up.
+Where it is drawn: in a notebook, an output cell that is updated in place; in a terminal, the tail that fits the screen
+and at the end the whole transcript; in a pipe, each row once, without control codes. What is drawn is at most
+a tenth of a second old. An interrupt ends the rollouts, shows what there is, and goes on up.
 
 Not covered: the tokens within a line. A line is sampled whole before it is told.
 """
@@ -13,27 +15,44 @@ Not covered: the tokens within a line. A line is sampled whole before it is told
 from __future__ import annotations
 
 import asyncio
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import wait
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Protocol
+
+from markupsafe import Markup
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Group as Stack
+from rich.live import Live
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
 
 from repl_rl.config import Config, SamplingConfig, SeededSampling
-from repl_rl.engine import Vocabulary
 from repl_rl.engine.environment import silence_libraries
 from repl_rl.errors import ConfigError
-from repl_rl.rollout.events import Event
+from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.opening import config_of, open_rollout
-from repl_rl.trajectory import Group, Task, Trajectory
+from repl_rl.trajectory import Group, Line, Task, Trajectory
 from repl_rl.utils.background import BackgroundLoop
-from repl_rl.view.canvas import Canvas, canvas_here
-from repl_rl.view.seen import Seen
+from repl_rl.utils.text import visible
+from repl_rl.view.display import bundle, trajectory_html, transcript_html
+from repl_rl.view.terminal import print_trajectory, transcript_table
 from repl_rl.view.tokens import TokenTexts
+from repl_rl.view.transcript import PLAIN_BYTES, ScreenRow, ending, plain_text, session_parts, transcript_rows
 
 EXAMPLE = "What is the greatest common divisor of 462 and 1071?"
 _TICK_S = 0.1
+_COLUMNS = 8
+"""At most as many rollouts stand side by side in a notebook before they have ended."""
+_LEAST_COLUMN_CHARS = 40
+_SIDE_BY_SIDE = Markup('<div style="display:flex;gap:1em;overflow-x:auto" tabindex="0">{}</div>')
+_COLUMN = Markup('<div style="flex:1 0 26em;min-width:0">{}</div>')
 
 
 def live(
@@ -49,11 +68,11 @@ def live(
     seeds; `overrides=["seed=1"]` makes others. Raises ConfigError before anything is loaded, and what opening and
     rolling out raise; a trajectory that the machinery failed comes back `aborted`.
     """
-    asked = _task(task)
-    _refuse_count(n)
+    asked = _task(task, n)
     config = config_of(config_or_model, overrides)
     board = Board(canvas_here(), n, f"loading {config.model.path}")
-    with board.until_the_end(), _quietly(), BackgroundLoop() as loop:
+    silence_libraries()  # The screen is for the rollout: what libraries say while they load stays off it.
+    with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
         making = loop.submit(_opened(config, asked, board))
         while not wait([making], _TICK_S).done:
             board.refresh()
@@ -62,8 +81,7 @@ def live(
 
 async def show(rollout: Rollout, task: Task | str, *, n: int = 1) -> Trajectory | Group:
     """Roll out a task `n` times on an open `Rollout`, and show it as `live` does. Cancelling it ends the rollouts."""
-    asked = _task(task)
-    _refuse_count(n)
+    asked = _task(task, n)
     return await watch(rollout, asked, Board(canvas_here(), n))
 
 
@@ -74,7 +92,7 @@ class Board:
     """
 
     def __init__(self, canvas: Canvas, n: int, note: str = "") -> None:
-        self.seen = [Seen()] * n
+        self.seen = [LiveRollout()] * n
         self.texts: TokenTexts | None = None
         self._canvas = canvas
         self._note = note
@@ -100,7 +118,10 @@ class Board:
             self.refresh()
             yield
         except BaseException as error:
-            self._canvas.finish(tuple(self.seen), _why(error), self.texts)
+            why = f"ended by {type(error).__name__}: {error}"
+            if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+                why = "interrupted: this is what there was"
+            self._canvas.finish(tuple(self.seen), why, self.texts)
             raise
         self._canvas.finish(tuple(self.seen), "", self.texts)
 
@@ -128,14 +149,15 @@ async def _opened(config: Config, task: Task, board: Board) -> list[Trajectory]:
 
 async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
     """As many at a time as the rollout allows; the first failure ends all."""
-    board.texts = _texts_of(rollout.vocabulary)
+    vocabulary = rollout.vocabulary
+    board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
-    places = asyncio.Semaphore(rollout.at_once or count)
+    slots = asyncio.Semaphore(rollout.at_once or count)
     sampling = sampling or rollout.sampling
 
     async def roll(index: int) -> Trajectory:
         own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-        async with places, aclosing(rollout.stream(task, own)) as events:
+        async with slots, aclosing(rollout.stream(task, own)) as events:
             async for event in events:
                 board.take(index, event)
         trajectory = board.seen[index].trajectory
@@ -151,36 +173,202 @@ async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: Sampling
         await asyncio.gather(*rolling, return_exceptions=True)
 
 
-def _texts_of(vocabulary: Vocabulary) -> TokenTexts:
-    return lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
-
-
 def _one_or_all(made: Sequence[Trajectory]) -> Trajectory | Group:
     return made[0] if len(made) == 1 else Group(made)
 
 
-def _why(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
-        return "interrupted: this is what there was"
-    return f"ended by {type(error).__name__}: {error}"
-
-
-def _task(task: Task | str) -> Task:
+def _task(task: Task | str, n: int) -> Task:
+    """What is to be rolled out `n` times. Raises ConfigError for an empty task, and for a count of none."""
     asked = task if isinstance(task, Task) else Task("live", task, "")
     if not asked.question.strip():
         raise ConfigError("an empty task: give a question, such as " + repr(EXAMPLE))
+    if n < 1:
+        raise ConfigError(f"n={n}: give at least one rollout")
     return asked
 
 
-def _refuse_count(n: int) -> None:
-    if n < 1:
-        raise ConfigError(f"n={n}: give at least one rollout")
+@dataclass(frozen=True, slots=True)
+class LiveRollout:
+    """One rollout as far as it has been told. `pending` is the typed line that runs now.
+
+    `trajectory` is there when all is over.
+    """
+
+    prompt: str = ""
+    lines: tuple[Line, ...] = ()
+    pending: str | None = None
+    trajectory: Trajectory | None = None
+
+    def after(self, event: Event) -> LiveRollout:
+        """With what an event tells."""
+        match event:
+            case Began(prompt=prompt):
+                return replace(self, prompt=prompt)
+            case Sampled(text=text):
+                return replace(self, pending=text)
+            case Ran(index=index, line=line):
+                return replace(self, lines=(*self.lines[:index], line), pending=None)
+            case Ended(trajectory=trajectory):
+                return replace(self, trajectory=trajectory)
+
+    @property
+    def rows(self) -> list[ScreenRow]:
+        """The transcript so far, what runs now at its end."""
+        return transcript_rows(self.prompt, self.lines, self.pending) if self.prompt else []
+
+    @property
+    def finished_rows(self) -> list[ScreenRow]:
+        """Those rows that stay as they are, whatever comes."""
+        rows = self.rows
+        line = self.lines[-1] if self.lines else None
+        texts = (self.pending, line and line.output, line and line.text, self.prompt)
+        last_text = next((text for text in texts if text), "")
+        return rows[:-1] if self.trajectory is None and not last_text.endswith("\n") else rows
+
+    @property
+    def doing(self) -> str:
+        """What goes on, in a few words."""
+        if self.trajectory is not None:
+            return f"stopped: {self.trajectory.stop_reason.replace('_', ' ')}"
+        number = len(self.lines) + 1
+        if self.pending is not None:
+            return f"line {number} runs"
+        return f"the model types line {number}" if self.prompt else "waiting for a place and an interpreter"
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """The screen is for the rollout: what libraries say while they load stays off it."""
-    silence_libraries()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+class Canvas(Protocol):
+    """`note` says what goes on with all of them, "" where there is nothing to say."""
+
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
+        """Show how far rollouts have come."""
+
+    def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
+        """Show what they have come to; `texts` gives the texts of tokens. Nothing is drawn afterwards."""
+
+
+def canvas_here() -> Canvas:
+    """The one that suits where this runs."""
+    # In a Jupyter kernel, that is: IPython's own terminal is one like any other.
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if getattr(shell, "kernel", None) is not None:
+        return NotebookCanvas()
+    console = Console()
+    return TerminalCanvas(console) if console.is_terminal and not console.is_dumb_terminal else PipeCanvas(console)
+
+
+class NotebookCanvas:
+    """An output cell that is updated in place."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
+        texts = [plain_text(session_parts(each.prompt, each.lines, each.pending, PLAIN_BYTES)) for each in seen]
+        shown = [
+            Markup(transcript_html(each.prompt, each.lines, pending=each.pending, note=note or each.doing))
+            for each in seen[:_COLUMNS]
+        ]
+        if len(shown) > 1:
+            beside = _SIDE_BY_SIDE.format(Markup("").join(_COLUMN.format(each) for each in shown))
+            more = len(seen) - len(shown)
+            shown = [beside + (Markup("<p>and {} more</p>").format(more) if more else "")]
+        self._show({"text/plain": "\n\n".join(filter(None, [note, *texts])), "text/html": str(shown[0])})
+
+    def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
+        ended = Group(each.trajectory for each in seen if each.trajectory is not None)
+        if note or len(ended) < len(seen):
+            self.draw(seen, note)
+        elif len(ended) > 1:
+            self._show(bundle(ended))
+        else:
+            self._show({**bundle(ended[0]), "text/html": trajectory_html(ended[0], token_texts=texts)})
+
+    def _show(self, shown: dict[str, str]) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(shown, raw=True, display_id=True)
+        else:
+            self._handle.update(shown, raw=True)
+
+
+class TerminalCanvas:
+    """A part of the screen that is drawn over; at the end the whole."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+        begun = [each for each in seen if each.prompt]
+        fitting = max(1, self._console.width // _LEAST_COLUMN_CHARS)
+        grid = Table.grid(expand=True, padding=(0, 2))
+        for _ in begun[:fitting]:
+            grid.add_column(ratio=1)
+        height = self._console.height
+        grid.add_row(*(_Tail(transcript_table(each.doing, each.rows[-height:], False), 2) for each in begun[:fitting]))
+        more = [Text(f"and {len(begun) - fitting} more", style="dim")] if len(begun) > fitting else []
+        self._live.update(_Tail(Stack(grid, *more, Text(visible(note)))), refresh=True)
+
+    def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+        for each in seen:
+            if each.trajectory is not None:
+                print_trajectory(self._console, each.trajectory)
+            elif each.prompt:
+                self._console.print(transcript_table(each.doing, each.rows))
+        if note:
+            self._console.print(Text(visible(note), style="bold"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """As many of the last lines of something as the screen has room for, and leaves `spare` of it free."""
+
+    whole: RenderableType
+    spare: int = 1
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        lines = console.render_lines(self.whole, options.update(height=None), pad=False)
+        for line in lines[-max(1, console.height - self.spare) :]:
+            yield from line
+            yield Segment.line()
+
+
+class PipeCanvas:
+    """Rows as they come, each once; those of several rollouts after their numbers."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed: dict[int, int] = {}
+        """How many rows of each have been printed."""
+        self._note = ""
+
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
+        if note != self._note:
+            self._note = note
+            self._say(note)
+        for index, each in enumerate(seen):
+            self._print(index, each.finished_rows, len(seen) > 1)
+
+    def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
+        for index, each in enumerate(seen):
+            self._print(index, each.rows, len(seen) > 1)
+        for number, each in enumerate(seen, 1):
+            if each.trajectory is not None:
+                self._say((f"{number} " if len(seen) > 1 else "") + ending(each.trajectory))
+        self._say(note)
+
+    def _print(self, index: int, rows: Sequence[ScreenRow], are_several: bool) -> None:
+        for row in rows[self._printed.get(index, 0) :]:
+            self._say(f"{index + 1} {row.text}" if are_several else row.text)
+        self._printed[index] = len(rows)
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._console.print(Text(visible(text)), soft_wrap=True)

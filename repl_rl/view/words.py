@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from repl_rl.trajectory import Line, LineKind, Trajectory
+from repl_rl.utils.text import cut_middle
 
 FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
 """Kinds of a line that went wrong."""
@@ -65,7 +66,7 @@ def percent(value: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is no time, as a file may hold."""
+    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is not a time, as a file may hold."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 60:
@@ -87,3 +88,8 @@ def counted(count: int, one: str, many: str = "") -> str:
 def one_line(text: str) -> str:
     """`text` with its line breaks as a sign, for a place that has one row."""
     return text.replace("\n", "⏎")
+
+
+def short(text: str, limit_chars: int) -> str:
+    """`text` without its middle where it is too long, and with a note of how much is missing there."""
+    return cut_middle(text, limit_chars, " … {:,} characters … ")

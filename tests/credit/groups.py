@@ -48,7 +48,7 @@ def rewards_of(typed: Sequence[Sequence[Typed]]) -> Rewards:
 
 
 def config(estimator: str, **values: Any) -> CreditConfig:
-    return CreditConfig(estimator=estimator, **values)  # type: ignore[arg-type]
+    return CreditConfig(estimator=estimator, **values)
 
 
 @st.composite
@@ -62,7 +62,7 @@ def configs(draw: st.DrawFn, estimator: str | None = None) -> CreditConfig:
         "omega": draw(st.floats(0.0, 2.0)),
         "clip": draw(st.none() | st.floats(0.1, 2.0)),
     }
-    used = {key: value for key, value in values.items() if key in USED[name]}  # type: ignore[index]
+    used = {key: value for key, value in values.items() if key in USED[name]}
     if used.get("baseline") == "none" and "scale" in used:
         used["scale"] = False
     return config(name, **used)

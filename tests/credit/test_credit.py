@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 from groups import Typed, config, configs, of_lines, rewards_of, trajectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.config import CreditConfig
+from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import ESTIMATORS, advantages, batch_line_advantages, line_advantages, spread
 from repl_rl.credit.gigpo import anchors
 from repl_rl.credit.normalize import relative
 from repl_rl.credit.return_to_go import discounted_returns
+from repl_rl.errors import ConfigError, RewardError
+from repl_rl.rollout.score import reward_table
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 REINFORCE_PP = config("reinforce++")
@@ -317,3 +321,50 @@ def test_rewards_have_to_fit_the_lines() -> None:
         line_advantages([trajectory(1), trajectory(1)], [[1.0]], config("outcome"))
     with pytest.raises(ValueError, match="argument 2 is longer"):
         spread(trajectory(1), [1.0, 2.0])
+
+
+OWN = """
+def doubled(group, rewards, config):
+    assert len(group) == len(rewards)
+    return [[2 * value * config.gamma for value in values] for values in rewards]
+def raises(group, rewards, config): raise KeyError("x")
+def nothing(group, rewards, config): return None
+def too_few(group, rewards, config): return [[0.0] for _ in rewards]
+def infinite(group, rewards, config): return [[float("inf")] * len(values) for values in rewards]
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_credit.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("own")
+def test_an_estimator_of_ones_own_sees_the_valid_trajectories_and_is_clipped() -> None:
+    credit = CreditConfig(estimator="own_credit:doubled", gamma=0.5, clip=0.4)
+    group = [trajectory(1, 1), trajectory(1, stop_reason=StopReason.ABORTED), trajectory(1)]
+    assert line_advantages(group, [[0.25, 1.0], [9.0], [-0.75]], credit) == [[0.25, 0.4], [0.0], [-0.4]]
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("own_credit:raises", RewardError, r"credit\.estimator 'own_credit:raises' raised KeyError: 'x'"),
+        ("own_credit:nothing", RewardError, "raised TypeError: 'NoneType' object is not iterable"),
+        ("own_credit:too_few", RewardError, r"returned \[1, 1\] values for trajectories of \[2, 1\] lines; return one"),
+        ("own_credit:infinite", RewardError, "every value has to be finite"),
+        ("own_credit:number", ConfigError, "credit.estimator: 'own_credit:number' is int, not a function"),
+        ("own_credit:absent", ConfigError, "credit.estimator: 'own_credit:absent' can't be imported"),
+        ("no_such_module:f", ConfigError, "credit.estimator: 'no_such_module:f' can't be imported"),
+        (":f", ConfigError, "credit.estimator: ':f' is no import path; write it as package.module:function"),
+    ],
+)
+def test_an_estimator_of_ones_own_that_fails_is_named(name: str, error: type[Exception], message: str) -> None:
+    credit = CreditConfig(estimator=name)
+    with pytest.raises(error, match=message):
+        line_advantages([trajectory(1, 1), trajectory(1)], [[0.0, 1.0], [0.5]], credit)
+    with pytest.raises(error, match=re.escape(name)):  # before anything is loaded
+        reward_table(RewardsConfig(), credit)

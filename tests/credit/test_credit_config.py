@@ -18,16 +18,16 @@ VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": False, "ome
 
 
 def test_the_config_names_exactly_the_estimators() -> None:
-    assert set(CreditConfig.model_json_schema()["properties"]["estimator"]["enum"]) == set(ESTIMATORS)
+    assert set(USED) == set(ESTIMATORS)
 
 
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
 @pytest.mark.parametrize("field", VALUES)
 def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, field: str) -> None:
-    used = field in USED[estimator]  # type: ignore[index]
+    used = field in USED[estimator]
     for value in (VALUES[field], CreditConfig.model_fields[field].default):
         values = {"estimator": estimator, field: value}
-        if values.get("baseline") == "none" and "scale" in USED[estimator]:  # type: ignore[index]
+        if values.get("baseline") == "none" and "scale" in USED[estimator]:
             values["scale"] = False
         if used:
             assert getattr(parse_config({"credit": values}).credit, field) == value
@@ -99,3 +99,26 @@ def test_gigpo_needs_kernels_that_tell_fingerprints() -> None:
     with pytest.raises(ConfigError, match=r"^credit\.estimator: gigpo .* kernel\.backend 'python3' does not tell"):
         parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "gigpo"}})
     assert parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "turn"}}).credit.estimator == "turn"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "xyz",
+            "^credit.estimator: unknown estimator .*as package.module:function.; known are outcome, .* .got 'xyz'.$",
+        ),
+        ("outcom", "^credit.estimator: unknown estimator .*; did you mean 'outcome'. .got 'outcom'.$"),
+        ("reinforce", "did you mean 'reinforce\\+\\+'"),
+    ],
+)
+def test_an_unknown_estimator_is_refused_with_the_nearest_one(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"credit": {"estimator": name}})
+
+
+def test_one_of_ones_own_is_handed_every_field() -> None:
+    values = {"estimator": "my_credit:own", **VALUES, "scale": True}
+    credit = parse_config({"train": {"group_size": 1}, "credit": values}).credit
+    assert credit.model_dump() == values
+    assert CreditConfig.model_validate(credit.model_dump(mode="json")) == credit

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typist import make_typist
+from random_checkpoint import make_random_checkpoint
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine import Engine, Finish, SampledLine, Vocabulary, load_vocabulary, make_engine
@@ -20,31 +20,31 @@ EVEN = SamplingConfig(temperature=2)
 
 
 @pytest.fixture(scope="module")
-def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_typist(tmp_path_factory.mktemp("typist"), end_bias=-7.0)
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_checkpoint(tmp_path_factory.mktemp("checkpoint"), end_bias=-7.0)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(typist: Path) -> Vocabulary:
-    return load_vocabulary(str(typist))
+def vocabulary(checkpoint: Path) -> Vocabulary:
+    return load_vocabulary(str(checkpoint))
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
-def engine(request: pytest.FixtureRequest, typist: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
-    engine = opened(request.param, typist, vocabulary)
+def engine(request: pytest.FixtureRequest, checkpoint: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
+    engine = opened(request.param, checkpoint, vocabulary)
     yield engine
     engine.close()
 
 
-def opened(backend: Any, typist: Path, vocabulary: Vocabulary) -> Engine:
+def opened(backend: Any, checkpoint: Path, vocabulary: Vocabulary) -> Engine:
     config = EngineConfig(backend=backend, context_tokens=CONTEXT_TOKENS)
-    return make_engine(str(typist), vocabulary, ModelConfig(), config, seed=11)
+    return make_engine(str(checkpoint), vocabulary, ModelConfig(), config, seed=11)
 
 
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
-def deterministic(request: pytest.FixtureRequest, typist: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
+def deterministic(request: pytest.FixtureRequest, checkpoint: Path, vocabulary: Vocabulary) -> Iterator[Engine]:
     config = EngineConfig(backend=request.param, context_tokens=CONTEXT_TOKENS, deterministic=True)
-    engine = make_engine(str(typist), vocabulary, ModelConfig(), config)
+    engine = make_engine(str(checkpoint), vocabulary, ModelConfig(), config)
     yield engine
     engine.close()
 
@@ -211,8 +211,8 @@ def test_who_stops_waiting_for_a_slot_leaves_the_queue(engine: Engine, vocabular
 
 
 @pytest.mark.parametrize("backend", ["vllm", "transformers"])
-def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, typist: Path, vocabulary: Vocabulary) -> None:
-    engine = opened(backend, typist, vocabulary)
+def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, checkpoint: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(backend, checkpoint, vocabulary)
 
     async def closed_meanwhile() -> None:
         waiting = asyncio.create_task(line(engine, prompt(vocabulary, 1), EVEN, max_tokens=450))

@@ -1,7 +1,7 @@
 """The same policy behind every engine: the numbers of a float32 forward pass, and the same greedy sessions.
 
-The policy is a random one whose tokens hold newlines with text on both sides (`typist`); it makes errors, long outputs
-and blocks, and types ahead. Kernels are real.
+The policy is a random one (`random_checkpoint`) whose tokens hold newlines with text on both sides; it makes errors,
+long outputs and blocks, and types ahead. Kernels are real.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from exactness import (
     assert_the_engine_was_given_the_sequence_so_far,
     largest_logprob_difference,
 )
+from random_checkpoint import make_random_checkpoint
 from serving import start_server
 from transformers import AutoModelForCausalLM
-from typist import make_typist
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
@@ -46,35 +46,35 @@ class Rollouts:
 
 
 @pytest.fixture(scope="module")
-def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_typist(tmp_path_factory.mktemp("typist"))
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_checkpoint(tmp_path_factory.mktemp("checkpoint"))
 
 
 @pytest.fixture(scope="module")
-def vocabulary(typist: Path) -> Vocabulary:
-    return load_vocabulary(str(typist))
+def vocabulary(checkpoint: Path) -> Vocabulary:
+    return load_vocabulary(str(checkpoint))
 
 
 @pytest.fixture(scope="module")
-def rollouts(typist: Path, vocabulary: Vocabulary) -> Callable[[str], Rollouts]:
+def rollouts(checkpoint: Path, vocabulary: Vocabulary) -> Callable[[str], Rollouts]:
     """Of an engine by name, made once."""
     made: dict[str, Rollouts] = {}
 
     def of(name: str) -> Rollouts:
         if name not in made:
-            with _config(name, typist) as config:
-                made[name] = _roll_out(typist, vocabulary, config)
+            with _config(name, checkpoint) as config:
+                made[name] = _roll_out(checkpoint, vocabulary, config)
         return made[name]
 
     return of
 
 
 @contextmanager
-def _config(name: str, typist: Path) -> Iterator[EngineConfig]:
+def _config(name: str, checkpoint: Path) -> Iterator[EngineConfig]:
     if name != "server":
         yield EngineConfig(backend=name, context_tokens=CONTEXT_TOKENS)
         return
-    running = start_server(typist / "server.log", f"--model={typist}", f"--max-model-len={CONTEXT_TOKENS}")
+    running = start_server(checkpoint / "server.log", f"--model={checkpoint}", f"--max-model-len={CONTEXT_TOKENS}")
     try:
         running.wait_until_up()
         yield EngineConfig(servers=(running.url,), context_tokens=CONTEXT_TOKENS)
@@ -82,8 +82,9 @@ def _config(name: str, typist: Path) -> Iterator[EngineConfig]:
         running.kill()
 
 
-def _roll_out(typist: Path, vocabulary: Vocabulary, config: EngineConfig) -> Rollouts:
-    engine = RecordingEngine(make_engine(str(typist), vocabulary, ModelConfig(path=str(typist)), config, seed=5))
+def _roll_out(checkpoint: Path, vocabulary: Vocabulary, config: EngineConfig) -> Rollouts:
+    model = ModelConfig(path=str(checkpoint))
+    engine = RecordingEngine(make_engine(str(checkpoint), vocabulary, model, config, seed=5))
     tasks = make_tasks(None, 64, seed=3, split="heldout")
     try:
         with RolloutService(
@@ -104,8 +105,8 @@ def _roll_out(typist: Path, vocabulary: Vocabulary, config: EngineConfig) -> Rol
     return Rollouts(sampled, greedy, engine)
 
 
-def _largest_difference(trajectories: list[Trajectory], typist: Path, temperature: float) -> float:
-    model = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+def _largest_difference(trajectories: list[Trajectory], checkpoint: Path, temperature: float) -> float:
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     model.lm_head.register_forward_hook(lambda module, arguments, logits: logits / temperature)
     return max(largest_logprob_difference(trajectory, model) for trajectory in trajectories)
 
@@ -139,10 +140,10 @@ def test_sequences_are_exact(rollouts: Callable[[str], Rollouts], name: str, voc
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_logprobs_agree_with_a_float32_forward_pass(
-    rollouts: Callable[[str], Rollouts], name: str, typist: Path
+    rollouts: Callable[[str], Rollouts], name: str, checkpoint: Path
 ) -> None:
-    assert _largest_difference(rollouts(name).sampled, typist, TEMPERATURE) < 1e-3
-    assert _largest_difference(rollouts(name).greedy, typist, temperature=1.0) < 1e-3
+    assert _largest_difference(rollouts(name).sampled, checkpoint, TEMPERATURE) < 1e-3
+    assert _largest_difference(rollouts(name).greedy, checkpoint, temperature=1.0) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["vllm", SERVER])

@@ -11,14 +11,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from vllm import SamplingParams
-from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from repl_rl.config import EngineConfig, SamplingConfig
-from repl_rl.engine import Finish, Vocabulary, load_vocabulary
-from repl_rl.engine.line_scheduler import Ends, LineScheduler
-from repl_rl.engine.stepping import LineStepper, RequestStepper, make_stepper, stop_table
-from repl_rl.engine.vllm_engine import VLLMEngine
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine.vllm.engine import LineStepper, RequestStepper, VLLMEngine, make_stepper
+from repl_rl.engine.vllm.scheduler import Ends, LineScheduler, stop_table
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
 
@@ -35,7 +33,7 @@ def vocabulary() -> Vocabulary:
 @pytest.fixture(scope="module")
 def engine(vocabulary: Vocabulary) -> Iterator[VLLMEngine]:
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=8)
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, "float32", config, num_gpu_blocks_override=BLOCKS)
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, num_gpu_blocks_override=BLOCKS)
     yield engine
     engine.close()
 
@@ -51,7 +49,7 @@ def scheduler_of(engine: VLLMEngine) -> LineScheduler:
 
 
 def free_blocks(engine: VLLMEngine) -> int:
-    with engine.quiet():
+    with engine.paused():
         return int(scheduler_of(engine).kv_cache_manager.block_pool.get_num_free_blocks())
 
 
@@ -261,7 +259,7 @@ def test_lines_that_all_wait_with_blocks_in_hand_do_not_wait_for_ever(
 def test_other_requests_are_vllms_own_business(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     ids = prompt(vocabulary, QUESTIONS[5])
     params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, detokenize=False)
-    with engine.quiet():
+    with engine.paused():
         output = engine.llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)[0].outputs[0]
     assert len(output.token_ids) == 30
     assert any(token in vocabulary.newline_ids for token in output.token_ids[:-1])
@@ -273,7 +271,7 @@ def test_a_line_without_room_is_refused(engine: VLLMEngine, length: int, max_tok
         async with engine.slot(CONTEXT_TOKENS) as slot:
             await slot.sample_line([5] * length, max_tokens, GREEDY)
 
-    with pytest.raises(ConfigError, match=rf"at most {max_tokens} tokens behind {length} does not fit"):
+    with pytest.raises(ConfigError, match=rf"at most {max_tokens} tokens after {length} does not fit"):
         run(go())
 
 
@@ -291,22 +289,22 @@ def test_a_line_that_vllm_gives_up_on_is_asked_for_again(
 ) -> None:
     stepper, failed = engine.stepper, []
     assert isinstance(stepper, LineStepper)
-    step = stepper.step
+    step = stepper.step_vllm
 
     def failing(times: int) -> Any:
         for finished in step():
             if len(failed) < times:
                 failed.append(finished.slot)
-                yield type(finished)(finished.slot, [], [], "error")
+                yield finished._replace(ids=[], logprobs=[], reason="error")
             else:
                 yield finished
 
     expected = run(typed(engine, vocabulary, QUESTIONS[6], 1))
-    monkeypatch.setattr(stepper, "step", lambda: failing(2))
+    monkeypatch.setattr(stepper, "step_vllm", lambda: failing(2))
     assert run(typed(engine, vocabulary, QUESTIONS[6], 1))[0] == expected[0]
     assert len(failed) == 2
     failed.clear()
-    monkeypatch.setattr(stepper, "step", lambda: failing(3))
+    monkeypatch.setattr(stepper, "step_vllm", lambda: failing(3))
     with pytest.raises(EngineError, match="gave up on a line 3 times, the last time with 'error'"):
         run(typed(engine, vocabulary, QUESTIONS[6], 1))
 
@@ -319,7 +317,7 @@ def test_the_stop_table_has_a_row_for_each_of_the_models_rows(vocabulary: Vocabu
 
 
 def test_make_stepper_takes_what_the_engine_was_built_for(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
-    assert isinstance(make_stepper(engine.llm, vocabulary), LineStepper)
+    assert isinstance(make_stepper(engine, vocabulary), LineStepper)
 
 
 @pytest.mark.parametrize("make", [LineStepper, RequestStepper])
@@ -330,26 +328,26 @@ def test_who_came_first_goes_on_first(
     make: type[LineStepper | RequestStepper],
 ) -> None:
     """Three slots and one place. Their second lines are asked for in reverse."""
-    params = SamplingParams(temperature=0, max_tokens=3, logprobs=0, output_kind=RequestOutputKind.FINAL_ONLY)
     slots = ["first", "second", "third"]
     asked = {slot: prompt(vocabulary, question) for slot, question in zip(slots, QUESTIONS, strict=False)}
 
     def ended(stepper: LineStepper | RequestStepper) -> list[str]:
         order: list[str] = []
         while len(order) < len(slots):
-            for line in stepper.step():
-                asked[line.slot] += line.ids
-                order.append(line.slot)
+            for slot, line in stepper.step():
+                assert isinstance(line, SampledLine)
+                asked[slot] += line.ids
+                order.append(slot)
         return order
 
-    with engine.quiet():
+    with engine.paused():
         monkeypatch.setattr(scheduler_of(engine), "max_num_active_reqs", 1)
-        stepper = make(engine.llm, vocabulary)
+        stepper = make(engine, vocabulary)
         for slot in slots:
-            stepper.add(slot, list(asked[slot]), params, 0)
+            stepper.add(slot, list(asked[slot]), 3, SamplingConfig(temperature=0))
         first_lines = ended(stepper)
         for slot in reversed(slots):
-            stepper.add(slot, list(asked[slot]), params, 0)
+            stepper.add(slot, list(asked[slot]), 3, SamplingConfig(temperature=0))
         second_lines = ended(stepper)
         for slot in slots:
             stepper.leave(slot)
@@ -362,7 +360,7 @@ def test_who_came_first_goes_on_first(
 def test_the_public_way_types_the_same(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
     expected = [run(typed(engine, vocabulary, question, 3)) for question in QUESTIONS[:2]]
     config = EngineConfig(context_tokens=CONTEXT_TOKENS, places=8)
-    public = VLLMEngine(str(NANO_PATH), vocabulary, "float32", config, scheduler_cls=Scheduler)
+    public = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), config, scheduler_cls=Scheduler)
     try:
         assert isinstance(public.stepper, RequestStepper)
         for question, (ids, logprobs) in zip(QUESTIONS, expected, strict=False):
@@ -374,7 +372,7 @@ def test_the_public_way_types_the_same(engine: VLLMEngine, vocabulary: Vocabular
 
 
 def test_a_number_that_is_none_stops_everybody(vocabulary: Vocabulary) -> None:
-    engine = VLLMEngine(str(NANO_PATH), vocabulary, "float32", EngineConfig(context_tokens=CONTEXT_TOKENS))
+    engine = VLLMEngine(str(NANO_PATH), vocabulary, ModelConfig(), EngineConfig(context_tokens=CONTEXT_TOKENS))
     try:
         engine.llm.apply_model(lambda model: model.model.norm.weight.data.fill_(float("nan")))
         for _ in range(2):

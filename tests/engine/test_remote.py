@@ -16,11 +16,18 @@ from exactness import RecordingEngine
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, ServesSlots
 from repl_rl.engine.admission import Admission
-from repl_rl.engine.line_thread import LineThread
-from repl_rl.engine.remote import EngineHost, RemoteEngine
-from repl_rl.engine.remote.client import RemoteSlot
-from repl_rl.engine.remote.messages import AskLine, CancelLine, LeaveSlot, Sampled, SlotTaken, TakeSlot
-from repl_rl.engine.threaded_engine import ThreadedEngine
+from repl_rl.engine.remote import (
+    AskLine,
+    CancelLine,
+    EngineHost,
+    LeaveSlot,
+    RemoteEngine,
+    RemoteSlot,
+    Sampled,
+    SlotTaken,
+    TakeSlot,
+)
+from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.channel import Channel, frame
 
@@ -92,15 +99,11 @@ class CountingEngine(ThreadedEngine[Place]):
     def __init__(self) -> None:
         self.stepper = CountingStepper()
         self.places: list[Place] = []
-        thread = LineThread(self.stepper, "the counting engine")
-        super().__init__(thread, Admission(CAPACITY_TOKENS), CONTEXT_TOKENS)
+        super().__init__(self.stepper, "the counting engine", Admission(CAPACITY_TOKENS), CONTEXT_TOKENS)
 
-    def make_place(self, tokens: int) -> Place:
+    def make_sequence(self, tokens: int) -> Place:
         self.places.append(Place(tokens))
         return self.places[-1]
-
-    def close(self) -> None:
-        self._thread.close()
 
     def assert_all_is_given_back(self) -> None:
         assert (self.admission.admitted, self.admission.taken_tokens) == (0, 0)
@@ -330,7 +333,7 @@ def test_a_line_without_room_is_refused_and_its_slot_goes_on(serve: Serve) -> No
         async with serve() as served:
             remote = await served.remote()
             async with remote.slot(10) as slot:
-                with pytest.raises(ConfigError, match="at most 99 tokens behind 2 does not fit"):
+                with pytest.raises(ConfigError, match="at most 99 tokens after 2 does not fit"):
                     await slot.sample_line([1, 2], 99, COLD)
                 assert (await slot.sample_line([1, 2], 1, COLD)).ids == (3,)
             await served.is_given_back()

@@ -11,8 +11,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from repl_rl.engine.kv_rows import KVRows
-from repl_rl.engine.row_model import RowModel
+from repl_rl.engine.transformers.model import KVRows, RowModel
 from repl_rl.errors import EngineError, ModelError
 
 SIZES: dict[str, Any] = {

@@ -10,7 +10,7 @@ import torch
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.sampling import sample_tokens
+from repl_rl.engine.transformers.model import sample_tokens
 
 PROBABILITIES = [0.5, 0.3, 0.15, 0.05]
 LOGITS = torch.tensor([PROBABILITIES]).log() + 3.0  # (1, 4)

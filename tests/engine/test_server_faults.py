@@ -16,11 +16,10 @@ import torch
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 from safetensors.torch import load_file
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.engine.server.client import Patience, ServerRefused
-from repl_rl.engine.server.wire import read_answer
+from repl_rl.engine.server.client import Patience, ServerRefused, read_answer
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.models.nano import NANO_PATH
 
@@ -52,7 +51,7 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
     def make(*fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64) -> VLLMServerEngine:
         urls = tuple(fake.url for fake in fakes)
         config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
-        opened.append(VLLMServerEngine([str(NANO_PATH), "nano"], vocabulary, "float32", config, patience))
+        opened.append(VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, patience=patience))
         return opened[-1]
 
     yield make
@@ -93,7 +92,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
     ("wrong", "kind", "says"),
     [
         ({"version": "0.31.2"}, EngineError, r"URL runs vLLM 0\.31\.2, and .* speaks with <0\.33,>=0\.32"),
-        ({"missing": {"/version"}}, EngineError, "URL is no vLLM server"),
+        ({"missing": {"/version"}}, EngineError, "URL is not a vLLM server"),
         ({"model": "other/model"}, ModelError, "URL serves 'other/model', and the model is .*--served-model-name"),
         ({"tokenize": lambda text: [1, 2]}, ModelError, "URL has another tokenizer than"),
         ({"max_model_len": 256}, ConfigError, r"URL takes 256 tokens, and engine\.context_tokens is 512.*--max-model-"),
@@ -151,7 +150,7 @@ def test_the_api_key_of_the_environment_is_sent(
 def test_the_last_token_says_how_a_line_ended(vocabulary: Vocabulary, last: str, reason: str, finish: Finish) -> None:
     ids = vocabulary.encode_prompt(last)
     answer = tokens_answer(list(ids), [LOGPROB] * len(ids), "default", reason)
-    assert read_answer("http://s", answer).to_line(vocabulary).finish is finish
+    assert read_answer("http://s", answer, vocabulary)[0].finish is finish
 
 
 def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
@@ -163,8 +162,8 @@ def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: Ope
 @pytest.mark.parametrize("url", ["node1:8000", "ftp://node1", "http://", "http://node1/?a=1"])
 def test_a_url_that_is_none_is_refused(vocabulary: Vocabulary, url: str) -> None:
     config = EngineConfig(context_tokens=512, servers=(url,))
-    with pytest.raises(ConfigError, match="is no base URL; write it as http://host:8000"):
-        VLLMServerEngine(["nano"], vocabulary, "float32", config)
+    with pytest.raises(ConfigError, match="is not a base URL; write it as http://host:8000"):
+        VLLMServerEngine("nano", vocabulary, ModelConfig(), config)
 
 
 @pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), None, -9999.0])
@@ -400,7 +399,7 @@ def test_a_folder_that_can_not_be_written_to_is_named_and_the_weights_are_read_t
 def test_large_weights_are_written_in_several_files(
     fakes: list[FakeVLLM], open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("repl_rl.engine.server.weights._FILE_BYTES", 9)
+    monkeypatch.setattr("repl_rl.engine.server.fleet._FILE_BYTES", 9)
     engine = open_engine(fakes[0])
     engine.load_weights([*new_weights(), ("c", torch.full((1,), 7.0))])
     written = [load_file(path) for path in engine.weights.files]

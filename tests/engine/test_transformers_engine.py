@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from random_checkpoint import make_random_checkpoint
 from transformers import AutoModelForCausalLM
-from typist import make_typist
 
-from repl_rl.config import EngineConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, TrainableEngine, Vocabulary, load_vocabulary
-from repl_rl.engine.row_batch import RowBatch, RowSequence, fed_together
-from repl_rl.engine.row_model import RowModel
-from repl_rl.engine.transformers_engine import TransformersEngine
+from repl_rl.engine.transformers.engine import RowBatch, RowSequence, TransformersEngine, fed_together
+from repl_rl.engine.transformers.model import RowModel
 from repl_rl.errors import ConfigError, EngineError
 
 CONTEXT_TOKENS = 512
@@ -26,26 +25,26 @@ EVEN = SamplingConfig(temperature=2)
 
 
 @pytest.fixture(scope="module")
-def typist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Types lines of some dozen tokens."""
-    return make_typist(tmp_path_factory.mktemp("typist"), end_bias=-7.0)
+    return make_random_checkpoint(tmp_path_factory.mktemp("checkpoint"), end_bias=-7.0)
 
 
 @pytest.fixture(scope="module")
-def vocabulary(typist: Path) -> Vocabulary:
-    return load_vocabulary(str(typist))
+def vocabulary(checkpoint: Path) -> Vocabulary:
+    return load_vocabulary(str(checkpoint))
 
 
 @pytest.fixture
-def engine(typist: Path, vocabulary: Vocabulary) -> Iterator[TransformersEngine]:
-    engine = opened(typist, vocabulary)
+def engine(checkpoint: Path, vocabulary: Vocabulary) -> Iterator[TransformersEngine]:
+    engine = opened(checkpoint, vocabulary)
     yield engine
     engine.close()
 
 
-def opened(typist: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any) -> TransformersEngine:
+def opened(checkpoint: Path, vocabulary: Vocabulary, seed: int = 0, **settings: Any) -> TransformersEngine:
     config = EngineConfig(**{"context_tokens": CONTEXT_TOKENS, **settings})
-    return TransformersEngine(str(typist), vocabulary, "float32", config, seed)
+    return TransformersEngine(str(checkpoint), vocabulary, ModelConfig(), config, seed)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -77,10 +76,10 @@ def test_it_can_be_trained(engine: TransformersEngine) -> None:
     assert engine.version == 0
 
 
-def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(typist: Path, vocabulary: Vocabulary) -> None:
+def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(checkpoint: Path, vocabulary: Vocabulary) -> None:
     drawn = []
     for seed, count in ((1, 9), (1, 2), (2, 2)):
-        engine = opened(typist, vocabulary, seed)
+        engine = opened(checkpoint, vocabulary, seed)
         drawn.append([[line.ids for line in lines] for lines in run(sessions(engine, vocabulary, count))])
         engine.close()
     many, few, others = drawn
@@ -99,12 +98,12 @@ def counted(model: RowModel) -> list[int]:
     return fed
 
 
-def test_a_prompt_that_sequences_share_is_read_once(typist: Path, vocabulary: Vocabulary) -> None:
+def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary: Vocabulary) -> None:
     shared = list(vocabulary.encode_prompt(">>> # one and the same problem for the whole group\n>>>"))
     other = prompt(vocabulary, 1)
     prompts = [shared, shared, [*shared, 5, 6, 7], other, shared]
-    alone = [grown(RowModel(str(typist), "float32"), [ids], steps=3)[0] for ids in prompts]
-    model = RowModel(str(typist), "float32")
+    alone = [grown(RowModel(str(checkpoint), "float32"), [ids], steps=3)[0] for ids in prompts]
+    model = RowModel(str(checkpoint), "float32")
     fed = counted(model)
     together = grown(model, prompts, steps=4)
     assert fed == [len(other), len(shared), *[1, 1, 1, 1, 3], *[1] * 10]
@@ -131,8 +130,8 @@ def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabul
     assert sorted(fed)[:-5] == [1] * (len(fed) - 5)
 
 
-def test_lines_run_in_as_many_places_as_there_are(typist: Path, vocabulary: Vocabulary) -> None:
-    engine = opened(typist, vocabulary, places=3)
+def test_lines_run_in_as_many_places_as_there_are(checkpoint: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(checkpoint, vocabulary, places=3)
     widths: list[int] = []
     step = engine._batch.step
     engine._batch.step = lambda: widths.append(len(engine._batch.running)) or step()  # type: ignore[method-assign]
@@ -148,8 +147,8 @@ def test_a_slot_that_is_left_gives_its_row_to_the_next(engine: TransformersEngin
     assert engine.admission.taken_tokens == 0
 
 
-def test_rows_are_as_many_as_the_cache_holds(typist: Path, vocabulary: Vocabulary) -> None:
-    engine = opened(typist, vocabulary)
+def test_rows_are_as_many_as_the_cache_holds(checkpoint: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(checkpoint, vocabulary)
     bytes_per_token = 2 * 2 * (2 * 32) * 4
     assert engine.admission.capacity_tokens == 2**30 // bytes_per_token
     engine.admission.capacity_tokens = 2 * CONTEXT_TOKENS
@@ -159,19 +158,19 @@ def test_rows_are_as_many_as_the_cache_holds(typist: Path, vocabulary: Vocabular
 
 
 def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
-    typist: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match=r"context_tokens 1025 is more than the 1024 positions"):
-        opened(typist, vocabulary, context_tokens=1025)
-    monkeypatch.setattr("repl_rl.engine.transformers_engine._GIB", 2**19)
+        opened(checkpoint, vocabulary, context_tokens=1025)
+    monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", 2**19)
     with pytest.raises(ConfigError, match=r"kv_cache_gib 1 leaves room for 512 tokens of 1024 bytes.* is 600"):
-        opened(typist, vocabulary, context_tokens=600)
+        opened(checkpoint, vocabulary, context_tokens=600)
 
 
 def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
-    engine: TransformersEngine, typist: Path, vocabulary: Vocabulary
+    engine: TransformersEngine, checkpoint: Path, vocabulary: Vocabulary
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     ids = prompt(vocabulary, 7)
 
     async def updated_between_two_lines() -> SampledLine:
@@ -186,7 +185,7 @@ def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
     found = run(updated_between_two_lines())
     assert engine.version == 1
     assert largest_difference(model, ids, found) < 1e-4
-    old = AutoModelForCausalLM.from_pretrained(typist, dtype=torch.float32).eval()
+    old = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     assert largest_difference(old, ids, found) > 0.05
 
 
@@ -205,8 +204,8 @@ def test_lines_under_way_go_on_under_new_weights(engine: TransformersEngine, voc
     assert [[line.ids for line in lines] for lines in found] == [[line.ids for line in lines] for lines in expected]
 
 
-def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(typist: Path, vocabulary: Vocabulary) -> None:
-    engine = opened(typist, vocabulary, places=2)
+def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(checkpoint: Path, vocabulary: Vocabulary) -> None:
+    engine = opened(checkpoint, vocabulary, places=2)
     name, weight = next(engine._model._model.named_parameters())
     engine.load_weights([(name, torch.full_like(weight, torch.nan))])
 

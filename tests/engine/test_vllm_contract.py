@@ -1,4 +1,4 @@
-"""What repl_rl relies on inside vLLM. A failure here means: read vLLM's change, then engine/line_scheduler.py."""
+"""What repl_rl relies on inside vLLM. A failure here means: read vLLM's change, then engine/vllm/scheduler.py."""
 
 from __future__ import annotations
 

@@ -13,9 +13,8 @@ from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits
-from repl_rl.kernel.forked import backend as forked_module
-from repl_rl.kernel.forked.cgroup import MemoryCgroup
-from repl_rl.kernel.memory import default_budget_mb, tree_mb
+from repl_rl.kernel import memory as memory_module
+from repl_rl.kernel.memory import MemoryCgroup, default_budget_mb, tree_mb
 
 BIG = "block = bytearray(150 << 20)"
 
@@ -63,7 +62,7 @@ def test_one_session_may_always_start() -> None:
 def test_the_largest_session_goes_where_the_budget_is_exceeded(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forked_module.MemoryCgroup, "make", lambda limit_bytes: None)
+    monkeypatch.setattr(memory_module.MemoryCgroup, "make", lambda limit_bytes: None)
 
     async def use(pool: KernelPool) -> None:
         async with AsyncExitStack() as stack:
@@ -124,8 +123,8 @@ def test_a_pool_that_finds_no_folder_leaves_no_group(monkeypatch: pytest.MonkeyP
     def refuse(**named: object) -> str:
         raise OSError("read-only file system")
 
-    monkeypatch.setattr(forked_module.MemoryCgroup, "make", make)
-    monkeypatch.setattr("repl_rl.kernel.home.tempfile.mkdtemp", refuse)
+    monkeypatch.setattr(memory_module.MemoryCgroup, "make", make)
+    monkeypatch.setattr("repl_rl.kernel.paths.tempfile.mkdtemp", refuse)
     with pytest.raises(KernelStartError, match="set TMPDIR to a writable one"):
         asyncio.run(KernelPool(1, LIMITS).__aenter__())
     assert len(made) == 1

@@ -19,9 +19,9 @@ from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_sessi
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits, Profile
-from repl_rl.kernel import budget as budget_module
-from repl_rl.kernel.forked.backend import ForkBackend
+from repl_rl.kernel import memory as memory_module
 from repl_rl.kernel.forked.channel import PrivateChannel
+from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.rollout.execute import Interpreter
@@ -283,7 +283,7 @@ def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch
         return real(channel)
 
     monkeypatch.setattr(PrivateChannel, "look", look)
-    monkeypatch.setattr(budget_module, "_LEAST_INTERVAL_S", 0.01)
+    monkeypatch.setattr(memory_module, "_LEAST_INTERVAL_S", 0.01)
 
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:

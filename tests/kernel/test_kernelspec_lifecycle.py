@@ -23,9 +23,9 @@ from kernel.kernelspecs import ECHO, OWN, SANDBOX, STOCK, add_spec, kernelspecs,
 
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, Limits
-from repl_rl.kernel.backend import Backend
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.kernel.results import Backend
 from repl_rl.utils.background import BackgroundLoop
 
 __all__ = ["kernelspecs"]

@@ -156,7 +156,7 @@ def test_a_limit_that_no_kernel_can_live_with_is_refused(name: str, value: float
 
 
 def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="'memory' is no kernel limit; did you mean 'memory_mb'"):
+    with pytest.raises(ConfigError, match="'memory' is not a kernel limit; did you mean 'memory_mb'"):
         Limits.from_mapping({"memory": 5})
 
 

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.kernel.output import HeadAndTail
-from repl_rl.kernel.stats import percentile
 
 LIMIT = 12
 
@@ -43,8 +42,3 @@ def test_the_ends_do_not_depend_on_the_chunks(chunks: list[bytes]) -> None:
     assert omitted == max(0, len(whole) - LIMIT)
     if not omitted:
         assert text == whole.decode("utf-8", "replace")
-
-
-def test_percentiles() -> None:
-    assert [percentile(range(1, 101), share) for share in (0, 50, 99, 100)] == [1, 51, 100, 100]
-    assert percentile([], 50) == 0.0

@@ -16,7 +16,7 @@ from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
-from repl_rl.kernel import home as home_module
+from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
 
 
@@ -207,7 +207,7 @@ def test_the_summary_is_flat_numbers() -> None:
 def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()
-    monkeypatch.setattr(home_module.tempfile, "gettempdir", lambda: str(deep))
+    monkeypatch.setattr(paths_module.tempfile, "gettempdir", lambda: str(deep))
 
     async def use(pool: KernelPool) -> None:
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]

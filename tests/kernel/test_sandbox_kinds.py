@@ -10,12 +10,11 @@ import pytest
 
 from repl_rl.errors import ConfigError, SandboxError
 from repl_rl.kernel import Profile, landlock
-from repl_rl.kernel import profile as profile_module
+from repl_rl.kernel import limits as limits_module
 from repl_rl.kernel import sandbox as sandbox_module
-from repl_rl.kernel.backends import require_backend
-from repl_rl.kernel.home import Home
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.paths import Installation
+from repl_rl.kernel.paths import Home, Installation
+from repl_rl.kernel.pool import require_backend
 from repl_rl.kernel.sandbox import Sandbox, SandboxReport, require_sandbox
 
 FORBIDDEN = SandboxReport(
@@ -107,10 +106,10 @@ def test_processes_are_only_counted_where_they_can_be() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('preload = "sympy"', "preload = 'sympy' is no list of strings"),
-        ("preload = [1]", r"preload = \[1\] is no list of strings"),
+        ('preload = "sympy"', "preload = 'sympy' is not a list of strings"),
+        ("preload = [1]", r"preload = \[1\] is not a list of strings"),
         ("prelaod = []", r"has \['prelaod'\], which no profile has"),
-        ("limits = {memory = 3}", "'memory' is no kernel limit; did you mean 'memory_mb'"),
+        ("limits = {memory = 3}", "'memory' is not a kernel limit; did you mean 'memory_mb'"),
     ],
 )
 def test_a_profile_that_cannot_be_meant_is_refused(
@@ -119,6 +118,6 @@ def test_a_profile_that_cannot_be_meant_is_refused(
     (tmp_path / "profiles").mkdir()
     rest = 'hostname = "h"\nenvironment = {}\n' + ("" if "read_only" in text else "read_only = []\n")
     (tmp_path / "profiles" / "own.toml").write_text(f"{text}\n{rest}")
-    monkeypatch.setattr(profile_module, "kernels_folder", lambda: tmp_path)
+    monkeypatch.setattr(limits_module, "kernels_folder", lambda: tmp_path)
     with pytest.raises(ConfigError, match=message):
         Profile.load("own")

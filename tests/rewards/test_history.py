@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line
 
-from repl_rl.rewards.history import cell_starts, history
-from repl_rl.rewards.source import read_source
-from repl_rl.trajectory import Line, LineKind
+from repl_rl.rewards.history import cell_starts, history, read_statement
+from repl_rl.trajectory import Line, LineKind, RecordedCell
 
 OPEN, COMMENT, BLANK, STATEMENT, EXPRESSION, ERROR = (
     LineKind.OPEN,
@@ -51,7 +50,7 @@ def test_open_lines_belong_to_the_cell_that_a_later_line_completes(
     ],
 )
 def test_spaces_comments_and_quotes_make_no_other_line(one: str, other: str) -> None:
-    assert read_source(one).key == read_source(other).key
+    assert read_statement(one).key == read_statement(other).key
 
 
 @pytest.mark.parametrize(
@@ -59,19 +58,19 @@ def test_spaces_comments_and_quotes_make_no_other_line(one: str, other: str) -> 
     [("x = 1\n", "x = 2\n"), ("x = 1\n", "y = 1\n"), ("# a\n", "# b\n"), ("1 +\n", "1 -\n"), ("x = 1\n", "# x = 1\n")],
 )
 def test_other_lines_are_others(one: str, other: str) -> None:
-    assert read_source(one).key != read_source(other).key
+    assert read_statement(one).key != read_statement(other).key
 
 
 @given(st.text(max_size=40))
 def test_any_text_has_a_key(text: str) -> None:
-    assert read_source(text) == read_source(text)
+    assert read_statement(text) == read_statement(text)
 
 
 @pytest.mark.parametrize(
     "text", ["(" * 5000, "-" * 8000 + "1", "x" * 9000, "\0", "\ud800", "a = '\\N{no}'", f"x = 0x{'f' * 8000}"]
 )
 def test_hostile_text_has_a_key(text: str) -> None:
-    assert read_source(text).key.startswith("t")
+    assert read_statement(text).key.startswith("t")
 
 
 def test_repetitions_are_counted_by_cell() -> None:
@@ -129,6 +128,19 @@ def test_showing_what_was_just_typed_is_no_news(text: str, output: str) -> None:
 )
 def test_showing_what_was_worked_out_is_news(text: str, output: str) -> None:
     assert stale(shows(text, output)) == (False,)
+
+
+def test_prompts_with_numbers_make_no_news() -> None:
+    """A terminal that counts shows another prompt after each line; what its cells showed says whether it is news."""
+    numbered = [
+        Line(0, 1, " x\n", EXPRESSION, output=f"Out[{n}]: 42\n\nIn [{n + 1}]:", fingerprint="a",
+             cells=(RecordedCell("x", "42\n"),))
+        for n in (1, 2, 3)
+    ]  # fmt: skip
+    assert stale(*numbered) == (False, True, True)
+    shows_constant = Line(0, 1, " 5\n", EXPRESSION, output="Out[4]: 5\n\nIn [5]:", fingerprint="a",
+                          cells=(RecordedCell("5", "5\n"),))  # fmt: skip
+    assert stale(shows_constant) == (True,)
 
 
 @pytest.mark.parametrize("kind", [COMMENT, BLANK, OPEN, LineKind.OVERLONG])

@@ -21,6 +21,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import dialect_class
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelPool, Limits
+from repl_rl.rewards.history import history
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.prompts import dialect_for, speaks_chat
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -236,6 +237,58 @@ def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> No
 @pytest.mark.parametrize("dialect", SESSIONS)
 def test_the_guide_shows_these_sessions(dialect: str) -> None:
     assert f"```text\n{SESSIONS[dialect].text.removesuffix(chr(10))}\n```" in GUIDE.replace("````", "```")
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line {}, in <module>\n'
+RECORDED: dict[str, list[tuple[str, str]]] = {
+    "python": [
+        ("r = pow(7, 2024, 100O)", '  File "<stdin>", line 1\n    r = pow(7, 2024, 100O)\n'
+         "                       ^\nSyntaxError: invalid decimal literal\n"),
+        ("r = pow(7, 2024, 1000)", ""), ("r", "401\n"), ("submit_final_answer(r)", ""),
+    ],
+    "ipython": [
+        ("# Modular exponentiation.", ""), ("for n in range(2):\n    pow(7, 2024, 1000 + n)", ""),
+        ("pow(7, 2024, 1000)", "401\n"), ("submit_final_answer(_)", ""),
+    ],
+    "fenced": [
+        ("r = pow(7, 2024, 1000)\nr\nr / 0",
+         "401\n" + TRACEBACK.format(3) + "ZeroDivisionError: division by zero\n"),
+    ],
+    "inline": [
+        ("pow(7, 2024, 100, 0)", TRACEBACK.format(1) + "TypeError: pow() takes at most 3 arguments (4 given)\n"),
+        ("pow(7, 2024, 1000)", "401\n"),
+    ],
+    "tool_call": [
+        ("r = pow(7, 2024, 1000)\nr", "401\n"),
+        ("r +", '  File "<stdin>", line 1\n    r +\n       ^\nSyntaxError: invalid syntax\n'),
+        ("", "NameError: there is no tool 'search'; there are python, submit_final_answer"),
+        ("submit_final_answer('401')", ""),
+    ],
+    "text": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", SESSIONS)
+def test_what_ran_is_recorded_without_the_dialects_own_text(roll: Callable[..., Trajectory], dialect: str) -> None:
+    lines = roll(dialect, SESSIONS[dialect].typed).lines
+    assert all(line.cells is not None for line in lines)
+    assert [(cell.source, cell.output) for line in lines for cell in line.cells or ()] == RECORDED[dialect]
+
+
+REPEATED = {
+    "python": [" x = 6\n", " x * 7\n", " x * 7\n", " print(x)\n", " print(x)\n", " 5\n", " x * 8\n"],
+    "fenced": [f"```python\n{code}\n```\n" for code in
+               ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")],
+    "inline": [f"<fn>{code}</fn>" for code in ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline"])
+def test_a_line_that_is_typed_again_is_stale_in_every_dialect(roll: Callable[..., Trajectory], dialect: str) -> None:
+    typed = REPEATED["python" if dialect == "ipython" else dialect]
+    lines = roll(dialect, typed, lines=len(lines_of(typed, vocabulary_for(dialect).stops))).lines
+    facts = zip(history(lines).stale, lines, strict=True)
+    assert [stale for stale, line in facts if line.cells] == [False, False, True, False, True, True, False]
 
 
 PRINTING = {

@@ -11,7 +11,7 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.config import load_config, shipped_configs
-from repl_rl.engine.server.handshake import Wanted, serve_command
+from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun

@@ -60,7 +60,7 @@ def test_plain_tools_run_in_a_thread_and_async_ones_on_the_loop() -> None:
     def wrapped() -> Any:
         return on_loop()
 
-    assert ask(plain).value == "repl-rl-tool"
+    assert ask(plain).value == "repl-rl-call"
     assert ask(on_loop).value == "MainThread"
     assert ask(wrapped).value == "MainThread"
 
@@ -342,7 +342,7 @@ def test_a_cancelled_caller_leaves_its_place_in_the_queue_and_inside() -> None:
 
 def test_a_tool_of_one_thread_stays_in_it() -> None:
     from repl_rl.tools.making import make_tool
-    from repl_rl.tools.threads import OneThread
+    from repl_rl.utils.threads import OneThread
 
     def where() -> int:
         """Where."""

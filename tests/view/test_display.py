@@ -249,7 +249,7 @@ def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
         '‹   File "<stdin>", line 1, in <module>\n'
         "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?\n"
         "› >>> submit_final_answer(12)\n"
-        "stopped: answer  answer: 12  reward -0.10  2 lines, 6 tokens, 0.3 s"
+        "stopped: answer  answer: 12  graded 0  reward -0.10  2 lines, 6 tokens, 0.3 s"
     )
 
 

@@ -35,9 +35,7 @@ from repl_rl.rollout.events import Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
-from repl_rl.view.canvas import NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here
-from repl_rl.view.seen import Seen, marked
-from repl_rl.view.watch import Board, watch
+from repl_rl.view.watch import Board, LiveRollout, NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here, watch
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -65,13 +63,13 @@ class Kept:
     """A canvas that keeps what it was given."""
 
     def __init__(self) -> None:
-        self.drawn: list[tuple[tuple[Seen, ...], str]] = []
-        self.finished: list[tuple[tuple[Seen, ...], str]] = []
+        self.drawn: list[tuple[tuple[LiveRollout, ...], str]] = []
+        self.finished: list[tuple[tuple[LiveRollout, ...], str]] = []
 
-    def draw(self, seen: Sequence[Seen], note: str) -> None:
+    def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
         self.drawn.append((tuple(seen), note))
 
-    def finish(self, seen: Sequence[Seen], note: str, texts: object) -> None:
+    def finish(self, seen: Sequence[LiveRollout], note: str, texts: object) -> None:
         self.finished.append((tuple(seen), note))
 
 
@@ -86,8 +84,8 @@ def trajectory_of(texts: Sequence[tuple[str, str]], prompt: str = ">>> # Six?\n>
     )  # fmt: skip
 
 
-def states_of(trajectory: Trajectory) -> Iterator[Seen]:
-    seen = Seen()
+def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
+    seen = LiveRollout()
     for event in events_of(TASK, trajectory):
         seen = seen.after(event)
         yield seen
@@ -103,17 +101,17 @@ def test_a_rollout_told_bit_by_bit() -> None:
         "the model types line 1", "line 1 runs", "the model types line 2", "line 2 runs", "the model types line 3",
         "stopped: eos",
     ]  # fmt: skip
-    assert [marked(row) for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
-    assert [marked(row) for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
-    assert [marked(row) for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
+    assert [row.text for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
+    assert [row.text for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
+    assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [state.pending for state in states] == [None, " x = 6\n", None, " x\n", None, None]
     assert states[-1].lines == trajectory.lines
-    assert (Seen().doing, Seen().rows) == ("waiting for a place and an interpreter", [])
+    assert (LiveRollout().doing, LiveRollout().rows) == ("waiting for a place and an interpreter", [])
 
 
 def test_a_line_that_is_told_again_is_replaced() -> None:
     [line] = trajectory_of([(" x\n", "")]).lines
-    seen = Seen("p").after(Sampled(0, " x\n", (1,), (0.0,))).after(Ran(0, line))
+    seen = LiveRollout("p").after(Sampled(0, " x\n", (1,), (0.0,))).after(Ran(0, line))
     other = Line(0, 1, " x\n\ufffd", LineKind.STATEMENT)
     assert seen.after(Ran(0, other)).lines == (other,)
 
@@ -125,14 +123,14 @@ SHOWN = st.sampled_from(["", ">>>", "1\n>>>", "no newline", "a\n\nb\n...", "\n"]
 @given(st.lists(st.tuples(TYPED, SHOWN), max_size=8), st.sampled_from([">>>", "\n", "Question?\n", "a\nb\n>>>"]))
 def test_a_finished_row_stays_what_it_is(texts: list[tuple[str, str]], prompt: str) -> None:
     *states, ended = states_of(trajectory_of(texts, prompt))
-    whole = [marked(row) for row in ended.rows]
+    whole = [row.text for row in ended.rows]
     before = 0
     for state in states:
-        rows = [marked(row) for row in state.finished_rows]
+        rows = [row.text for row in state.finished_rows]
         assert rows == whole[: len(rows)]
         assert len(rows) >= before
         before = len(rows)
-    assert [marked(row) for row in ended.finished_rows] == whole
+    assert [row.text for row in ended.finished_rows] == whole
 
 
 # The board
@@ -146,8 +144,8 @@ def test_the_board_draws_what_is_new_and_nothing_twice() -> None:
     board.take(1, Sampled(0, " x\n", (1,), (0.0,)))
     board.refresh()
     board.refresh()
-    waiting = (Seen(), Seen())
-    assert canvas.drawn == [(waiting, "loading nano"), ((Seen(), Seen(pending=" x\n")), "")]
+    waiting = (LiveRollout(), LiveRollout())
+    assert canvas.drawn == [(waiting, "loading nano"), ((LiveRollout(), LiveRollout(pending=" x\n")), "")]
 
 
 def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
@@ -242,7 +240,7 @@ def test_a_pipe_gets_every_row_once() -> None:
     first, *rows, ending = piped().splitlines()
     assert first == "loading nano"
     assert rows[2:] == ["¶ >>> # What is 6 * 7?", *ROWS]
-    assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d\d s", ending)
+    assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d s", ending)
 
 
 def test_rows_of_several_rollouts_carry_their_numbers() -> None:
@@ -294,7 +292,7 @@ def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
     console, file = terminal(width=100, height=20)
     canvas = TerminalCanvas(console)
     states = [next(states_of(trajectory_of([], f">>> # Question {name}\n>>>"))) for name in "abc"]
-    canvas.draw([*states, Seen()], "")
+    canvas.draw([*states, LiveRollout()], "")
     text = without_codes(file.getvalue())
     assert re.search("Question a .*Question b", text)
     assert "Question c" not in text
@@ -305,7 +303,7 @@ def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
 
 def test_what_is_said_while_nothing_has_begun() -> None:
     console, file = terminal()
-    TerminalCanvas(console).draw([Seen()], "loading nano")
+    TerminalCanvas(console).draw([LiveRollout()], "loading nano")
     assert "loading nano" in file.getvalue()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from view.conftest import Typed, failed_trajectory, make_trajectory, solved_trajectory
 
 from repl_rl.errors import ConfigError, RunError
-from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import plain_markdown, question_of, to_notebook, value_of
 from repl_rl.view.session_cells import dialect_of, session_text
 
@@ -125,6 +126,69 @@ def test_lines_typed_ahead_share_what_they_showed() -> None:
     assert notebook.cells[2].outputs[0].text == "2\n"
 
 
+def recorded(trajectory: Trajectory, *cells: Sequence[tuple[str, str]]) -> Trajectory:
+    """The same with what ran in each line."""
+    made = [tuple(RecordedCell(source, output) for source, output in ran) for ran in cells]
+    lines = [replace(line, cells=ran) for line, ran in zip(trajectory.lines, made, strict=True)]
+    return replace(trajectory, lines=tuple(lines))
+
+
+def outputs_of(trajectory: Trajectory, dialect: str) -> list[tuple[str, str, str]]:
+    """Type, source and text of each cell."""
+    cells = to_notebook(trajectory, dialect=dialect).cells[1:]
+    shown = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in cells]
+    return [(cell.cell_type, cell.source, text) for cell, text in zip(cells, shown, strict=True)]
+
+
+def test_recorded_cells_have_outputs_of_their_own() -> None:
+    ahead = told((" # so\nx = 2\nx\nx +", EXPRESSION, None, "2\n"), (" 1\n", EXPRESSION, None, "3\n>>>"))
+    trajectory = recorded(ahead, [("x = 2", ""), ("x", "2\n")], [("x + 1", "3\n")])
+    assert outputs_of(trajectory, "python") == [
+        ("code", "# so", ""), ("code", "x = 2", ""), ("code", "x", "2\n"), ("code", "x + 1", "3\n"),
+    ]  # fmt: skip
+    assert to_notebook(trajectory).metadata.repl_rl.shows == "output"
+
+
+def test_what_looks_like_a_frame_in_a_recorded_output_is_output() -> None:
+    line = ("```python\nprint('x')\n```\n", EXPRESSION, None, "```output\n>>>```\n")
+    trajectory = recorded(told(line, line), [("print('x')", ">>>")], [("print('x')", "```output\n")])
+    assert [text for *_, text in outputs_of(trajectory, "fenced")] == [">>>", "```output\n"]
+
+
+def test_recorded_values_of_ipython_are_results() -> None:
+    """Where the mark of a value was shown, and all of the value; printed text is a stream."""
+    typed = [
+        (" print(4); 4\n", EXPRESSION, None, "4\nOut[1]: 4\n\nIn [2]:"),
+        (" print('Out[2]: 5')\n", EXPRESSION, None, "Out[2]: 5\n\nIn [3]:"),
+        (" 'x' * 99\n", EXPRESSION, None, "Out[3]: 'xx\n... [96 characters left out] ...\nx'\n\nIn [4]:"),
+    ]
+    cells = [("print(4); 4", "4\n4\n")], [("print('Out[2]: 5')", "Out[2]: 5\n")], [("'x' * 99", "'xxx'\n")]
+    first, second, third = to_notebook(recorded(told(*typed), *cells), dialect="ipython").cells[1:]
+    assert [(out.output_type, out.get("text") or out.data["text/plain"]) for out in first.outputs] == [
+        ("stream", "4\n"), ("execute_result", "4"),
+    ]  # fmt: skip
+    assert [out.output_type for out in third.outputs] == ["stream"]
+    assert second.source == "print('Out[2]: 5')"
+
+
+def test_cells_that_the_reader_cannot_find_are_those_of_the_record() -> None:
+    """A model whose calls look otherwise than Qwen's: its own template is not at hand."""
+    typed = ('I ask. <|python_tag|>{"name": "python"}', EXPRESSION, None, "<|start|>tool\n42<|end|>")
+    asked = recorded(told(typed), [("6 * 7", "42\n"), ("", "NameError: there is no tool 'search'")])
+    assert outputs_of(asked, "tool_call") == [
+        ("markdown", plain_markdown(typed[0]), ""),
+        ("code", "6 * 7", "42\n"),
+        ("raw", f"[not run: refused: NameError: there is no tool 'search']\n{typed[0]}", ""),
+    ]
+
+
+def test_what_stood_after_the_last_recorded_cell_did_not_run() -> None:
+    killed = told((" exit()\nx = 2\n", LineKind.KILLED, None, ""), stop=StopReason.KILLED)
+    assert cells_of(to_notebook(recorded(killed, [("exit()", "")]))) == [
+        ("code", "exit()"), ("raw", "[not run: the session had ended]\nx = 2"),
+    ]  # fmt: skip
+
+
 def test_behind_an_answer_nothing_ran() -> None:
     notebook = to_notebook(told((" submit_final_answer(1)\nx = 2\n", ANSWER, None, ""), stop=StopReason.ANSWER))
     assert cells_of(notebook)[1] == ("raw", "[not run: the session had ended with the answer]\nx = 2")
@@ -213,9 +277,16 @@ TEXTS = st.text(st.characters() | st.sampled_from("\n\r `<>#:()>\"'\x00\ud800"),
 
 
 @pytest.mark.parametrize("dialect", ["python", "ipython", "fenced", "inline", "tool_call", "text"])
-@given(typed=st.lists(st.tuples(TEXTS, KINDS, st.none() | TEXTS, TEXTS), max_size=4), stop=st.sampled_from(StopReason))
-def test_whatever_was_typed_and_shown_can_be_written(dialect: str, typed: list[Typed], stop: StopReason) -> None:
-    trajectory = make_trajectory("t", "?", typed, stop=stop)
+@given(
+    typed=st.lists(st.tuples(TEXTS, KINDS, st.none() | TEXTS, TEXTS), max_size=4),
+    stop=st.sampled_from(StopReason),
+    ran=st.none() | st.lists(st.tuples(TEXTS, TEXTS), max_size=3),
+)
+def test_whatever_was_typed_and_shown_can_be_written(
+    dialect: str, typed: list[Typed], stop: StopReason, ran: list[tuple[str, str]] | None
+) -> None:
+    made = make_trajectory("t", "?", typed, stop=stop)
+    trajectory = recorded(made, *([ran] * len(made.lines))) if ran is not None else made
     notebook = to_notebook(trajectory, dialect=dialect, thoughts="markdown")
     assert nbformat.reads(nbformat.writes(notebook), 4) == notebook
     nbformat.writes(notebook).encode()

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.trajectory import LineKind
-from repl_rl.view.excerpt import Excerpt, cut, excerpt, short
-from repl_rl.view.parts import OPEN_ROWS, Part, session_parts, trajectory_parts
-from repl_rl.view.screen import screen_rows
+from repl_rl.utils.text import Excerpt, cut, excerpt
+from repl_rl.view.transcript import OPEN_ROWS, Part, screen_rows, session_parts, trajectory_parts
+from repl_rl.view.words import short
 from tests.view.conftest import make_trajectory, solved_trajectory
 
 

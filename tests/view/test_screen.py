@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.trajectory import LineKind, StopReason
-from repl_rl.view.screen import Origin, screen_rows, visible
+from repl_rl.utils.text import visible
+from repl_rl.view.transcript import Origin, screen_rows
 from tests.view.conftest import failed_trajectory, make_trajectory
 
 KINDS = st.sampled_from([LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER])

@@ -36,7 +36,7 @@ def test_a_trajectory_with_its_marks_and_worth() -> None:
         '‹ File "<stdin>", line 1, in <module>',
         "‹ NameError: name 'math' is not defined. Did you forget to import 'math'?",
         "› >>> submit_final_answer(12) answer 0 -0.75",
-        "stopped: answer answer: 12 graded 0 2 lines, 6 tokens, 0.31 s",
+        "stopped: answer answer: 12 graded 0 reward -0.10 2 lines, 6 tokens, 0.3 s",
     ]
 
 

@@ -1,25 +1,50 @@
-"""HTTP to one vLLM server: JSON in, JSON out, two kinds of trouble.
+"""One vLLM server over HTTP: JSON in, JSON out; what it is; and a line as it is asked for and answered.
 
-`ServerUnreachable` may pass (no connection, no answer in time, a 5xx); `ServerRefused` will not (a 4xx, or something
-that is no answer of vLLM's). Nothing is tried twice here. Cancelling a call closes its connection, and vLLM then aborts
-the request.
+There are two kinds of trouble: `ServerUnreachable` may pass (no connection, no answer in time, a 5xx); `ServerRefused`
+will not (a 4xx, or something that is not an answer of vLLM's). Nothing is tried twice here. Cancelling a call closes
+its connection, and vLLM then aborts the request.
+
+`inspect` asks what a server is, and `check` judges whether it can stand in for the model that the trainer has. A server
+of which one thing is wrong would go on to give plausible tokens: each of these is therefore an error before anything is
+sampled, with the URL, the value and the way out.
+
+Lines go over vLLM's `/inference/v1/generate`. Chosen over `/v1/completions`: it takes the sampling parameters as they
+are (no defaults from the checkpoint's generation config), its logprobs carry integer ids, and it names the weight
+version that sampled each token.
+
+Not covered: a server without `VLLM_SERVER_DEV_MODE=1` does not tell its number type, and no server tells whether a
+checkpoint of the same name and tokenizer holds the same weights.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
-from repl_rl.errors import ConfigError, EngineError
+from repl_rl.config import SamplingConfig
+from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.errors import ConfigError, EngineError, ModelError
 
 _RETRIABLE = frozenset({408, 425, 429})
-_KEEP_ALIVE_S = 4.0
-"""vLLM closes idle connections after 5 s; a request on a connection that is being closed is lost."""
+SUPPORTED = SpecifierSet(">=0.32,<0.33")
+PROBE = "def f(x):\n    return [x, '\\t', 3.14e-10, 1234567]\n\n\nprint(f('naïve 漢字 🙂'))  # ok?\n"
+"""Code, blank lines, digits and characters beyond ASCII: what tokenizers split in different ways."""
+CHECKPOINT = "default"
+"""vLLM's name for the weights that a server was started with."""
+
+WORKER_EXTENSION = "repl_rl.engine.server.worker.WeightsFromFiles"
+CLAMPED = -9999.0
+"""What vLLM's front end sends for a log-probability that is not a number, or minus infinity."""
 
 
 class ServerUnreachable(EngineError):
@@ -63,17 +88,8 @@ class Patience:
     """Before a failed request is sent again; doubled each time."""
 
 
-def open_session(patience: Patience) -> aiohttp.ClientSession:
-    """To be called on the event loop that will use it. `VLLM_API_KEY` is sent along where it is set."""
-    key = os.environ.get("VLLM_API_KEY")
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
-        headers={"Authorization": f"Bearer {key}"} if key else None,
-    )
-
-
 class ServerClient:
-    """One server. Raises ConfigError for a URL that is none."""
+    """One server. Raises ConfigError for a URL that is not one."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, patience: Patience) -> None:
         self.url = base_url(url)
@@ -106,28 +122,26 @@ class ServerClient:
             raise ServerSilent(f"{where}: no answer in time ({wait_s:g} s)") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerUnreachable(f"{where}: {error or type(error).__name__}") from error
-        return _read(where, status, text)
+        if status >= 500 or status in _RETRIABLE:
+            raise ServerUnreachable(f"{where}: HTTP {status}: {_message(text)}")
+        if status == 401:
+            raise ServerRefused(f"{where} wants an API key; set VLLM_API_KEY to the one it was started with", status)
+        if status >= 400:
+            raise ServerRefused(f"{where}: HTTP {status}: {_message(text)}", status)
+        try:
+            return json.loads(text) if text else None
+        except ValueError as error:
+            raise ServerRefused(
+                f"{where} does not answer in JSON, so it is not a vLLM server: {text[:80]!r}"
+            ) from error
 
 
 def base_url(url: str) -> str:
-    """`url` without what stands behind host, port and prefix. Raises ConfigError."""
+    """`url` without what follows host, port and prefix. Raises ConfigError."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-        raise ConfigError(f"engine.servers: {url!r} is no base URL; write it as http://host:8000")
+        raise ConfigError(f"engine.servers: {url!r} is not a base URL; write it as http://host:8000")
     return url.rstrip("/").removesuffix("/v1")
-
-
-def _read(where: str, status: int, text: str) -> Any:
-    if status >= 500 or status in _RETRIABLE:
-        raise ServerUnreachable(f"{where}: HTTP {status}: {_message(text)}")
-    if status == 401:
-        raise ServerRefused(f"{where} wants an API key; set VLLM_API_KEY to the one it was started with", status)
-    if status >= 400:
-        raise ServerRefused(f"{where}: HTTP {status}: {_message(text)}", status)
-    try:
-        return json.loads(text) if text else None
-    except ValueError as error:
-        raise ServerRefused(f"{where} does not answer in JSON, so it is no vLLM server: {text[:80]!r}") from error
 
 
 def _message(text: str) -> str:
@@ -137,3 +151,202 @@ def _message(text: str) -> str:
         return str(answer["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return text[:200].strip() or "no reason given"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a server has to be."""
+
+    names: tuple[str, ...]
+    """The model's: path or hub id, as the config and as the file system have it."""
+    dtype: str
+    context_tokens: int
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What a server says of itself. None: it doesn't say."""
+
+    version: str
+    names: tuple[str, ...]
+    max_model_tokens: int
+    probe_ids: tuple[int, ...]
+    probe_logprob: float
+    """Of the one token that a sampler with `top_k` 1 can choose: 0 if it is taken after the sampler's settings."""
+    label: str | None = None
+    """Of its weights."""
+    dtype: str | None = None
+    worker_extension: str | None = None
+
+
+def serve_command(wanted: Wanted) -> str:
+    """The command that starts a server as it is wanted here."""
+    return (
+        f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} --dtype {wanted.dtype} "
+        f"--max-model-len {wanted.context_tokens} --enable-scale-out --logprobs-mode processed_logprobs "
+        f"--worker-extension-cls {WORKER_EXTENSION}   # see docs/servers.md"
+    )
+
+
+async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
+    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError where an answer settles it.
+
+    A server that was left paused, by a trainer that died while it loaded weights, is let go on.
+    """
+    try:
+        await client.get("/health")
+        wait_s = client.patience.handshake_s
+        version = await _version(client)
+        cards = (await client.get("/v1/models", wait_s))["data"]
+        probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
+        config = (await _dev_answer(client, "/server_info?config_format=json")).get("vllm_config", {})
+        weights = await _dev_answer(client, "/weight_info")
+        if (await _dev_answer(client, "/is_paused")).get("is_paused"):
+            await client.post("/resume")
+        dtype = config.get("model_config", {}).get("dtype")
+        return ServerFacts(
+            version=version,
+            names=tuple(dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))),
+            max_model_tokens=int(cards[0]["max_model_len"]),
+            probe_ids=tuple(probe_ids),
+            probe_logprob=await _probe_logprob(client, wanted),
+            label=weights.get("weight_version"),
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            worker_extension=config.get("parallel_config", {}).get("worker_extension_cls"),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
+
+
+def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
+    """Raises EngineError, ModelError or ConfigError for the first thing that is wrong."""
+    theirs = {os.path.realpath(name) for name in facts.names}
+    if theirs.isdisjoint(map(os.path.realpath, wanted.names)):
+        raise ModelError(
+            f"{url} serves {' alias '.join(map(repr, facts.names))}, and the model is {wanted.names[0]!r}; start it "
+            f"with that model, or, if it is the same one at another path, with --served-model-name {wanted.names[0]}"
+        )
+    if facts.probe_ids != wanted.vocabulary.encode_output(PROBE):
+        raise ModelError(
+            f"{url} has another tokenizer than {wanted.names[0]!r}: they give a probe text different ids; "
+            "start the server with the checkpoint that the config names"
+        )
+    if facts.max_model_tokens < wanted.context_tokens:
+        raise ConfigError(
+            f"{url} takes {facts.max_model_tokens} tokens, and engine.context_tokens is {wanted.context_tokens}; "
+            f"start it with --max-model-len {wanted.context_tokens}, or lower engine.context_tokens"
+        )
+    if facts.dtype is not None and facts.dtype != wanted.dtype:
+        raise ConfigError(
+            f"{url} computes in {facts.dtype}, and model.dtype is {wanted.dtype}: sampler and trainer would drift "
+            f"apart; start it with --dtype {wanted.dtype}, or change model.dtype"
+        )
+    if facts.probe_logprob != 0.0:
+        raise EngineError(
+            f"{url} gives log-probabilities from before temperature, top_p and top_k; start it with "
+            "--logprobs-mode processed_logprobs"
+        )
+
+
+def agree(facts: Sequence[tuple[str, ServerFacts]]) -> None:
+    """Raises EngineError if servers differ in what may change a sample."""
+    (first_url, first), *others = facts
+    for url, other in others:
+        for name in ("version", "dtype", "worker_extension"):
+            ours, theirs = getattr(first, name), getattr(other, name)
+            if ours != theirs:
+                raise EngineError(
+                    f"the servers differ in {name.replace('_', ' ')}: {first_url} has {ours!r} and {url} has "
+                    f"{theirs!r}; start them all with the same vLLM and the same flags"
+                )
+
+
+async def _version(client: ServerClient) -> str:
+    try:
+        version = str((await client.get("/version"))["version"])
+        supported = Version(version).base_version in SUPPORTED
+    except (ServerRefused, KeyError, TypeError, InvalidVersion) as error:
+        raise EngineError(f"{client.url} is not a vLLM server: /version does not tell its version") from error
+    if not supported:
+        raise EngineError(
+            f"{client.url} runs vLLM {version}, and this version of repl_rl speaks with {SUPPORTED}; "
+            "install one of these there"
+        )
+    return version
+
+
+async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
+    """The log-probability of the only token that `top_k` 1 leaves. The prompt is our last token with a newline."""
+    last = max(wanted.vocabulary.stop_ids)
+    sampling = {"temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False}
+    try:
+        answer = await client.generate({"token_ids": [last], "sampling_params": sampling}, client.patience.handshake_s)
+        return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
+    except ServerRefused as error:
+        if error.status in (403, 404):
+            raise EngineError(
+                f"{client.url} does not take tokens in and give tokens out; start it with --enable-scale-out"
+            ) from error
+        if "out of vocabulary" in str(error):
+            raise ModelError(
+                f"{client.url} does not know token {last} of {wanted.names[0]!r}: its vocabulary is smaller; start "
+                "the server with the checkpoint that the config names"
+            ) from error
+        raise
+
+
+async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
+    """The answer of a route that vLLM has in its development mode only; empty without."""
+    try:
+        answer = await client.get(path, client.patience.handshake_s)
+    except ServerRefused as error:
+        if error.status in (404, 405):
+            return {}
+        raise
+    return answer if isinstance(answer, dict) else {}
+
+
+def line_request(
+    ids: Sequence[int], max_tokens: int, sampling: SamplingConfig, stop_ids: Sequence[int], label: str
+) -> dict[str, Any]:
+    """The body that asks for one line. `label` names the weights, and keeps what was cached with others apart."""
+    return {
+        "token_ids": list(ids),
+        "cache_salt": label,
+        "sampling_params": {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": max_tokens,
+            "stop_token_ids": list(stop_ids),
+            "logprobs": 0,
+            "detokenize": False,
+        },
+    }
+
+
+def read_answer(url: str, answer: Any, vocabulary: Vocabulary) -> tuple[SampledLine, frozenset[str]]:
+    """The line in an answer, and the weight versions that its tokens were sampled with.
+
+    Raises EngineError for a log-probability that is not a number, ServerUnreachable for a request that the server gave
+    up, and ServerRefused for what has another form.
+    """
+    try:
+        choice = answer["choices"][0]
+        reason = str(choice["finish_reason"])
+        if reason == "abort" or not choice["token_ids"]:
+            raise ServerUnreachable(f"{url} gave up a request (finish reason {reason!r})")
+        ids = tuple(int(index) for index in choice["token_ids"])
+        content = choice["logprobs"]["content"]
+        named = tuple(int(entry["token_id"]) for entry in content)
+        logprobs = tuple(math.nan if entry["logprob"] is None else float(entry["logprob"]) for entry in content)
+        labels = frozenset(str(span["version"]) for span in choice["weight_versions"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ServerRefused(f"{url} answered a request for tokens in a form that vLLM 0.32 does not have") from error
+    if named != ids:
+        raise EngineError(f"{url} answered with log-probabilities of {named} for the tokens {ids}")
+    if not all(math.isfinite(value) and value > CLAMPED for value in logprobs):
+        raise EngineError(f"{url} sampled tokens with log-probabilities {logprobs}: the weights are broken")
+    finish = Finish.LENGTH if reason == "length" and ids[-1] not in vocabulary.eos_ids else Finish.EOS
+    return SampledLine(ids, logprobs, Finish.NEWLINE if ids[-1] in vocabulary.stop_ids else finish), labels

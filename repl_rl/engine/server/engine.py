@@ -10,50 +10,63 @@ Not covered: several trainers on the same servers, each with weights of its own.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from repl_rl.config import EngineConfig, SamplingConfig
-from repl_rl.engine.base import SampledLine, Slot
-from repl_rl.engine.server.client import Patience, ServerClient, ServerUnreachable, base_url, open_session
-from repl_rl.engine.server.fleet import Fleet, Server
-from repl_rl.engine.server.handshake import WORKER_EXTENSION, Wanted, agree, check, inspect, serve_command
-from repl_rl.engine.server.sync import WeightSync
-from repl_rl.engine.server.weights import Weights, WeightsFolder
-from repl_rl.engine.server.wire import line_request, read_answer
+import aiohttp
+
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
+from repl_rl.engine.server.client import (
+    WORKER_EXTENSION,
+    Patience,
+    ServerClient,
+    ServerUnreachable,
+    Wanted,
+    agree,
+    base_url,
+    check,
+    inspect,
+    line_request,
+    read_answer,
+    serve_command,
+)
+from repl_rl.engine.server.fleet import Fleet, Server, Weights, WeightsFolder
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.background import BackgroundLoop
 
 if TYPE_CHECKING:
-    import aiohttp
     import torch
 
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
+_KEEP_ALIVE_S = 4.0
+"""vLLM closes idle connections after 5 s; a request on a connection that is being closed is lost."""
 
 
 class VLLMServerEngine:
     """An `Engine` over the servers in `config.servers`.
 
-    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. `names` are those
-    that the model goes by.
+    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. The model may go
+    by its path or by the config's name. Servers draw by chance: there is no use for the seed.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
+        path: str,
         vocabulary: Vocabulary,
-        dtype: str,
+        model: ModelConfig,
         config: EngineConfig,
+        seed: int = 0,
         patience: Patience | None = None,
     ) -> None:
-        self._wanted = Wanted(tuple(names), dtype, config.context_tokens, vocabulary)
+        self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
         self._stop_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
         self._folder = WeightsFolder(config.weights_folder)
-        self._sync = WeightSync(self._folder)
         self._closed = False
         self._session: aiohttp.ClientSession | None = None
         self._loop = BackgroundLoop()
@@ -70,16 +83,12 @@ class VLLMServerEngine:
     @property
     def weights(self) -> Weights:
         """What the servers hold; for `adopt` in another process."""
-        return self._sync.current
+        return self._fleet.weights
 
     @asynccontextmanager
     async def slot(self, tokens: int) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context. Servers queue by themselves."""
-        if tokens > self._wanted.context_tokens:
-            raise ConfigError(
-                f"a trajectory of {tokens} tokens does not fit into engine.context_tokens "
-                f"{self._wanted.context_tokens}; raise it, or lower budget.tokens"
-            )
+        check_trajectory(tokens, self._wanted.context_tokens)
         slot = _ServerSlot(self)
         try:
             yield slot
@@ -105,12 +114,12 @@ class VLLMServerEngine:
         self._raise_if_closed()
         self.require_weight_updates()
         weights = self._folder.write(self.version + 1, named_weights)
-        self._loop.run(self._sync.give_all(self._fleet, weights))
+        self._loop.run(self._fleet.give_all(weights))
 
     def adopt(self, weights: Weights) -> None:
         """Go on with weights that another process of the same training has given the servers."""
         self._raise_if_closed()
-        self._loop.run(self._sync.adopt(weights))
+        self._loop.run(self._fleet.adopt(weights))
 
     def close(self) -> None:
         """Let go of the servers, which run on. A second call does nothing."""
@@ -121,29 +130,14 @@ class VLLMServerEngine:
         self._loop.close()
         self._folder.close()
 
-    async def sample(
-        self, slot: _ServerSlot, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig
-    ) -> SampledLine:
-        """A line for a slot, on the caller's loop. Raises EngineError."""
-        self._raise_if_closed()
-        if max_tokens < 1 or not ids or len(ids) + max_tokens > self._wanted.context_tokens:
-            raise ConfigError(
-                f"a line of at most {max_tokens} tokens behind {len(ids)} does not fit: it needs one token or more, "
-                f"and engine.context_tokens is {self._wanted.context_tokens}"
-            )
-        future = self._loop.submit(self._sample(slot, list(ids), max_tokens, sampling))
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and not (task and task.cancelling()):
-                raise EngineError("the engine was closed while a line was being sampled") from None
-            raise
-
     async def _open(self, urls: Sequence[str], places: int) -> None:
-        session = self._session = open_session(self._patience)
+        key = os.environ.get("VLLM_API_KEY")
+        self._session = session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            headers={"Authorization": f"Bearer {key}"} if key else None,
+        )
         clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
-        self._fleet = Fleet(clients, places, self._patience, self._revive)
+        self._fleet = Fleet(clients, places, self._patience, self._inspect)
         try:
             facts = await asyncio.gather(*(inspect(client, self._wanted) for client in clients))
         except ServerUnreachable as error:
@@ -161,12 +155,12 @@ class VLLMServerEngine:
             raise EngineError(f"a server failed while it was being checked:\n{self._fleet.troubles()}")
         self._watching = asyncio.create_task(self._fleet.watch())
 
-    async def _revive(self, client: ServerClient) -> None:
-        """Make a server that answers fit for use: the right model, and the current weights."""
+    async def _inspect(self, client: ServerClient) -> str | None:
+        """The label of what a server holds. Raises a ReplRLError for a wrong model, or one unlike the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
         agree([(self._fleet.servers[0].url, self._facts), (client.url, facts)])
-        await self._sync.catch_up(client, facts.label)
+        return facts.label
 
     async def _sample(
         self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig
@@ -175,32 +169,25 @@ class VLLMServerEngine:
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
                 await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
-            server = await self._place(slot, move=tries > 0 and tries % _TRIES_PER_SERVER == 0)
+            server = slot.server
+            is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
+            if server is None or not server.up or is_to_be_left:
+                server = await self._fleet.wait_for_one(avoid=server)
+                slot.move(server)
             try:
-                async with server.places, self._sync.gate.passing():
-                    return await self._ask(server, ids, max_tokens, sampling)
+                async with server.places, self._fleet.request():
+                    label = self.weights.label
+                    body = line_request(ids, max_tokens, sampling, self._stop_ids, label)
+                    line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
+                    if labels == {label}:
+                        return line
+                    trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {label!r}"
+                    await self._fleet.mark_down(server, trouble)
+                    raise ServerUnreachable(trouble)
             except ServerUnreachable as error:
                 troubles.append(str(error))
                 await self._fleet.check(server)
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
-
-    async def _place(self, slot: _ServerSlot, move: bool) -> Server:
-        """The server of a slot; another one if that is down or should be left."""
-        server = slot.server
-        if server is None or not server.up or move:
-            slot.take(await self._fleet.wait_for_one(avoid=() if server is None else (server,)))
-        assert slot.server is not None
-        return slot.server
-
-    async def _ask(self, server: Server, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        weights = self.weights
-        body = line_request(ids, max_tokens, sampling, self._stop_ids, weights.label)
-        answer = read_answer(server.url, await _unless_gone(server, body))
-        if answer.labels != {weights.label}:
-            trouble = f"{server.url} sampled with weights {sorted(answer.labels)}, and they should be {weights.label!r}"
-            await self._fleet.mark_down(server, trouble)
-            raise ServerUnreachable(trouble)
-        return answer.to_line(self._wanted.vocabulary)
 
     async def _end(self) -> None:
         """Requests under way are aborted on their servers: their connections close."""
@@ -224,21 +211,28 @@ class _ServerSlot:
         self.server: Server | None = None
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        return await self._engine.sample(self, ids, max_tokens, sampling)
+        engine = self._engine
+        engine._raise_if_closed()
+        check_line(len(ids), max_tokens, engine._wanted.context_tokens)
+        future = engine._loop.submit(engine._sample(self, list(ids), max_tokens, sampling))
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if engine._closed and not (task and task.cancelling()):
+                raise EngineError("the engine was closed while a line was being sampled") from None
+            raise
 
-    def take(self, server: Server) -> None:
-        """On the engine's loop, as `leave`."""
-        self._leave()
-        server.slots += 1
+    def move(self, server: Server | None) -> None:
+        """On the engine's loop."""
+        if self.server is not None:
+            self.server.slots -= 1
+        if server is not None:
+            server.slots += 1
         self.server = server
 
     async def leave(self) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
-        if self.server is not None:
-            self.server.slots -= 1
-            self.server = None
+        self.move(None)
 
 
 async def _unless_gone(server: Server, body: dict[str, object]) -> object:

@@ -1,23 +1,43 @@
-"""The servers of an engine: which of them can be used, and which of those has the fewest trajectories.
+"""The servers of an engine: which of them can be used, which has the fewest trajectories, and which weights they hold.
 
 A server is up or down. It goes down when it does not answer its health check, and comes up again when it does, still is
-what it has to be, and holds the current weights. Belongs to one event loop.
+what it has to be, and holds the current weights.
+
+New weights are safetensors files in a folder that trainer and servers share. The servers come to them together or not
+at all: one that can't be reached meanwhile is left out until it has them; one that refuses them stops the update, and
+all go back to the weights from before. A set of weights has a label. A server tells its label with every token that it
+samples, so a server that was restarted with its old checkpoint, or that somebody else has updated, is noticed at its
+next answer.
+
+Not covered: vLLM's own weight transfer over NCCL, which needs GPUs on both sides.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+import shutil
+import tempfile
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from repl_rl.engine.server.client import Patience, ServerClient, ServerSilent
-from repl_rl.errors import EngineError, ReplRLError
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from repl_rl.engine.server.client import CHECKPOINT, Patience, ServerClient, ServerSilent, ServerUnreachable
+from repl_rl.errors import ConfigError, EngineError, ReplRLError
 
 logger = logging.getLogger(__name__)
 
 _SILENCES = 3
 """Health checks in a row that a busy server may leave unanswered. A connection that is refused counts at once."""
+_FILE_BYTES = 4 * 2**30
 
 
 @dataclass(slots=True, eq=False)
@@ -42,42 +62,46 @@ class Server:
 
 
 class Fleet:
-    """`places` bounds the requests at one server. `revive` has to make a server that answers again fit for use, or
-    raise a ReplRLError."""
+    """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
+
+    `places` bounds the requests at one server. `inspect` has to say what weights a server holds that answers again, or
+    raise a ReplRLError if it is not fit for use.
+    """
 
     def __init__(
         self,
         clients: Sequence[ServerClient],
         places: int,
         patience: Patience,
-        revive: Callable[[ServerClient], Awaitable[None]],
+        inspect: Callable[[ServerClient], Awaitable[str | None]],
     ) -> None:
         self.servers = [Server(client, asyncio.Semaphore(places)) for client in clients]
+        self.weights = Weights()
         self._patience = patience
-        self._revive = revive
+        self._inspect = inspect
+        self._requests = 0
+        self._is_shut = False
         self._change = asyncio.Condition()
+        """Of servers, of the number of requests under way, and of whether they are shut out."""
 
     @property
     def up(self) -> list[Server]:
         return [server for server in self.servers if server.up]
 
-    def least_loaded(self, avoid: Collection[Server] = ()) -> Server | None:
-        """Of the servers that are up; one to avoid only if there is no other."""
-        up = self.up
-        rest = [server for server in up if server not in avoid] or up
-        return min(rest, key=lambda server: server.slots, default=None)
+    async def wait_for_one(self, avoid: Server | None = None) -> Server:
+        """Of the servers that are up the one with the fewest trajectories; `avoid` only if there is no other.
 
-    async def wait_for_one(self, avoid: Collection[Server] = ()) -> Server:
-        """A server that is up. Raises EngineError if all stay down for longer than patience lasts."""
+        Raises EngineError if all stay down for longer than patience lasts.
+        """
         try:
             async with asyncio.timeout(self._patience.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
+                rest = [server for server in self.up if server is not avoid] or self.up
+                return min(rest, key=lambda server: server.slots)
         except TimeoutError as error:
             raise EngineError(
                 f"no vLLM server came back within {self._patience.no_server_s:g} s:\n{self.troubles()}"
             ) from error
-        server = self.least_loaded(avoid)
-        return server if server is not None else await self.wait_for_one(avoid)
 
     def troubles(self) -> str:
         """One line per server: what it last suffered from."""
@@ -85,17 +109,25 @@ class Fleet:
 
     async def watch(self) -> None:
         """Check every server for ever; a slow one holds up no other."""
+
+        async def check_again_and_again(server: Server) -> None:
+            while True:
+                await asyncio.sleep(self._patience.between_checks_s)
+                await self.check(server)
+
         async with asyncio.TaskGroup() as group:
             for server in self.servers:
-                group.create_task(self._watch(server))
+                group.create_task(check_again_and_again(server))
 
     async def check(self, server: Server) -> None:
-        """Ask a server now, and mark it up or down."""
+        """Ask a server now, and mark it up or down. One that comes up is brought to the current weights first."""
         async with server.mending:
             try:
                 await server.client.get("/health")
                 if not server.up:
-                    await self._revive(server.client)
+                    label = await self._inspect(server.client)
+                    if label not in (None, self.weights.label):  # None: it doesn't say what it holds
+                        await bring_to(server.client, self.weights)
             except ServerSilent as error:
                 server.silences += 1
                 if server.silences >= _SILENCES:
@@ -103,28 +135,182 @@ class Fleet:
             except ReplRLError as error:
                 await self.mark_down(server, str(error))
             else:
-                await self._mark_up(server)
+                server.silences = 0
+                if not server.up:
+                    if server.gone.is_set():
+                        logger.warning("%s is back", server.url)
+                    server.up = True
+                    server.gone.clear()
+                    await self._tell()
 
     async def mark_down(self, server: Server, trouble: str) -> None:
         if server.up:
             logger.warning("%s is down, its trajectories go on elsewhere: %s", server.url, trouble)
         server.up, server.trouble = False, trouble
         server.gone.set()
+        await self._tell()
+
+    async def _tell(self) -> None:
         async with self._change:
             self._change.notify_all()
 
-    async def _mark_up(self, server: Server) -> None:
-        server.silences = 0
-        if server.up:
-            return
-        if server.gone.is_set():
-            logger.warning("%s is back", server.url)
-        server.up = True
-        server.gone.clear()
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Around each line: waits while new weights are loaded, which wait until no request is under way."""
         async with self._change:
-            self._change.notify_all()
+            await self._change.wait_for(lambda: not self._is_shut)
+            self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            await self._tell()
 
-    async def _watch(self, server: Server) -> None:
-        while True:
-            await asyncio.sleep(self._patience.between_checks_s)
-            await self.check(server)
+    @asynccontextmanager
+    async def _without_requests(self) -> AsyncIterator[None]:
+        """One at a time. Lets no request begin, waits until all have ended, and lets them in again after the block."""
+        async with self._change:
+            await self._change.wait_for(lambda: not self._is_shut)
+            self._is_shut = True
+        try:
+            async with self._change:
+                await self._change.wait_for(lambda: self._requests == 0)
+            yield
+        finally:
+            self._is_shut = False
+            await self._tell()
+
+    async def give_all(self, weights: Weights) -> None:
+        """Raises EngineError, with all servers at the weights from before, if a server refuses or if none is left."""
+        async with self._without_requests():
+            up = self.up
+            results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
+            failures = [error for error in results if isinstance(error, BaseException)]
+            refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
+            if refusals or len(failures) == len(up):
+                await asyncio.gather(*(self._give(server, self.weights) for server in up), return_exceptions=True)
+                weights.remove_files()
+                reason = refusals[0] if refusals else f"no server took new weights:\n{self.troubles()}"
+                raise EngineError(str(reason)) from (failures[0] if failures else None)
+            self.weights.remove_files()
+            self.weights = weights
+
+    async def adopt(self, weights: Weights) -> None:
+        """Go on with weights that another process has given the servers."""
+        async with self._without_requests():
+            self.weights = weights
+
+    async def _give(self, server: Server, weights: Weights) -> None:
+        async with server.mending:
+            try:
+                await bring_to(server.client, weights)
+            except ReplRLError as error:
+                await self.mark_down(server, str(error))
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One state of the policy. Without files it is the checkpoint that the servers were started with."""
+
+    version: int = 0
+    label: str = CHECKPOINT
+    files: tuple[str, ...] = ()
+
+    def remove_files(self) -> None:
+        """No server will be asked to load them again."""
+        for path in self.files:
+            Path(path).unlink(missing_ok=True)
+
+
+class WeightsFolder:
+    """Writes weights, and keeps those of the latest update only.
+
+    `folder` None is a temporary one of this machine, which servers on other machines can't read.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._run = uuid.uuid4().hex[:8]
+        self._given = folder
+        self._made: str | None = None
+
+    def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
+        """Copies of the tensors, on disk. Raises ConfigError if the folder can't be written to.
+
+        Reads to the end even then: gathering a sharded weight takes all processes.
+        """
+        label = f"repl-rl-{self._run}-{version}"
+        tensors = iter(named_params)
+        try:
+            files = list(_write(self._folder(), label, tensors))
+        except (OSError, SafetensorError) as error:
+            deque(tensors, maxlen=0)
+            raise ConfigError(
+                f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
+                "with room that trainer and servers share in engine.weights_folder"
+            ) from error
+        return Weights(version, label, tuple(files))
+
+    def close(self) -> None:
+        if self._made is not None:
+            shutil.rmtree(self._made, ignore_errors=True)
+
+    def _folder(self) -> Path:
+        if self._given is not None:
+            folder = Path(self._given).expanduser().absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+        if self._made is None:
+            self._made = tempfile.mkdtemp(prefix="repl-rl-weights-")
+        return Path(self._made)
+
+
+def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+    """Files of a few GiB each, so that no copy of the whole model is held in memory."""
+    batch: dict[str, torch.Tensor] = {}
+    size = 0
+    number = itertools.count()
+
+    def written() -> str:
+        path = folder / f"{label}-{next(number):03d}.safetensors"
+        partial = path.with_suffix(".partial")
+        save_file(batch, partial)
+        partial.rename(path)
+        batch.clear()
+        return str(path)
+
+    for name, tensor in named_params:
+        batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        size += batch[name].nbytes
+        if size >= _FILE_BYTES:
+            yield written()
+            size = 0
+    if batch:
+        yield written()
+
+
+async def bring_to(client: ServerClient, weights: Weights) -> None:
+    """Make a server hold `weights`: drain it, load, empty its cache, label it, let it go on.
+
+    Raises EngineError if it can't take them; what it then holds has no label of ours.
+    """
+    await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
+    try:
+        await client.post("/update_weight_version", {"new_version": f"on the way to {weights.label}"})
+        if weights.files:
+            answers = await client.worker_call("repl_rl_load_weights", files=list(weights.files))
+        else:
+            answers = await client.worker_call("repl_rl_restore_checkpoint")
+        if not answers:
+            raise EngineError(f"{client.url} has no worker that loads weights")
+        for answer in answers:
+            if not isinstance(answer, dict) or not answer.get("loaded"):
+                reason = answer.get("error", "it loaded no tensor") if isinstance(answer, dict) else repr(answer)
+                raise EngineError(
+                    f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
+                    "read the file, name a folder that trainer and servers share in engine.weights_folder"
+                )
+        await client.post("/reset_prefix_cache")
+        await client.post("/update_weight_version", {"new_version": weights.label})
+    finally:
+        await client.post("/resume")

@@ -1,9 +1,9 @@
 """The host's end of a session's private channel: one request out, one reply in, each a length and a JSON text.
 
-While a request runs, its calls of the host's tools may come in and be answered (`LineCalls`). The other end is in the
-hands of code that a model typed. Whatever comes from there that is neither such a call nor the reply to the request
-just made ends the channel, and with it the session: both carry a number that was drawn for the request, so that none
-can be laid up for later ones.
+While a request runs, its calls of the host's tools may come in and be answered (`LineCalls`); their messages are those
+of kernels/python/repl_host.py. The other end is in the hands of code that a model typed. Whatever comes from there that
+is neither such a call nor the reply to the request just made ends the channel, and with it the session. Calls and the
+reply carry a number that was drawn for the request, so that none can be prepared for a later one.
 """
 
 from __future__ import annotations
@@ -11,17 +11,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import secrets
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
+
+from repl_rl.kernel.results import HostCall, HostCalls, HostReply
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
 _MOST_BYTES = 4 << 20
 _NUMBER_BYTES = 8
 _READY = "ready"
+
+_MOST_CALLS = 1_000
+_MOST_CALL_BYTES = (1 << 20) + 64
+"""Of one call; what the session sends of itself is shorter by the request's number."""
+_MOST_CALL_NUMBER = 1 << 53
+_NAME_CHARS = 200
+_NO_HOST = "nothing on the host answers calls in this line"
+_GIVEN_UP = "the call was given up before the host was done"
+
+_log = logging.getLogger(__name__)
 
 OnCall = Callable[[object, int], bool]
 
@@ -91,12 +104,15 @@ class PrivateChannel:
         call. Without it there are none. The time is that of `countdown`, which stands still when it is told to.
         """
         self._reply, self._on_call = None, on_call
-        self._expected = self._draw_number()
+        if not self._random:  # drawn many at a time: each system call gives way to the other threads
+            self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
+        number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
+        self._expected = number.hex()
         self._send(json.dumps({"id": self._expected, **request}).encode(), descriptors)
         return await self.reply(timeout_s)
 
     def answer(self, message: dict[str, Any]) -> None:
-        """Send what is no request. Raises TypeError, ValueError or RecursionError if it can't be sent.
+        """Send a message that is not a request. Raises TypeError, ValueError or RecursionError if it can't be sent.
 
         A session that does not read its answers loses its channel.
         """
@@ -128,13 +144,6 @@ class PrivateChannel:
     def close(self) -> None:
         self._end()
         self._socket.close()
-
-    def _draw_number(self) -> str:
-        """From random bytes that are got many at a time: each system call gives way to the other threads."""
-        if not self._random:
-            self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
-        number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
-        return number.hex()
 
     def _send(self, text: bytes, descriptors: Sequence[int] = ()) -> None:
         """At once as far as there is room, and the rest, in order, when there is."""
@@ -181,9 +190,12 @@ class PrivateChannel:
                 return False
             if len(self._received) < size:
                 break
-            message = _parsed(self._received[_HEADER.size : size])
+            try:
+                message = json.loads(self._received[_HEADER.size : size])
+            except (ValueError, RecursionError):
+                return False
             del self._received[:size]
-            if message is None or self._expected is None or message.get("id") != self._expected:
+            if not isinstance(message, dict) or self._expected is None or message.get("id") != self._expected:
                 return False
             if "call" in message:
                 if self._on_call is None or not self._on_call(message["call"], size):
@@ -206,9 +218,83 @@ class PrivateChannel:
         self._wake()
 
 
-def _parsed(text: bytearray) -> dict[str, Any] | None:
-    try:
-        message = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return message if isinstance(message, dict) else None
+class LineCalls:
+    """What one line calls of the host, one call at a time, as a context: leaving it cancels the call that is not done.
+
+    Each call is answered once: by what the host returns, or by an error where the line ended, or called something else,
+    before the host was done; that is cancelled then.
+    """
+
+    def __init__(self, host: HostCalls | None, channel: PrivateChannel) -> None:
+        self._host = host
+        self._channel = channel
+        self._refusal = None if host is not None else _NO_HOST
+        self._calls = 0
+        self._open: int | None = None
+        self._work: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._give_up()
+
+    def refuse(self, why: str) -> None:
+        """Answer calls with an error from now on."""
+        self._refusal = why
+        self._give_up()
+
+    def take(self, message: object, size_bytes: int) -> bool:
+        """Begin to answer a call; False if it is not one. The line's time stands still until it is answered."""
+        match message:
+            case {"number": int(number), "name": str(name), "args": list(args), "kwargs": dict(kwargs)} if (
+                0 <= number < _MOST_CALL_NUMBER and len(name) <= _NAME_CHARS and size_bytes <= _MOST_CALL_BYTES
+            ):
+                call = HostCall(name, tuple(args), kwargs)
+            case _:
+                return False
+        self._give_up()
+        self._calls += 1
+        refusal = self._refusal
+        if self._calls > _MOST_CALLS:
+            refusal = f"one line may call the host {_MOST_CALLS} times"
+        self._open = number
+        if refusal is not None:
+            self._settle(number, HostReply(error_name="RuntimeError", error_message=refusal))
+            return True
+        self._channel.countdown.stand_still()
+        self._work = asyncio.create_task(self._answer(number, call))
+        return True
+
+    async def _answer(self, number: int, call: HostCall) -> None:
+        reply = HostReply(error_name="RuntimeError", error_message=_GIVEN_UP)
+        try:
+            assert self._host is not None
+            reply = await self._host(call)
+        except Exception as error:  # noqa: BLE001 - a tool is anybody's code
+            _log.warning("a host tool, %s, failed outside of what it answers for", call.name, exc_info=error)
+            reply = HostReply(error_name=type(error).__name__, error_message=str(error))
+        finally:
+            self._settle(number, reply)
+
+    def _give_up(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+        if self._open is not None:
+            self._settle(self._open, HostReply(error_name="RuntimeError", error_message=_GIVEN_UP))
+
+    def _settle(self, number: int, reply: HostReply) -> None:
+        """Send the answer, unless the call has had one."""
+        if self._open != number:
+            return
+        self._open = None
+        answer: dict[str, Any] = {"value": reply.value}
+        if reply.error_name is not None:
+            answer = {"error_name": reply.error_name, "error_message": reply.error_message}
+        try:
+            self._channel.answer({"answer": number, **answer})
+        except (TypeError, ValueError, RecursionError) as error:
+            message = f"what the tool returned can't be sent as JSON: {error}"
+            self._channel.answer({"answer": number, "error_name": type(error).__name__, "error_message": message})
+        self._channel.countdown.go_on()

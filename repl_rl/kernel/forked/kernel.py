@@ -1,4 +1,4 @@
-"""One session forked from a warm server, from its start to its death.
+"""The default backend: sessions forked from one warm server, each from its start to its death.
 
 An execution is a race between its reply, the death of the session, and one deadline. The reply carries status and
 answer; the text comes through a pipe, so that it is whole even where the session dies in mid-line.
@@ -7,7 +7,9 @@ answer; the text comes through a pipe, so that it is whole even where the sessio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -17,21 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
-from repl_rl.kernel.forked.calls import LineCalls
-from repl_rl.kernel.forked.channel import PrivateChannel
-from repl_rl.kernel.forked.files import SessionFiles
-from repl_rl.kernel.forked.pipe import OutputPipe
+from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
-from repl_rl.kernel.home import Home
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.listening import CHANNELS, listening
-from repl_rl.kernel.memory import folder_mb, tree_mb
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
+from repl_rl.kernel.output import SessionPipe
+from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
-from repl_rl.kernel.reports import calls_of, text_of
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
-from repl_rl.kernel.sandbox import Sandbox
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, calls_of, text_of
+from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 _MIB = 1024 * 1024
+_SERVER_MB = 256.0
+"""Room for the fork server itself beside its sessions' budget."""
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has come to write to: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
@@ -40,26 +40,90 @@ _WATCH_AFTER_S = 0.005
 """A line that runs for longer has its output read meanwhile."""
 
 
+_log = logging.getLogger(__name__)
+
+
+class ForkBackend:
+    """A `Backend`: one fork server, replaced when it dies, and the folder in which its sessions' files lie."""
+
+    def __init__(self, profile: Profile, limits: Limits, kind: SandboxKind) -> None:
+        self._profile = profile
+        self._limits = limits
+        self._kind = kind
+        self._server: ForkServer | None = None
+        self._home: Home | None = None
+        self._cgroup: MemoryCgroup | None = None
+        self._starting = asyncio.Lock()
+        self.restarts = 0
+
+    async def open(self, memory_mb: float) -> None:
+        """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
+        kind = await asyncio.to_thread(require_sandbox, self._kind)
+        self._cgroup = MemoryCgroup.make(int((memory_mb + _SERVER_MB) * _MIB))
+        try:
+            self._home = await asyncio.to_thread(Home, None if self._cgroup is None else self._cgroup.folder)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
+            await asyncio.to_thread(self._sandbox.readable)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def start(self) -> ForkedKernel:
+        """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
+        assert self._home is not None
+        try:
+            return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home)
+        except OSError as error:
+            raise KernelStartError(f"a kernel could not be started: {error}") from error
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+        if self._cgroup is not None:
+            await asyncio.to_thread(self._cgroup.close)
+        if self._home is not None:
+            await asyncio.to_thread(self._home.close)
+
+    async def _running_server(self) -> ForkServer:
+        async with self._starting:
+            if self._server is not None and self._server.has_ended:
+                _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
+                self.restarts += 1
+                await self._server.close()
+                self._server = None
+            if self._server is None:
+                assert self._home is not None
+                self._server = await ForkServer.start(self._sandbox, self._home, self._cgroup)
+            return self._server
+
+
 class ForkedKernel:
     """A `Kernel`. Made by `start`; everything that it takes is given back by `close`."""
 
     def __init__(
         self,
         server: ForkServer,
+        sandbox: Sandbox,
+        home: Home,
+        folder: Path | None,
         channel: PrivateChannel,
-        output: OutputPipe,
+        output: SessionPipe,
         pidfd: int,
-        limits: Limits,
-        files: SessionFiles,
     ) -> None:
+        """`folder` is for a session that has no /tmp of its own."""
         self._server = server
+        self._limits = sandbox.limits
+        self._kind = sandbox.kind
+        self._home = home
+        self._folder = folder
         self._channel = channel
         self._output = output
         self._pidfd = pidfd
-        self._limits = limits
-        self._files = files
-        self._pid = pid_of(pidfd)
-        self._inherited_mb = tree_mb(self._pid)
+        self.pid = pid_of(pidfd)
+        """The process id of the session on the host."""
+        self._inherited_mb = tree_mb(self.pid)
+        self._connection: dict[str, Any] = {}
+        self._connection_file: Path | None = None
         self._asking = asyncio.Lock()
         self._death: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -68,21 +132,27 @@ class ForkedKernel:
     @classmethod
     async def start(cls, server: ForkServer, sandbox: Sandbox, home: Home) -> ForkedKernel:
         """A session that answers. Raises KernelStartError with what it printed if it does not come up in time."""
-        limits, files = sandbox.limits, SessionFiles(home, sandbox.kind)
+        limits = sandbox.limits
         async with AsyncExitStack() as undo:
-            undo.push_async_callback(files.remove)
-            output = OutputPipe(limits.output_bytes, limits.read_mb * _MIB)
+            folder = None
+            if sandbox.kind != "bwrap":
+                folder = home.next_session_folder()
+                undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
+            output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
             undo.callback(output.close)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             with theirs:
-                request = {"uid": sandbox.uid(), "tmp": files.folder()}
+                request = {"uid": sandbox.uid(), "tmp": None if folder is None else str(folder)}
                 pidfd = await server.fork(request, [theirs.fileno(), output.write_fd])
             undo.pop_all()
         output.close_write_end()
-        kernel = cls(server, PrivateChannel(ours), output, pidfd, limits, files)
+        kernel = cls(server, sandbox, home, folder, PrivateChannel(ours), output, pidfd)
         try:
-            await kernel._come_up()
+            if not await kernel._channel.ready(limits.start_s):
+                what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
+                printed = output.take()[0].strip()
+                raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
         except BaseException:
             await kernel.close()
             raise
@@ -94,15 +164,10 @@ class ForkedKernel:
             return False
         return self._has_run or not self._server.is_gone()  # one without state is of no use once its server is gone
 
-    @property
-    def pid(self) -> int:
-        """The process id of the session on the host."""
-        return self._pid
-
     async def prepare(self, source: str) -> None:
-        """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
+        """Run set-up code, for `start_s` at most. A session in which it failed is gone.
 
-        A session in which it failed is gone. Raises KernelError after a cell has run.
+        Raises KernelStartError if it fails, KernelError after a cell has run.
         """
         if self._has_run:
             raise KernelError("a session is prepared before its first cell, and this one has run cells")
@@ -122,11 +187,7 @@ class ForkedKernel:
             )
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; one at a time. A caller that is cancelled meanwhile takes the session with it.
-
-        Raises KernelDiedError if the session is gone although it has run nothing yet, and after a result that said so.
-        A death between two cells is the doing of the first one, and the second one's result.
-        """
+        """Run one cell. A caller that is cancelled meanwhile takes the session with it."""
         is_first = not self._has_run
         if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
@@ -151,39 +212,40 @@ class ForkedKernel:
         return result
 
     async def open_jupyter(self) -> Path:
-        """A connection file for the live session: Jupyter's channels are opened beside the private one.
-
-        Waits for the line that runs. Raises KernelDiedError if the session is gone.
-        """
+        """Jupyter's channels are opened beside the private one, once the line that runs is done."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
         async with self._asking:
-            return self._files.connection_file or await self._open_jupyter()
-
-    async def _open_jupyter(self) -> Path:
-        path, connection = self._files.new_connection()
-        with listening(connection) as sockets:
-            request = {"jupyter": connection}
-            reply = await self._channel.ask(request, self._limits.start_s, [sockets[name] for name in CHANNELS])
-        if reply is None:
-            raise KernelError(f"the kernel opened no Jupyter channels within {self._limits.start_s:g} s")
-        path.touch(mode=0o600)
-        path.write_text(json.dumps(connection))
-        self._files.connection_file = path
-        return path
+            if self._connection_file is None:
+                path = self._home.next_connection_file()
+                self._connection = {
+                    "transport": "ipc",
+                    "ip": str(path.with_suffix("")),
+                    "key": os.urandom(16).hex(),
+                    "signature_scheme": "hmac-sha256",
+                    "kernel_name": "repl_rl",
+                    **{f"{name}_port": number for number, name in enumerate(CHANNELS, 1)},
+                }
+                with listening(self._connection) as sockets:
+                    request, descriptors = {"jupyter": self._connection}, [sockets[name] for name in CHANNELS]
+                    reply = await self._channel.ask(request, self._limits.start_s, descriptors)
+                if reply is None:
+                    raise KernelError(f"the kernel opened no Jupyter channels within {self._limits.start_s:g} s")
+                path.touch(mode=0o600)
+                path.write_text(json.dumps(self._connection))
+                self._connection_file = path
+            return self._connection_file
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with; of that, the copied part is put at a fixed figure."""
-        own_mb = max(0.0, tree_mb(self._pid) - self._inherited_mb)
-        return _COPIED_MB + own_mb + (folder_mb(self._pid, _FOLDERS) if self._files.is_in_memory else 0.0)
+        own_mb = max(0.0, tree_mb(self.pid) - self._inherited_mb)
+        return _COPIED_MB + own_mb + (folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0)
 
     def kill(self) -> None:
-        """End the session at once."""
         if self._closing is None and (self._death is None or not self._death.done()):
             send_signal(self._pidfd, signal.SIGKILL)
 
     async def close(self) -> None:
-        """Kill the session with everything that it started, and wait until all of it is gone."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -193,28 +255,26 @@ class ForkedKernel:
         self._channel.close()
         os.close(self._pidfd)
         self._output.close()
-        await self._files.remove()
+        remove_sockets(self._connection)
+        if self._connection_file is not None:
+            with contextlib.suppress(OSError):
+                self._connection_file.unlink()
+        if self._folder is not None:
+            await asyncio.to_thread(remove_tree, self._folder)
 
     async def _kill(self) -> None:
         """The death of a PID namespace's first process is the death of all others, and over when it is over.
 
-        In sandlock there are no others. In "none" they are looked for: those that still hang beneath the session, or
-        are of its process group.
+        In sandlock there are no others. In "none" they are looked for: those that still hang under the session, or are
+        in its process group.
         """
         if self._death is None:
-            family = [] if self._files.kind != "none" else list(tree(self._pid))
+            family = [] if self._kind != "none" else list(tree(self.pid))
             send_signal(self._pidfd, signal.SIGKILL)
             if family:
                 kill_family(family)
             self._death = asyncio.create_task(ended(self._pidfd))
         await asyncio.shield(self._death)
-
-    async def _come_up(self) -> None:
-        if await self._channel.ready(self._limits.start_s):
-            return
-        what = "ended" if self._channel.has_ended else f"did not answer within {self._limits.start_s:g} s"
-        printed = self._output.take()[0].strip()
-        raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status where the host knows better than the reply."""
@@ -236,7 +296,7 @@ class ForkedKernel:
             reported = ExecStatus(reply.get("status", ExecStatus.KILLED))
             answer = reply.get("answer")
             if not isinstance(answer, list | None):
-                raise TypeError(f"{answer!r} is no list of answers")
+                raise TypeError(f"{answer!r} is not a list of answers")
             return ExecResult(
                 status=reported if status is None or reported is ExecStatus.KILLED else status,
                 output=output,
@@ -247,15 +307,12 @@ class ForkedKernel:
                 duration_s=duration_s,
                 omitted_bytes=omitted_bytes,
                 fingerprint=text_of(reply.get("fingerprint")),
-                by_machinery=self._by_machinery(status),
+                # Killed together with its server, whose end shows before a session's.
+                by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
                 calls=calls_of(reply.get("calls")),
             )
         except (TypeError, ValueError):
             return ExecResult(ExecStatus.KILLED, output, duration_s=duration_s, omitted_bytes=omitted_bytes)
-
-    def _by_machinery(self, status: ExecStatus | None) -> bool:
-        """Whether it was killed together with its server; that one's end shows before a session's."""
-        return status is ExecStatus.KILLED and self._server.is_gone()
 
 
 def _sendable(source: str) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelStartError
-from repl_rl.kernel.forked.cgroup import MemoryCgroup
-from repl_rl.kernel.home import Home
+from repl_rl.kernel.memory import MemoryCgroup
+from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
 
@@ -49,28 +49,38 @@ class ForkServer:
         ours.setblocking(False)
         log = home.path / "fork_server.log"
         with theirs, open(log, "ab") as output:
-            record = _boot_record(sandbox, theirs.fileno())
-            python = [str(sandbox.installation.executable), "-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
-            command = sandbox.command([*python, str(record)])
+            record = {
+                "control": theirs.fileno(),
+                "walls": sandbox.kind,
+                "rlimits": sandbox.rlimits(),
+                "tmp_mb": sandbox.limits.tmp_mb,
+                "readable": sandbox.readable(),
+                "preload": list(sandbox.preload),
+                "warm_up": sandbox.warm_up,
+                "site_packages": sandbox.packages(),
+            }
+            argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:
-                process = subprocess.Popen(
-                    command if cgroup is None else cgroup.command(command),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**sandbox.environment, "PYTHONHASHSEED": "0"},
-                    pass_fds=[theirs.fileno(), record],
-                    start_new_session=True,
-                    cwd="/",
+                process = sandbox.launch(
+                    argv, record, output=output.fileno(), descriptors=[theirs.fileno()], cgroup=cgroup
                 )
             except OSError as error:
                 ours.close()
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
-            finally:
-                os.close(record)
         server = cls(process, ours, log, sandbox.limits.start_s)
         try:
-            await server._come_up()
+            ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
+            if ready["missing"]:
+                _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(ready["missing"]))
+            elif ready["warm_up_error"]:
+                failure = ready["warm_up_error"]
+                _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", failure)
+        except TimeoutError:
+            printed = server._printed()
+            await server.close()
+            raise KernelStartError(
+                f"the fork server was not ready within {server._patience_s:g} s: {printed}"
+            ) from None
         except BaseException:
             await server.close()
             raise
@@ -124,18 +134,6 @@ class ForkServer:
             self._process.kill()
             await exited(self._process)
 
-    async def _come_up(self) -> None:
-        try:
-            said = await asyncio.wait_for(asyncio.shield(self._ready), self._patience_s)
-        except TimeoutError:
-            raise KernelStartError(
-                f"the fork server was not ready within {self._patience_s:g} s: {self._printed()}"
-            ) from None
-        if said["missing"]:
-            _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(said["missing"]))
-        if said["warm_up_error"] and not said["missing"]:
-            _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", said["warm_up_error"])
-
     def _on_readable(self) -> None:
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 1)
@@ -176,21 +174,3 @@ class ForkServer:
         with contextlib.suppress(OSError):
             text = self._log_file.read_text(errors="replace").strip()
         return f"it printed: {text[-_LOG_CHARS:] or 'nothing'}"
-
-
-def _boot_record(sandbox: Sandbox, control_fd: int) -> int:
-    """A descriptor from which the server reads what it documents."""
-    record = {
-        "control": control_fd,
-        "walls": sandbox.kind,
-        "rlimits": sandbox.rlimits(),
-        "tmp_mb": sandbox.limits.tmp_mb,
-        "readable": sandbox.readable(),
-        "preload": list(sandbox.preload),
-        "warm_up": sandbox.warm_up,
-        "site_packages": sandbox.packages(),
-    }
-    fd = os.memfd_create("boot", 0)
-    os.write(fd, json.dumps(record).encode())
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

@@ -24,7 +24,6 @@ import asyncio
 import difflib
 import logging
 import os
-from pathlib import Path
 from typing import Any, Literal
 
 import zmq.asyncio
@@ -33,13 +32,11 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel.home import Home
 from repl_rl.kernel.jupyter import provisioner
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
-from repl_rl.kernel.jupyter.process import MARK, Guard
-from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.paths import program_folder
-from repl_rl.kernel.profile import Profile
+from repl_rl.kernel.limits import Limits, Profile
+from repl_rl.kernel.paths import Home, program_folder
+from repl_rl.kernel.processes import MARK, Guard
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 OWN_NAME = "repl_rl"
@@ -89,55 +86,42 @@ class KernelspecBackend:
 
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if none comes up in time."""
-        connection_file = self._home.next_connection_file()
-        kernel = KernelspecKernel(
-            self._manager(connection_file),
-            self._limits,
-            connection_file.with_suffix(".work"),
-            is_ours=self._is_ours,
-            is_local=self._is_local,
-        )
+        manager, words = self.manager()
+        kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local)
         try:
-            await kernel.start(**self._words(connection_file))
+            await kernel.start(**words)
         except BaseException:
             await kernel.close()
             raise
         return kernel
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
-        """For another client that launches a kernel itself: its manager, and the words for `start_kernel`."""
+        """What launches one more kernel, and the words for its `start_kernel`: also for another client that does so."""
         connection_file = self._home.next_connection_file()
-        return self._manager(connection_file), self._words(connection_file)
+        words: dict[str, Any] = {}
+        if self._is_ours:
+            words = {"sandbox": self._sandbox}
+        elif self._is_local:
+            words = {"env": os.environ | {MARK: str(connection_file)}}
+        address: dict[str, Any] = {}
+        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
+        if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
+            address = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
+        manager = AsyncKernelManager(
+            kernel_name=self.name,
+            kernel_spec_manager=_OneSpec(self._spec),
+            connection_file=str(connection_file),
+            context=self._context,
+            log=_unheard,
+            **address,
+        )
+        return manager, words
 
     async def close(self) -> None:
         self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
         await asyncio.to_thread(self._home.close)
-
-    def _words(self, connection_file: Path) -> dict[str, Any]:
-        if self._is_ours:
-            return {"sandbox": self._sandbox}
-        return {"env": os.environ | {MARK: str(connection_file)}} if self._is_local else {}
-
-    def _manager(self, connection_file: Path) -> AsyncKernelManager:
-        words: dict[str, Any] = {}
-        if self._transport_of_kernels() == "ipc":
-            words = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
-        return AsyncKernelManager(
-            kernel_name=self.name,
-            kernel_spec_manager=_OneSpec(self._spec),
-            connection_file=str(connection_file),
-            context=self._context,
-            log=_unheard,
-            **words,
-        )
-
-    def _transport_of_kernels(self) -> str:
-        if self._transport is not None:
-            return self._transport
-        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
-        return "ipc" if speaks_ipc else "tcp"
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]

@@ -17,13 +17,11 @@ from typing import Any
 from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
-from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, CellText, judge, traceback_text
-from repl_rl.kernel.jupyter.process import Printed, kill_all
-from repl_rl.kernel.jupyter.setup import setup_cell
-from repl_rl.kernel.jupyter.wire import Wire
+from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import tree_mb
-from repl_rl.kernel.processes import exited, kill_family, tree
+from repl_rl.kernel.output import CellText, PrintedPipe
+from repl_rl.kernel.processes import exited, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 
 _MIB = 1024 * 1024
@@ -34,24 +32,22 @@ _POLL_S = 1.0
 
 
 class KernelspecKernel:
-    """A `Kernel`. `work` is a folder of its own, its working directory where it runs on this machine.
+    """A `Kernel`. `is_ours` says that it is our kernel behind our walls.
 
-    `is_ours` says that it is our kernel behind our walls, `is_local` that it is a process of this machine and not ours.
+    `is_local` says that it is a process of this machine and not ours; it works in a folder beside its connection file.
     """
 
-    def __init__(
-        self, manager: AsyncKernelManager, limits: Limits, work: Path, *, is_ours: bool, is_local: bool
-    ) -> None:
+    def __init__(self, manager: AsyncKernelManager, limits: Limits, *, is_ours: bool, is_local: bool) -> None:
         self._manager = manager
         self._limits = limits
-        self._work = work
+        self._work = Path(manager.connection_file).with_suffix(".work")
         self._is_ours = is_ours
         self._is_local = is_local
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
         self._output = CellOutput(self._text)
         self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
-        self._printed = Printed(self._text.feed if is_ours else self._aside.feed)
-        self._wire: Wire | None = None
+        self._printed = PrintedPipe(self._text.feed if is_ours else self._aside.feed)
+        self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._process: Any = None
@@ -90,7 +86,17 @@ class KernelspecKernel:
         if self._has_run:
             raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
         try:
-            await self._set_up(source)
+            if self._language != "python":
+                what = f"runs {self._language}, and tools are for Python; do without, or take another kernel"
+                raise self._no_start(what)
+            if self._is_ours:
+                request = _cell(source, silent=True) | {"repl_rl_setup": True}
+            else:
+                request = _cell(setup_cell(source), silent=True)
+            reply = await self._silently(request)
+            if judge(reply, self._output).status is not ExecStatus.OK:
+                raised = "" if self._is_ours or reply["status"] == "ok" else f": {traceback_text(reply).strip()}"
+                raise self._no_start(f"could not be set up{raised}")
         except BaseException:
             await self.close()
             raise
@@ -99,11 +105,7 @@ class KernelspecKernel:
         self._text.take()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell; one at a time. `host` is never called: no tool of a kernel here can be one of the host's.
-
-        Raises KernelDiedError if the kernel is gone although it has run nothing yet, and after a result that said so.
-        A death between two cells is the doing of the first one, and the second one's result.
-        """
+        """Run one cell. `host` is never called: no tool of a kernel here can be one of the host's."""
         if self._closing is not None or not (self.is_alive or self._has_run):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
@@ -116,20 +118,29 @@ class KernelspecKernel:
             request.cancel()
         if is_late and not result.state_lost:
             result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
-        elif not result.compiled and not self._is_ours and await self._is_incomplete(source):
-            result = ExecResult(ExecStatus.INCOMPLETE)
+        elif not result.compiled and not self._is_ours:  # nothing of it has run: it may need another line
+            question = self._request("is_complete_request", {"code": source})
+            with contextlib.suppress(TimeoutError):
+                answer = await asyncio.wait_for(question, self._limits.grace_s)
+                if answer.get("status") == "incomplete":
+                    result = ExecResult(ExecStatus.INCOMPLETE)
         if result.state_lost:
             await self.close()
-        return self._with_text(result, time.monotonic() - started)
+        self._printed.drain()
+        self._aside.take()
+        text, omitted_bytes = self._text.take()
+        if result.status is ExecStatus.INCOMPLETE:
+            text, omitted_bytes = "", 0
+        duration_s = time.monotonic() - started
+        return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
 
     async def open_jupyter(self) -> Path:
-        """A connection file with which any client here can attach. Raises KernelDiedError if the kernel is gone."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and nothing is left to attach to; take a new session")
         return Path(self._manager.connection_file)
 
     def memory_mb(self) -> float:
-        """0 for a kernel that is no process of this machine."""
+        """0 for a kernel that is not a process of this machine."""
         return 0.0 if self._process is None else tree_mb(self._process.pid)
 
     def kill(self) -> None:
@@ -137,7 +148,6 @@ class KernelspecKernel:
             kill_family(list(tree(self._process.pid)))
 
     async def close(self) -> None:
-        """Kill the kernel with everything that it started, and wait until all of it is gone."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
@@ -146,25 +156,13 @@ class KernelspecKernel:
         self._process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
         client = self._manager.client(context=self._manager.context)
-        self._wire = Wire(client, None if self._is_ours else self._output.take_in)
-        info = await self._unless_it_dies(asyncio.create_task(self._wire.greet()))
+        self._channels = Channels(client, None if self._is_ours else self._output.take_in)
+        info = await self._unless_it_dies(asyncio.create_task(self._channels.greet()))
         self._language = str(info["language_info"]["name"])
         if not self._is_ours and self._language == "python":
             reply = await self._silently(_cell(SUBMIT, silent=True))
             if reply["status"] != "ok":
                 raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
-
-    async def _set_up(self, source: str) -> None:
-        if self._language != "python":
-            raise self._no_start(f"runs {self._language}, and tools are for Python; do without, or take another kernel")
-        if self._is_ours:
-            request = _cell(source, silent=True) | {"repl_rl_setup": True}
-        else:
-            request = _cell(setup_cell(source), silent=True)
-        reply = await self._silently(request)
-        if judge(reply, self._output).status is not ExecStatus.OK:
-            raised = "" if self._is_ours or reply["status"] == "ok" else f": {traceback_text(reply).strip()}"
-            raise self._no_start(f"could not be set up{raised}")
 
     async def _silently(self, content: dict[str, Any]) -> dict[str, Any]:
         return await self._unless_it_dies(asyncio.create_task(self._request("execute_request", content)))
@@ -178,7 +176,7 @@ class KernelspecKernel:
         raise self._no_start("ended as it started")
 
     async def _watch(self) -> None:
-        """Until the kernel is dead; where it is no process of ours, its provisioner is asked again and again."""
+        """Until the kernel is dead; where that is not a process of ours, its provisioner is asked again and again."""
         if self._is_ours or self._is_local:
             await exited(self._process)
             return
@@ -204,29 +202,13 @@ class KernelspecKernel:
             await asyncio.wait({request}, timeout=_LAST_WORDS_S)
         return request.done()
 
-    async def _is_incomplete(self, source: str) -> bool:
-        """Asked only after a cell that did not compile: nothing of it has run."""
-        question = self._request("is_complete_request", {"code": source})
-        with contextlib.suppress(TimeoutError):
-            answer = await asyncio.wait_for(question, self._limits.grace_s)
-            return answer.get("status") == "incomplete"
-        return False
-
     async def _request(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
-        assert self._wire is not None
-        return await self._wire.request(msg_type, content, self._limits.grace_s)
-
-    def _with_text(self, result: ExecResult, duration_s: float) -> ExecResult:
-        self._printed.drain()
-        self._aside.take()
-        text, omitted_bytes = self._text.take()
-        if result.status is ExecStatus.INCOMPLETE:
-            text, omitted_bytes = "", 0
-        return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+        assert self._channels is not None
+        return await self._channels.request(msg_type, content, self._limits.grace_s)
 
     async def _close(self) -> None:
-        if self._wire is not None:
-            await self._wire.close()
+        if self._channels is not None:
+            await self._channels.close()
         await self._kill()
         if self._died is not None:
             self._died.cancel()
@@ -245,7 +227,7 @@ class KernelspecKernel:
         if provisioner is None or not provisioner.has_process:
             return
         if self._is_local:
-            await asyncio.to_thread(kill_all, provisioner.process, self._manager.connection_file)
+            await asyncio.to_thread(kill_marked, provisioner.process, self._manager.connection_file)
         elif self._is_ours:
             await provisioner.kill()
         else:

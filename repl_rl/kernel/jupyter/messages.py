@@ -1,14 +1,22 @@
-"""What Jupyter messages say about a cell: its text, its answer, how it ended. Knows no sockets."""
+"""The Jupyter messaging protocol: requests to a kernel, and what its messages say about a cell.
+
+That is the cell's text, its answer, and how it ended.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from repl_rl.kernel.output import HeadAndTail
-from repl_rl.kernel.reports import calls_of, text_of
-from repl_rl.kernel.results import ExecResult, ExecStatus
+from jupyter_client.asynchronous import AsyncKernelClient
+
+from repl_rl.kernel.output import CellText
+from repl_rl.kernel.paths import program_folder
+from repl_rl.kernel.results import ExecResult, ExecStatus, calls_of, text_of
 
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
@@ -33,43 +41,34 @@ submit_final_answer = submit_final_answer()
 """Defines `submit_final_answer` in a kernel built on IPython. What it sends is a message of a type that nothing shows,
 so no text can be mistaken for it; code that sends such a message itself has submitted an answer, and nothing else."""
 
+_SETUP = """
+import sys, types
+main = sys.modules["__main__"].__dict__
+own = types.ModuleType("repl_tools")
+exec(compile({tools!r}, "<repl_tools>", "exec"), own.__dict__)
+sys.modules["repl_tools"] = own.Tools(main).module()
+try:
+    exec(compile({source!r}, "<set-up>", "exec"), {{"__name__": "setup"}})
+finally:
+    del sys.modules["repl_tools"]
+"""
+"""Gives a Python kernel that is not ours the module `repl_tools`, for set-up code alone."""
+
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ANY_FRAME = "Traceback (most recent call last)"
+_SUBSCRIBED_S = 0.2
+"""How long the first messages may take; a kernel that is up before our subscription has reached it sends none."""
+
+_log = logging.getLogger(__name__)
 
 
-class CellText:
-    """The two ends of one cell's text; beyond `read_bytes` nothing is looked at any more, only counted."""
+def setup_cell(source: str) -> str:
+    """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no name behind.
 
-    def __init__(self, keep_bytes: int, read_bytes: int) -> None:
-        self._kept = HeadAndTail(keep_bytes)
-        self._read_bytes = self._room_bytes = read_bytes
-        self._omitted_bytes = self._gap_bytes = 0
-
-    def feed(self, chunk: bytes) -> None:
-        self._room_bytes -= len(chunk)
-        if self._room_bytes < 0:
-            self._gap_bytes += len(chunk)
-            return
-        self._mark_gap()
-        self._kept.feed(chunk)
-
-    def make_room(self) -> None:
-        """For what an interrupted cell still has to say."""
-        self._room_bytes = self._read_bytes
-
-    def take(self) -> tuple[str, int]:
-        """The text, with a marker wherever bytes are missing, and their number. Empties it."""
-        self.make_room()
-        self._mark_gap()
-        text, omitted_bytes = self._kept.take()
-        omitted_bytes, self._omitted_bytes = omitted_bytes + self._omitted_bytes, 0
-        return text, omitted_bytes
-
-    def _mark_gap(self) -> None:
-        if self._gap_bytes:
-            self._kept.feed(f"\n... [{self._gap_bytes} bytes left out] ...\n".encode())
-            self._omitted_bytes += self._gap_bytes
-            self._gap_bytes = 0
+    For Python kernels that are not ours.
+    """
+    tools = (program_folder() / "repl_tools.py").read_text(encoding="utf-8")
+    return f"exec({_SETUP.format(tools=tools, source=source)!r}, {{}})"
 
 
 class CellOutput:
@@ -83,19 +82,17 @@ class CellOutput:
         if msg_type == "stream":
             self._show(str(content["text"]))
         elif msg_type in ("execute_result", "display_data"):
-            self._take_in_data(content["data"])
+            data = content["data"]
+            if ANSWER_MIME in data:
+                self._answers += [str(value) for value in data[ANSWER_MIME]["values"]]
+            elif "text/plain" in data:
+                self._show(_whole_lines(str(data["text/plain"])))
         elif msg_type == "error":
             self._show(traceback_text(content))
 
     def take_answers(self) -> list[str]:
         answers, self._answers = self._answers, []
         return answers
-
-    def _take_in_data(self, data: Mapping[str, Any]) -> None:
-        if ANSWER_MIME in data:
-            self._answers += [str(value) for value in data[ANSWER_MIME]["values"]]
-        elif "text/plain" in data:
-            self._show(_whole_lines(str(data["text/plain"])))
 
     def _show(self, text: str) -> None:
         self._text.feed(text.encode("utf-8", "backslashreplace"))
@@ -126,7 +123,8 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     answer = tuple(output.take_answers()) or None
     if reply is None:
         return ExecResult(ExecStatus.KILLED, answer=answer)
-    if _asks_exit(reply):
+    payload = reply.get("payload") or []
+    if any(part.get("source") == "ask_exit" and not part.get("keepkernel") for part in payload):
         return ExecResult(ExecStatus.KILLED, error_name="SystemExit", answer=answer)
     if reply.get("status") == "ok":
         return ExecResult(ExecStatus.OK, answer=answer)
@@ -136,10 +134,90 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, answer=answer, error_message=message)
 
 
-def _asks_exit(reply: Mapping[str, Any]) -> bool:
-    payload = reply.get("payload") or []
-    return any(part.get("source") == "ask_exit" and not part.get("keepkernel") for part in payload)
-
-
 def _whole_lines(text: str) -> str:
     return text.rstrip("\n") + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    reply: asyncio.Future[dict[str, Any]]
+    idle: asyncio.Future[None]
+
+
+class Channels:
+    """The shell and the iopub channel of one kernel. Belongs to one event loop.
+
+    `show` is called with the type and content of each iopub message that answers a request of ours, an earlier one
+    included: background threads. What other clients have run is theirs. Without `show` there is no iopub channel.
+    """
+
+    def __init__(self, client: AsyncKernelClient, show: Callable[[str, Mapping[str, Any]], None] | None) -> None:
+        self._client = client
+        self._show = show
+        self._exchanges: dict[str, _Exchange] = {}
+        client.start_channels(iopub=show is not None, stdin=False, hb=False, control=False)
+        self._tasks = [asyncio.create_task(self._receive(client.shell_channel, self._on_reply))]
+        if show is not None:
+            self._tasks.append(asyncio.create_task(self._receive(client.iopub_channel, self._on_message)))
+
+    async def greet(self) -> dict[str, Any]:
+        """The kernel_info of a kernel that answers and, if there is an iopub channel, is heard."""
+        while True:
+            exchange, content = await self._exchange("kernel_info_request", {}, _SUBSCRIBED_S)
+            if self._show is None or exchange.idle.done():
+                return content
+
+    async def request(self, msg_type: str, content: dict[str, Any], idle_s: float) -> dict[str, Any]:
+        """The content of the reply, once all messages before it are shown; for those it waits `idle_s` at most.
+
+        A request that the kernel drops because one of another client failed is sent again.
+        """
+        while True:
+            _, reply = await self._exchange(msg_type, content, idle_s)
+            if reply.get("status") not in ("aborted", "abort"):
+                return reply
+            await asyncio.sleep(_SUBSCRIBED_S)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._client.stop_channels()
+
+    async def _exchange(
+        self, msg_type: str, content: dict[str, Any], idle_s: float
+    ) -> tuple[_Exchange, dict[str, Any]]:
+        loop = asyncio.get_running_loop()
+        message = self._client.session.msg(msg_type, content)
+        exchange = _Exchange(loop.create_future(), loop.create_future())
+        self._exchanges[message["header"]["msg_id"]] = exchange
+        try:
+            self._client.shell_channel.send(message)
+            reply = await exchange.reply
+            if self._show is not None:
+                await asyncio.wait({exchange.idle}, timeout=idle_s)
+            return exchange, reply
+        finally:
+            del self._exchanges[message["header"]["msg_id"]]
+
+    async def _receive(self, channel: Any, take_in: Callable[[dict[str, Any]], None]) -> None:
+        while True:
+            try:
+                take_in(await channel.get_msg())
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                _log.debug("a kernel sent what is not a Jupyter message: %r", error)
+            await asyncio.sleep(0)  # a flood of messages is no reason to let everybody else wait
+
+    def _on_reply(self, message: dict[str, Any]) -> None:
+        exchange = self._exchanges.get(message["parent_header"].get("msg_id"))
+        if exchange is not None and not exchange.reply.done():
+            exchange.reply.set_result(dict(message["content"]))
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        parent, content = message["parent_header"], message["content"]
+        if message["msg_type"] == "status":
+            exchange = self._exchanges.get(parent.get("msg_id"))
+            if content["execution_state"] == "idle" and exchange is not None and not exchange.idle.done():
+                exchange.idle.set_result(None)
+        elif self._show is not None and parent.get("session") == self._client.session.session:
+            self._show(message["msg_type"], content)

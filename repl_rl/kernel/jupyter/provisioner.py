@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 from traitlets import Unicode
 
-from repl_rl.kernel.home import Home
-from repl_rl.kernel.listening import listening, remove_sockets
+from repl_rl.kernel.limits import Profile
+from repl_rl.kernel.paths import Home, listening, remove_sockets
 from repl_rl.kernel.processes import exited
-from repl_rl.kernel.profile import Profile
 from repl_rl.kernel.sandbox import Sandbox, inner_pid
 
 NAME = "repl-rl-sandbox"
@@ -36,31 +33,42 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start `cmd`. `sandbox` and `output_fd` in kwargs are a pool's; without them this makes and owns its own."""
-        sandbox: Sandbox = kwargs.get("sandbox") or self._own_sandbox()
-        output: int = kwargs.get("output_fd", subprocess.DEVNULL)
-        with listening(self.connection_info) as sockets, _pipe() as (info_read, info_write):
-            boot_fd = _boot_record(sandbox, self.connection_info, sockets)
-            try:
-                self.process = subprocess.Popen(
-                    sandbox.command(_kernel_argv(cmd, sandbox, boot_fd), info_write),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env={**sandbox.environment, "PYTHONHASHSEED": "0"},  # sets in the order of forked sessions
-                    pass_fds=[*sockets.values(), boot_fd, info_write, *_existing(sandbox.lifeline)],
-                    start_new_session=True,
+        sandbox: Sandbox | None = kwargs.get("sandbox")
+        if sandbox is None:
+            profile = Profile.load(self.profile)
+            self._home = Home()
+            sandbox = Sandbox("bwrap", profile, profile.limits, self._home)
+        lifeline = [] if sandbox.lifeline is None else [sandbox.lifeline]
+        connection = {key: value for key, value in self.connection_info.items() if not isinstance(value, bytes)}
+        info_read, info_write = os.pipe()
+        try:
+            with listening(self.connection_info) as sockets:
+                record = {  # as kernels/python/program.py documents
+                    "connection": connection | {"key": self.connection_info["key"].decode()},
+                    "sockets": sockets,
+                    "rlimits": sandbox.limits.rlimits(),
+                    "uid": sandbox.uid(),
+                    "lifeline": sandbox.lifeline,
+                    "watches_parent": sandbox.kind == "none",
+                    "site_packages": sandbox.packages(),
+                }
+                self.process = sandbox.launch(
+                    # The kernelspec's command, on the interpreter that the sandbox shows: that under the environment.
+                    [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]],
+                    record,
+                    output=kwargs.get("output_fd", subprocess.DEVNULL),
+                    descriptors=[*sockets.values(), *lifeline],
+                    info_fd=info_write,
                     cwd="/tmp" if sandbox.kind == "none" else "/",
                 )
-            finally:
-                os.close(boot_fd)
-            self._info_fd = os.dup(info_read)
+        except BaseException:
+            os.close(info_read)
+            raise
+        finally:
+            os.close(info_write)
+        self._info_fd = info_read
         self.pid = self.process.pid
         return self.connection_info
-
-    def _own_sandbox(self) -> Sandbox:
-        self._home = Home()
-        profile = Profile.load(self.profile)
-        return Sandbox("bwrap", profile, profile.limits, self._home)
 
     async def send_signal(self, signum: int) -> None:
         """Send a signal to the kernel itself; SIGKILL and SIGTERM end everything in its sandbox."""
@@ -136,45 +144,6 @@ def register() -> None:
     factory = KernelProvisionerFactory.instance()
     entry = EntryPoint(NAME, f"{__name__}:{SandboxProvisioner.__name__}", KernelProvisionerFactory.GROUP_NAME)
     factory.provisioners.setdefault(NAME, entry)
-
-
-def _kernel_argv(cmd: list[str], sandbox: Sandbox, boot_fd: int) -> list[str]:
-    """The kernelspec's command, on the interpreter beneath the environment: that one is what the sandbox shows."""
-    program = str(sandbox.program_inside)
-    words = [word.replace("{program_dir}", program) for word in cmd[1:]]
-    return [str(sandbox.installation.executable), *words, str(boot_fd)]
-
-
-def _existing(descriptor: int | None) -> list[int]:
-    return [] if descriptor is None else [descriptor]
-
-
-def _boot_record(sandbox: Sandbox, connection_info: Mapping[str, Any], sockets: Mapping[str, int]) -> int:
-    """A descriptor from which the kernel program reads what `kernels/python/program.py` documents."""
-    connection = {key: value for key, value in connection_info.items() if not isinstance(value, bytes)}
-    record = {
-        "connection": connection | {"key": connection_info["key"].decode()},
-        "sockets": dict(sockets),
-        "rlimits": sandbox.limits.rlimits(),
-        "uid": sandbox.uid(),
-        "lifeline": sandbox.lifeline,
-        "watches_parent": sandbox.kind == "none",
-        "site_packages": sandbox.packages(),
-    }
-    fd = os.memfd_create("boot", 0)
-    os.write(fd, json.dumps(record).encode())
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-@contextlib.contextmanager
-def _pipe() -> Iterator[tuple[int, int]]:
-    read, write = os.pipe()
-    try:
-        yield read, write
-    finally:
-        os.close(read)
-        os.close(write)
 
 
 def _signal(pid: int, signum: int) -> None:

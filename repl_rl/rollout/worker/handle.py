@@ -16,8 +16,8 @@ from typing import Any
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Engine, ServesSlots
+from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost
-from repl_rl.engine.threads import cores_beside_engine
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rollout.loop import refuse_if_all_aborted
 from repl_rl.rollout.scheduler import Cut

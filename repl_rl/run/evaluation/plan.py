@@ -13,7 +13,7 @@ from repl_rl.dialect import require_dialect
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import require_engine
 from repl_rl.errors import ConfigError, ModelError, RunError
-from repl_rl.kernel.backends import require_backend
+from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import prompt_tokens

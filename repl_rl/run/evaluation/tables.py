@@ -15,7 +15,7 @@ from rich.text import Text
 from repl_rl.run.evaluation.comparison import Row, Share, Summary
 from repl_rl.run.evaluation.plan import EvaluationPlan
 from repl_rl.run.evaluation.statistics import Estimate
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 
 _NONE = "–"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from repl_rl.tools.threads import OneThread
+from repl_rl.utils.threads import OneThread
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from repl_rl.tools.environments.calling import Outcome, call_within
 from repl_rl.tools.environments.protocol import Environment
 from repl_rl.tools.environments.trl import TrlEnvironment
 from repl_rl.tools.making import make_tool
-from repl_rl.tools.threads import OneThread
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.threads import OneThread
 
 _CLOSE_S = 10.0
 

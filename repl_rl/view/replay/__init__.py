@@ -9,26 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repl_rl.view.replay.causes import EXPLAINED, Cause
-    from repl_rl.view.replay.comparison import Difference, Replayed, Seen
+    from repl_rl.view.replay.comparison import EXPLAINED, Cause, Difference, Replayed, Shown
+    from repl_rl.view.replay.notebooks import ExportedNotebook, read_notebooks
     from repl_rl.view.replay.run import replay
-    from repl_rl.view.replay.sources import Source, read_sources
 
-__all__ = ["EXPLAINED", "Cause", "Difference", "Replayed", "Seen", "Source", "read_sources", "replay"]
+__all__ = [
+    "EXPLAINED", "Cause", "Difference", "ExportedNotebook", "Replayed", "Shown", "read_notebooks", "replay",
+]  # fmt: skip
 
-_HOMES = {
-    "EXPLAINED": "causes",
-    "Cause": "causes",
-    "Difference": "comparison",
-    "Replayed": "comparison",
-    "Seen": "comparison",
-    "Source": "sources",
-    "read_sources": "sources",
-    "replay": "run",
-}
+_HOMES = {"replay": "run", "ExportedNotebook": "notebooks", "read_notebooks": "notebooks"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'repl_rl.view.replay' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"repl_rl.view.replay.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"repl_rl.view.replay.{_HOMES.get(name, 'comparison')}"), name)

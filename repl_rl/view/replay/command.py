@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from repl_rl.errors import ConfigError
+from repl_rl.utils.text import visible
 
 if TYPE_CHECKING:
     from repl_rl.view.replay.comparison import Replayed
@@ -35,25 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Export, run again, compare. 0 if everything is equal or explained, else 1."""
+    """Export, run again, compare. 0 if everything is equal or explained, else 1.
+
+    Raises ConfigError for options of no use before anything has run in vain.
+    """
+    from repl_rl.view.replay.notebooks import keep, read_notebooks
     from repl_rl.view.replay.run import replay
-    from repl_rl.view.replay.sources import keep, read_sources
 
-    _refuse_useless(options)
-    sources, notes = read_sources(options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts)
-    for note in notes:
-        _say(console, f"note: {note}", style="yellow")
-    if options.notebooks is not None:
-        keep(sources, options.notebooks)
-    results = replay(sources, at_once=options.kernels)
-    if options.json is not None:
-        _write(options.json, results)
-    _print(console, results)
-    return 0 if all(result.is_explained for result in results) else 1
-
-
-def _refuse_useless(options: argparse.Namespace) -> None:
-    """Raises ConfigError before anything has run in vain."""
     if options.n is not None and options.n < 1:
         raise ConfigError(f"-n {options.n}: give at least one trajectory")
     if options.json is not None:
@@ -62,24 +51,30 @@ def _refuse_useless(options: argparse.Namespace) -> None:
             options.json.open("a").close()
         except OSError as error:
             raise ConfigError(f"--json {options.json} can't be written: {error.strerror}") from error
-
-
-def _write(path: Path, results: Sequence[Replayed]) -> None:
-    path.write_text(json.dumps([result.to_dict() for result in results], indent=1) + "\n", encoding="utf-8")
-
-
-def _print(console: Console, results: Sequence[Replayed]) -> None:
-    for explained in (True, False):
-        _print_differences(console, results, explained)
+    notebooks, notes = read_notebooks(
+        options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts
+    )
+    for note in notes:
+        _say(console, f"note: {note}", style="yellow")
+    if options.notebooks is not None:
+        keep(notebooks, options.notebooks)
+    results = replay(notebooks, at_once=options.kernels)
+    if options.json is not None:
+        text = json.dumps([result.to_dict() for result in results], indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+    _print_differences(console, results, explained=True)
+    _print_differences(console, results, explained=False)
     for result in results:
         if result.failure is not None:
             _say(console, f"{result.name}: could not be replayed: {result.failure}", style="red")
     for sentence in summary(results):
         _say(console, sentence)
+    return 0 if all(result.is_explained for result in results) else 1
 
 
 def _print_differences(console: Console, results: Sequence[Replayed], explained: bool) -> None:
-    from repl_rl.view.replay.causes import EXPLAINED
+    from repl_rl.dialect import truncate_middle
+    from repl_rl.view.replay.comparison import EXPLAINED
 
     found = [
         (result, difference)
@@ -91,16 +86,11 @@ def _print_differences(console: Console, results: Sequence[Replayed], explained:
         where = f"{result.name}, cell {difference.cell}: {difference.cause}"
         _say(console, where, style="yellow" if explained else "bold red")
         for mark, text in (("ran", difference.source), ("was", difference.expected), ("now", difference.got)):
-            _say(console, _indented(mark, str(text)), style="dim")
+            lines = truncate_middle(str(text), _TEXT_CHARS).rstrip("\n").split("\n")
+            rows = (f"  {'   ' if number else mark} | {line}" for number, line in enumerate(lines))
+            _say(console, "\n".join(rows), style="dim")
     if len(found) > _SHOWN:
         _say(console, f"... and {len(found) - _SHOWN} more like these; --json FILE has them all")
-
-
-def _indented(mark: str, text: str) -> str:
-    from repl_rl.dialect import truncate_middle
-
-    lines = truncate_middle(text, _TEXT_CHARS).rstrip("\n").split("\n")
-    return "\n".join(f"  {mark if number == 0 else '   '} | {line}" for number, line in enumerate(lines))
 
 
 def summary(results: Sequence[Replayed]) -> list[str]:
@@ -120,6 +110,4 @@ def summary(results: Sequence[Replayed]) -> list[str]:
 
 
 def _say(console: Console, text: str, style: str = "") -> None:
-    from repl_rl.view.screen import visible
-
     console.print(Text(visible(text), style=style), soft_wrap=True)

@@ -1,29 +1,68 @@
-"""What a notebook holds beside what its cells did when they ran again. Pure: notebooks and executions in, results out.
+"""What a notebook holds beside what its cells did when they ran again, and why they differ. Pure: no kernel runs here.
 
 Cells of one turn that share what they showed are compared together. What a dialect tells its model of a run (the value
-of a call, the last line of a traceback, `Out[3]:`) is made of the new run in the same way before it is compared.
+of a call, the last line of a traceback, the last echo) is made of the new run in the same way before it is compared.
+
+Causes are named by rules that look at both texts and at the sources. They are heuristics, and meant to be read as such.
+A cause read off the texts alone (an address, an order, a cut) says that nothing else differs. One read off the sources
+(the clock, chance, other processes, tools) says that the cell works with a value from there, by itself or through names
+of the session: what the difference is made of, nobody checked.
+
+Not covered: values that come through `eval`, `globals()`, files, attributes set elsewhere; modules that use chance or
+the clock within. Their differences are `other`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.dialect import Cell, CellRun
-from repl_rl.dialect.ipython import numbered
+from repl_rl.dialect.ipython import echoed
 from repl_rl.dialect.syntax import kind_of
 from repl_rl.trajectory import LineKind
-from repl_rl.view.replay.causes import Cause, Session, cause_of
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-    from repl_rl.view.replay.kernels import Execution
+    from repl_rl.view.replay.run import Execution
+
+
+class Cause(StrEnum):
+    """What a difference comes from."""
+
+    TIMEOUT = "timeout"
+    """One of the two ran out of time, here or in a cell whose names this one reads."""
+    KILLED = "killed"
+    """The interpreter went down in this cell both times; what it had printed went with it."""
+    TRUNCATED = "truncated"
+    """The record holds the two ends alone, and they are the same."""
+    ADDRESS = "address"
+    """Only addresses in memory differ; or the cell works with `id` or `hash`."""
+    ORDER_OF_SETS = "order of sets"
+    """The same words in another order, around a set."""
+    TIME = "time"
+    RANDOMNESS = "randomness"
+    PROCESSES = "processes"
+    """Other threads and processes print past the kernel, or at another moment."""
+    TOOLS = "tools"
+    """It calls a tool of the run, which a notebook has not."""
+    MEMORY = "memory"
+    """One of the two ran out of memory: a forked session's limit counts what it adds to its packages."""
+    OTHER = "other"
+    """Unexplained."""
+
+
+EXPLAINED = frozenset(Cause) - {Cause.OTHER}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Shown:
     """What showed in one cell, or in several of one turn: text, the exception's name, what was submitted."""
 
     text: str
@@ -43,8 +82,8 @@ class Difference:
     cell: int
     lines: tuple[int, ...]
     source: str
-    expected: Seen
-    got: Seen
+    expected: Shown
+    got: Shown
     cause: Cause
 
 
@@ -75,31 +114,28 @@ class Replayed:
 def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Execution]) -> Replayed:
     """The result for a notebook whose code cells did this; those without an execution were not reached."""
     about = notebook["metadata"]["repl_rl"]
-    session = Session()
+    names = TaintedNames()
     differences: list[Difference] = []
+    unit: list[int] = []  # places of cells that share what they showed
     cells = 0
-    for unit in _units(notebook):
+    ran_cells = [
+        (place, _about(cell))
+        for place, cell in enumerate(notebook["cells"])
+        if cell["cell_type"] == "code" and _about(cell).get("role") == "ran"
+    ]
+    for index, (place, about_cell) in enumerate(ran_cells):
+        unit.append(place)
+        if about_cell.get("shares_output") and index + 1 < len(ran_cells):
+            continue
         ran = [executions[place] for place in unit if place in executions]
-        cells += len(unit)
         told = [notebook["cells"][place] for place in unit]
-        difference = _difference(unit, told, ran, str(about.get("shows", "output")), session)
+        cells += len(unit)
+        difference = _difference(place, told, ran, str(about.get("shows", "output")), names)
         differences += [difference] if difference else []
         if len(ran) < len(unit) or ran[-1].status == "killed":
             break
+        unit = []
     return Replayed(name, str(about.get("task_id", "")), cells, tuple(differences))
-
-
-def _units(notebook: NotebookNode) -> Iterator[list[int]]:
-    """The places of code cells that ran, those together that share what they showed."""
-    unit: list[int] = []
-    for place, cell in enumerate(notebook["cells"]):
-        if cell["cell_type"] == "code" and _about(cell).get("role") == "ran":
-            unit.append(place)
-            if not _about(cell).get("shares_output"):
-                yield unit
-                unit = []
-    if unit:
-        yield unit
 
 
 def _about(cell: NotebookNode) -> Mapping[str, Any]:
@@ -108,69 +144,48 @@ def _about(cell: NotebookNode) -> Mapping[str, Any]:
 
 
 def _difference(
-    unit: Sequence[int], cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, session: Session
+    place: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
 ) -> Difference | None:
+    """Of cells that are compared together; `place` is that of the last one."""
     last = _about(cells[-1])
-    source = "\n".join(cell["source"] for cell in cells)
-    expected = _recorded(cells, shows)
-    got = _again(cells, ran, shows)
-    works_with = frozenset[Cause]().union(*(session.take(cell["source"], _known(last, ran)) for cell in cells))
-    if _is_same(expected, got, shows, len(cells)) and _end(last, ran) == (last.get("kind") == LineKind.KILLED):
-        return None
-    cause = _cause(expected, got, works_with, source, (last.get("kind") == LineKind.KILLED, _end(last, ran)))
-    return Difference(unit[-1], tuple(last.get("lines", ())), source, expected, got, cause)
-
-
-def _known(last: Mapping[str, Any], ran: Sequence[Execution]) -> Iterator[Cause]:
-    """What is known of a turn without a look at its source."""
-    if last.get("kind") == LineKind.TIMEOUT or any(execution.status == "timeout" for execution in ran):
-        yield Cause.TIMEOUT
-    if last.get("calls"):
-        yield Cause.TOOLS
-
-
-def _end(last: Mapping[str, Any], ran: Sequence[Execution]) -> bool:
-    """Whether the interpreter went down. An answer ends a rollout whatever its cell does then."""
-    return any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
-
-
-def _cause(expected: Seen, got: Seen, works_with: frozenset[Cause], source: str, went_down: tuple[bool, bool]) -> Cause:
-    match went_down:
-        case (True, True):
-            return Cause.KILLED
-        case (False, True):
-            return Cause.OTHER
-        case (True, False):
-            return Cause.TIMEOUT if Cause.TIMEOUT in works_with else Cause.OTHER
-    return cause_of(str(expected), str(got), works_with, source)
-
-
-def _is_same(expected: Seen, got: Seen, shows: str, cells: int) -> bool:
-    if expected.answer != got.answer:
-        return False
-    if expected.error_name != got.error_name and cells == 1:
-        return False
-    if shows == "frames":  # of a dialect that is not ours: what it puts around results is unknown
-        return got.text in expected.text
-    return expected.text == got.text
-
-
-def _recorded(cells: Sequence[NotebookNode], shows: str) -> Seen:
-    text = "".join(_shown(cell["outputs"], cell, shows) for cell in cells)
-    answer = _about(cells[-1]).get("answer")
-    return Seen(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
-
-
-def _again(cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str) -> Seen:
+    answer = last.get("answer")
+    text = "".join(_shown(cell["outputs"]) for cell in cells)
+    expected = Shown(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
     texts = [_told(cell, execution, shows) for cell, execution in zip(cells, ran, strict=False)]
-    names = [name for execution in ran if (name := _error_name(execution.outputs))]
+    errors = [name for execution in ran if (name := _error_name(execution.outputs))]
     answers = [execution.answer for execution in ran if execution.answer is not None]
-    return Seen("".join(texts), names[-1] if names else None, answers[-1] if answers else None)
+    got = Shown("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
+
+    known: list[Cause] = []  # of the turn, without a look at its source
+    if last.get("kind") == LineKind.TIMEOUT or any(execution.status == "timeout" for execution in ran):
+        known.append(Cause.TIMEOUT)
+    if last.get("calls"):
+        known.append(Cause.TOOLS)
+    works_with = frozenset[Cause]().union(*(names.take(cell["source"], known) for cell in cells))
+
+    # Whether the interpreter went down. An answer ends a rollout whatever its cell does then.
+    went_down = last.get("kind") == LineKind.KILLED
+    goes_down = any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
+    # What a dialect that is not ours ("frames") puts around results is unknown.
+    is_same_text = got.text in expected.text if shows == "frames" else got.text == expected.text
+    is_same_error = expected.error_name == got.error_name or len(cells) > 1
+    if is_same_text and is_same_error and expected.answer == got.answer and went_down == goes_down:
+        return None
+    source = "\n".join(cell["source"] for cell in cells)
+    if went_down and goes_down:
+        cause = Cause.KILLED
+    elif went_down:
+        cause = Cause.TIMEOUT if Cause.TIMEOUT in works_with else Cause.OTHER
+    elif goes_down:
+        cause = Cause.OTHER
+    else:
+        cause = cause_of(str(expected), str(got), works_with, source)
+    return Difference(place, tuple(last.get("lines", ())), source, expected, got, cause)
 
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     """What the dialect makes of a new run."""
-    text = _shown(execution.outputs, cell, "output")
+    text = _shown(execution.outputs)
     if shows == "block":
         return text if not text or text.endswith("\n") else f"{text}\n"
     if shows not in ("result", "ipython", "frames"):
@@ -179,21 +194,139 @@ def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     if execution.status == "timeout":
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
     run = CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message)
-    return numbered(run, int(_about(cell).get("number", 0))) if shows == "ipython" else run.result
+    return echoed(run) if shows == "ipython" else run.result
 
 
-def _shown(outputs: Sequence[Any], cell: NotebookNode, shows: str) -> str:
-    """Texts of outputs in their order. An error has none of its own: its traceback has gone out as text."""
+def _shown(outputs: Sequence[Any]) -> str:
+    """Texts of outputs in their order, the numbers of values aside. An error's traceback has gone out as text."""
     texts: list[str] = []
     for output in outputs:
         if output["output_type"] == "stream":
             texts.append(str(output["text"]))
         elif "data" in output:
-            mark = f"Out[{_about(cell).get('number', 0)}]: " if shows == "ipython" else ""
-            texts.append(f"{mark}{output['data'].get('text/plain', '')}\n")
+            texts.append(f"{output['data'].get('text/plain', '')}\n")
     return "".join(texts)
 
 
 def _error_name(outputs: Sequence[Any]) -> str | None:
     names = [str(output["ename"]) for output in outputs if output["output_type"] == "error"]
     return names[-1] if names else None
+
+
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
+_CUT = re.compile(r"\n\.\.\. \[\d+ (?:characters|bytes) left out\] \.\.\.\n")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_SET = re.compile(r"\b(?:frozen)?set\b|\{")
+_BY_SOURCE = (Cause.TIMEOUT, Cause.TIME, Cause.RANDOMNESS, Cause.ADDRESS, Cause.PROCESSES, Cause.TOOLS)
+"""Causes that follow names, in the order in which one is chosen."""
+
+
+def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str) -> Cause:
+    """The name of the difference between two unequal texts. `source` is of the cell."""
+    if Cause.TIMEOUT in works_with:
+        return Cause.TIMEOUT
+    expected, got = _ADDRESS.sub("0x...", expected), _ADDRESS.sub("0x...", got)
+    if expected == got:
+        return Cause.ADDRESS
+    if found := _CUT.search(expected):
+        # A kernel keeps only the beginning of long texts: `got` may itself have been cut.
+        head, tail = expected[: found.start()], expected[found.end() :]
+        if len(got) >= len(head) + len(tail) and got.startswith(head) and got.endswith(tail):
+            return Cause.TRUNCATED
+    has_set = _SET.search(source) is not None or "{" in got
+    if has_set and sorted(_WORD.findall(expected)) == sorted(_WORD.findall(got)):
+        return Cause.ORDER_OF_SETS
+    if "MemoryError" in expected or "MemoryError" in got:
+        return Cause.MEMORY
+    return next((cause for cause in _BY_SOURCE if cause in works_with), Cause.OTHER)
+
+
+_MODULES = {
+    Cause.TIME: frozenset({"time", "datetime", "timeit", "calendar", "sched"}),
+    Cause.RANDOMNESS: frozenset({"random", "secrets", "uuid", "tempfile"}),
+    Cause.PROCESSES: frozenset({"subprocess", "threading", "multiprocessing", "concurrent", "asyncio", "_thread"}),
+}
+_ATTRIBUTES = {
+    Cause.TIME: frozenset({"now", "today", "utcnow", "perf_counter", "st_mtime"}),
+    Cause.RANDOMNESS: frozenset({"random", "urandom", "getrandom", "default_rng"}),
+    Cause.PROCESSES: frozenset({"system", "popen", "fork", "spawnv", "Popen", "getpid"}),
+}
+_BUILTINS = {"id": Cause.ADDRESS, "hash": Cause.ADDRESS}
+_STARRED = {
+    "random": "random randint randrange choice choices shuffle sample uniform gauss getrandbits",
+    "time": "time sleep perf_counter monotonic process_time ctime localtime gmtime strftime",
+    "datetime": "datetime date timedelta",
+}
+
+
+@dataclass(slots=True)
+class TaintedNames:
+    """What the names of a session depend on, cell by cell.
+
+    An import of `random`, `time` and their like marks the names that it binds. A cell that reads a marked name marks
+    every name that it binds or hands to a call, and `_` if it echoes. One that reads none clears those that it binds.
+    """
+
+    _marked: dict[str, frozenset[Cause]] = field(default_factory=dict)
+
+    def take(self, source: str, also: Iterable[Cause] = ()) -> frozenset[Cause]:
+        """The causes that a cell works with; `also` are those known of it beforehand."""
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                tree = ast.parse(source)
+            except (SyntaxError, ValueError, MemoryError, RecursionError):
+                return frozenset(also)
+        nodes = list(ast.walk(tree))
+        for name, cause in _imports(nodes):
+            self._marked[name] = frozenset({cause})
+        read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        causes = frozenset(also).union(
+            *(self._marked.get(name, frozenset()) for name in read),
+            (cause for name, cause in _BUILTINS.items() if name in read),
+            *(_of_attribute(node.attr) for node in nodes if isinstance(node, ast.Attribute)),
+        )
+        bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        defined = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+        bound |= {node.name for node in nodes if isinstance(node, defined)}
+        if tree.body and isinstance(tree.body[-1], ast.Expr):
+            bound.add("_")
+        if not causes:
+            for name in bound:
+                self._marked.pop(name, None)
+        else:
+            for name in bound.union(_handed(nodes)):
+                self._marked[name] = self._marked.get(name, frozenset()) | causes
+        return causes
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, Cause]]:
+    """Names that imports bind to something that depends on a cause."""
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from ((alias.asname or alias.name.split(".")[0], cause) for cause in _of_module(alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                causes = [*_of_module(node.module or ""), *_of_attribute(alias.name)]
+                starred = _STARRED.get(node.module or "", "").split()
+                names = starred if alias.name == "*" else [alias.asname or alias.name]
+                yield from ((name, cause) for name in names for cause in causes)
+
+
+def _of_module(path: str) -> list[Cause]:
+    return [cause for cause, modules in _MODULES.items() if modules & set(path.split("."))]
+
+
+def _of_attribute(name: str) -> list[Cause]:
+    return [cause for cause, names in _ATTRIBUTES.items() if name in names]
+
+
+def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names that a call, a method or a subscript may change what they stand for."""
+    for node in nodes:
+        places: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            places = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
+        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            places = [node.value]
+        yield from (place.id for place in places if isinstance(place, ast.Name))

@@ -1,26 +1,50 @@
-"""Run notebooks again, several kernels at once, and compare."""
+"""Run notebooks again, several kernels at once, and compare.
+
+nbclient executes each notebook in a fresh kernel, with the walls and the limits that a rollout's has. A cell that runs
+longer than `line_s` is interrupted, and its kernel is killed if it ignores that for `grace_s`. The kernelspec is the
+one that ships with this package, wherever Jupyter looks for others.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import copy
+import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 
 from repl_rl.errors import ConfigError, KernelStartError
+from repl_rl.kernel.jupyter.backend import OWN_NAME, KernelspecBackend
 from repl_rl.kernel.limits import Limits
 from repl_rl.utils.background import BackgroundLoop
 from repl_rl.view.replay.comparison import Replayed, compared
-from repl_rl.view.replay.sources import Source
+from repl_rl.view.replay.notebooks import ExportedNotebook
 
 if TYPE_CHECKING:
-    from repl_rl.view.replay.kernels import Kernels
+    from jupyter_client.manager import AsyncKernelManager
+    from nbformat import NotebookNode
 
-Told = Callable[[Replayed], None]
+_RESERVED_MB = 4000
+_ATTEMPTS = 3
+
+_unheard = logging.getLogger(f"{__name__}.nbclient")
+_unheard.setLevel(logging.CRITICAL + 1)
+"""nbclient logs what is told here as a result."""
 
 
-def replay(sources: Iterable[Source], *, at_once: int | None = None, tell: Told | None = None) -> list[Replayed]:
+def replay(
+    notebooks: Iterable[ExportedNotebook],
+    *,
+    at_once: int | None = None,
+    tell: Callable[[Replayed], None] = lambda result: None,
+) -> list[Replayed]:
     """The result of each notebook, in order; each runs in a fresh kernel, `at_once` of them at a time (default: cores).
 
     `tell` hears of each as it ends. A notebook that could not be run has a `failure`. Raises ConfigError for a useless
@@ -29,28 +53,147 @@ def replay(sources: Iterable[Source], *, at_once: int | None = None, tell: Told 
     count = (os.cpu_count() or 1) if at_once is None else at_once
     if count < 1:
         raise ConfigError(f"{count} kernels at once can't run anything; give at least 1")
+
+    async def replay_all(batch: Sequence[ExportedNotebook], limits: Limits) -> list[Replayed]:
+        slots = asyncio.Semaphore(count)
+        async with open_kernels(limits) as kernels:
+
+            async def one(exported: ExportedNotebook) -> Replayed:
+                about = exported.notebook["metadata"]["repl_rl"]
+                async with slots:
+                    try:
+                        executions = await kernels.execute(exported.notebook, str(about.get("setup", "")))
+                        result = compared(exported.name, exported.notebook, executions)
+                    except KernelStartError as error:
+                        result = Replayed(exported.name, str(about.get("task_id", "")), failure=str(error))
+                    tell(result)
+                return result
+
+            return await asyncio.gather(*map(one, batch))
+
     results: list[Replayed] = []
     with BackgroundLoop() as loop:
-        for limits, group in groupby(sources, key=lambda source: source.limits):
-            results += loop.run(_batch(list(group), limits, count, tell or (lambda _: None)))
+        for limits, batch in groupby(notebooks, key=lambda exported: exported.limits):
+            results += loop.run(replay_all(list(batch), limits))
     return results
 
 
-async def _batch(sources: Sequence[Source], limits: Limits, at_once: int, tell: Told) -> list[Replayed]:
-    from repl_rl.view.replay.kernels import open_kernels
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a code cell did: its outputs as nbclient took them in, and what our kernel's reply says beyond Jupyter.
 
-    slots = asyncio.Semaphore(at_once)
-    async with open_kernels(limits) as kernels:
-        return list(await asyncio.gather(*(_one(source, kernels, slots, tell) for source in sources)))
+    `status` is ok, error, incomplete (nothing but comments), timeout or killed.
+    """
+
+    outputs: tuple[Any, ...] = ()
+    status: str = "ok"
+    error_message: str | None = None
+    answer: tuple[str, ...] | None = None
 
 
-async def _one(source: Source, kernels: Kernels, slots: asyncio.Semaphore, tell: Told) -> Replayed:
-    async with slots:
-        about = source.notebook["metadata"]["repl_rl"]
+class Kernels:
+    """Where kernels come from; belongs to one event loop."""
+
+    def __init__(self, backend: KernelspecBackend, limits: Limits) -> None:
+        self._backend = backend
+        self._limits = limits
+
+    async def execute(self, notebook: NotebookNode, setup: str = "") -> dict[int, Execution]:
+        """Run the code cells from top to bottom: what each did, by its place. A kernel that dies ends it.
+
+        Raises KernelStartError if no kernel comes up.
+        """
+        for attempt in range(_ATTEMPTS):
+            manager, words = self._backend.manager()
+            client = _Client(copy.deepcopy(notebook), manager, self._limits, setup)
+            try:
+                await client.async_execute(cleanup_kc=True, **words)
+            except Exception as error:  # nbclient, zmq and the provisioner raise whatever they like
+                is_death = isinstance(error, DeadKernelError) and client.has_begun
+                if not is_death and (client.has_begun or attempt + 1 == _ATTEMPTS):
+                    raise KernelStartError(f"the notebook could not be run: {type(error).__name__}: {error}") from error
+                if not is_death:
+                    continue
+            return client.executions
+        raise AssertionError("the last attempt returns or raises")
+
+
+@contextlib.asynccontextmanager
+async def open_kernels(limits: Limits) -> AsyncIterator[Kernels]:
+    """Raises what `KernelspecBackend.open` raises where this machine can't isolate a kernel."""
+    backend = KernelspecBackend(OWN_NAME, limits)
+    await backend.open(_RESERVED_MB)
+    try:
+        yield Kernels(backend, limits)
+    finally:
+        await backend.close()
+
+
+class _Client(NotebookClient):  # type: ignore[misc]
+    """Writes down how each cell ended, and kills a kernel that outlives its time."""
+
+    def __init__(self, notebook: NotebookNode, manager: AsyncKernelManager, limits: Limits, setup: str) -> None:
+        super().__init__(
+            notebook,
+            km=manager,
+            allow_errors=True,
+            interrupt_on_timeout=True,
+            timeout_func=lambda _: limits.line_s,
+            startup_timeout=max(1, round(limits.start_s)),
+            shutdown_kernel="immediate",
+            log=_unheard,
+            on_cell_execute=self._begin,
+            on_cell_executed=self._end,
+        )
+        self.executions: dict[int, Execution] = {}
+        self.has_begun = False
+        self._limits = limits
+        self._setup = setup
+        self._late = False
+        self._alarms: tuple[asyncio.TimerHandle, ...] = ()
+
+    async def async_start_new_kernel_client(self) -> Any:
+        client = await super().async_start_new_kernel_client()
+        if self._setup:
+            content = {"code": self._setup, "silent": True, "repl_rl_setup": True}
+            message = client.session.msg("execute_request", content)
+            client.shell_channel.send(message)
+            reply = await self.async_wait_for_reply(message["header"]["msg_id"])
+            if reply is None or reply["content"]["status"] != "ok":
+                raise KernelStartError("the kernel could not be set up")
+        return client
+
+    async def _begin(self, cell: NotebookNode, cell_index: int) -> None:
+        def mark_late() -> None:
+            self._late = True
+
+        def kill() -> None:
+            if self.km is not None and self.km.provisioner is not None:
+                self._killing = asyncio.ensure_future(self.km.provisioner.kill())
+
+        self.has_begun, self._late = True, False
+        self.executions[cell_index] = Execution(status="killed")  # until its reply says otherwise
+        loop, limits = asyncio.get_running_loop(), self._limits
+        self._alarms = (
+            loop.call_later(limits.line_s, mark_late),
+            loop.call_later(limits.line_s + limits.grace_s, kill),
+        )
+
+    async def _end(self, cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
+        self._disarm()
+        said = execute_reply["content"].get("repl_rl", {})
+        status = "timeout" if self._late and said.get("status") != "killed" else said.get("status", "ok")
+        answer = None if said.get("answer") is None else tuple(said["answer"])
+        self.executions[cell_index] = Execution(tuple(cell.outputs), status, said.get("error_message"), answer)
+
+    async def async_execute_cell(self, cell: NotebookNode, cell_index: int, *args: Any, **named: Any) -> NotebookNode:
+        if any(execution.status == "killed" for execution in self.executions.values()):
+            return cell  # the session ended, as a terminal's does at `exit()`
         try:
-            executions = await kernels.execute(source.notebook, str(about.get("setup", "")))
-            result = compared(source.name, source.notebook, executions)
-        except KernelStartError as error:
-            result = Replayed(source.name, str(about.get("task_id", "")), failure=str(error))
-        tell(result)
-        return result
+            return await super().async_execute_cell(cell, cell_index, *args, **named)
+        finally:
+            self._disarm()
+
+    def _disarm(self) -> None:
+        for alarm in self._alarms:
+            alarm.cancel()

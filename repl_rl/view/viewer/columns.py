@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from repl_rl.trajectory import Trajectory
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 from repl_rl.view.viewer.naming import family_of
 from repl_rl.view.viewer.record import Record
 from repl_rl.view.words import status, total_reward

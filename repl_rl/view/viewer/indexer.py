@@ -29,7 +29,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from repl_rl.view.screen import visible
+from repl_rl.utils.text import visible
 from repl_rl.view.viewer.columns import columns, error_names
 from repl_rl.view.viewer.database import discard, key, keys, opened
 from repl_rl.view.viewer.files import StepFile, step_files

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
+from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts
 from repl_rl.view.facts import facts, family_rows, summary
 from repl_rl.view.run import Run, number, read_run
-from repl_rl.view.screen import visible
 from repl_rl.view.viewer import queries
 from repl_rl.view.viewer.database import index_path, opened, revision
 from repl_rl.view.viewer.record import Record, read_record

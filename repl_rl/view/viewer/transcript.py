@@ -7,7 +7,7 @@ from typing import Any
 
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Trajectory
-from repl_rl.view.screen import ScreenRow, screen_rows
+from repl_rl.view.transcript import ScreenRow, screen_rows
 from repl_rl.view.viewer.record import Record
 from repl_rl.view.words import FAULTS, line_logprob
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
-from repl_rl.view.screen import screen_rows
+from repl_rl.view.transcript import screen_rows
 from tests.view.browser.conftest import LONG_ID, LONG_LINES, Visit, row_texts, screen_texts
 from tests.view.conftest import failed_trajectory
 

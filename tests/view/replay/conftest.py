@@ -12,7 +12,7 @@ from test_dialect_rollouts import SESSIONS, roll_out
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.notebook import to_notebook
-from repl_rl.view.replay import Replayed, Source, replay
+from repl_rl.view.replay import ExportedNotebook, Replayed, replay
 
 LIMITS, SHORT = Limits(line_s=30.0), Limits(line_s=1.0, grace_s=0.5)
 RUN_OUT = ("slow", "hang")
@@ -64,8 +64,8 @@ def replayed(rollouts: dict[str, Trajectory]) -> dict[str, Replayed]:
     return {result.name: result for result in results}
 
 
-def source(name: str, trajectory: Trajectory, **words: Any) -> Source:
-    return Source(name, to_notebook(trajectory, **words), _limits(name))
+def source(name: str, trajectory: Trajectory, **words: Any) -> ExportedNotebook:
+    return ExportedNotebook(name, to_notebook(trajectory, **words), _limits(name))
 
 
 def _limits(name: str) -> Limits:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from repl_rl.view.replay.causes import Cause, Session, cause_of
+from repl_rl.view.replay.comparison import Cause, TaintedNames, cause_of
 
 NOTHING: frozenset[Cause] = frozenset()
 
 
 def works_with(*sources: str) -> frozenset[Cause]:
     """Of the last of these cells."""
-    session = Session()
+    session = TaintedNames()
     return [session.take(source) for source in sources][-1]
 
 
@@ -44,7 +44,7 @@ def test_what_a_cell_works_with(sources: tuple[str, ...], causes: frozenset[Caus
 
 
 def test_what_is_known_beforehand_goes_on_to_other_cells() -> None:
-    session = Session()
+    session = TaintedNames()
     assert session.take("n = 0") == NOTHING
     assert session.take("while True: n += 1", [Cause.TIMEOUT]) == {Cause.TIMEOUT}
     assert session.take("n") == {Cause.TIMEOUT}

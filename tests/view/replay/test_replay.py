@@ -13,8 +13,8 @@ from view.conftest import make_trajectory
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
-from repl_rl.view.replay import Cause, Replayed, Source, replay
-from repl_rl.view.replay.kernels import Execution, open_kernels
+from repl_rl.view.replay import Cause, ExportedNotebook, Replayed, replay
+from repl_rl.view.replay.run import Execution, open_kernels
 
 EXPRESSION, STATEMENT = LineKind.EXPRESSION, LineKind.STATEMENT
 
@@ -93,10 +93,10 @@ def test_an_interpreter_that_goes_down_goes_down_again(replayed: dict[str, Repla
     assert causes(replayed["crash"])[0][1] is Cause.KILLED  # its "bye" went with it
 
 
-def changed(trajectory: Trajectory, place: int, **words: Any) -> Source:
+def changed(trajectory: Trajectory, place: int, **words: Any) -> ExportedNotebook:
     notebook = to_notebook(trajectory)
     notebook.cells[place].update(words)
-    return Source("changed", notebook, LIMITS)
+    return ExportedNotebook("changed", notebook, LIMITS)
 
 
 def test_what_nothing_explains_is_other(rollouts: dict[str, Trajectory]) -> None:
@@ -143,7 +143,7 @@ def test_a_notebook_without_cells_is_equal() -> None:
 def test_a_session_that_cannot_be_set_up_is_a_failure(rollouts: dict[str, Trajectory]) -> None:
     notebook = to_notebook(rollouts["python"])
     notebook.metadata.repl_rl.setup = "1 / 0"
-    [result] = replay([Source("t", notebook, LIMITS)])
+    [result] = replay([ExportedNotebook("t", notebook, LIMITS)])
     assert result.failure == "the notebook could not be run: KernelStartError: the kernel could not be set up"
     assert (result.is_equal, result.is_explained, result.task_id) == (False, False, "t")
 

@@ -14,7 +14,7 @@ from repl_rl.cli import main
 from repl_rl.errors import RunError
 from repl_rl.kernel.limits import Limits
 from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
-from repl_rl.view.replay import read_sources
+from repl_rl.view.replay import read_notebooks
 
 
 def wrong() -> Trajectory:
@@ -52,12 +52,12 @@ def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
     kernel = {"line_s": 2.5, "grace_s": 0.5, "memory_mb": 300, "size": 64}
     (tmp_path / "run" / "config.yaml").write_text(json.dumps({"dialect": {"name": "ipython"}, "kernel": kernel}))
     paths = [tmp_path / "run" / "rollouts" / "step_00001.jsonl", tmp_path / "alone" / "step_00001.jsonl"]
-    sources, notes = read_sources(paths, first=1)
+    sources, notes = read_notebooks(paths, first=1)
     assert notes == []
     assert [source.notebook.metadata.repl_rl.dialect for source in sources] == ["ipython", "python"]
     assert [source.limits for source in sources] == [Limits(line_s=2.5, grace_s=0.5, memory_mb=300), Limits()]
     assert [source.name for source in sources] == ["rollouts-step_00001-00000", "alone-step_00001-00000"]
-    [told, _] = read_sources(paths, first=1, dialect="fenced")[0]
+    [told, _] = read_notebooks(paths, first=1, dialect="fenced")[0]
     assert told.notebook.metadata.repl_rl.dialect == "fenced"
 
 
@@ -65,14 +65,14 @@ def test_a_run_folder_says_dialect_and_limits(tmp_path: Path) -> None:
 def test_a_config_that_says_nothing_usable(tmp_path: Path, config: str) -> None:
     (tmp_path / "config.yaml").write_text(config)
     write_jsonl(tmp_path / "eval" / "x.jsonl", [solved_trajectory()])
-    [source], _ = read_sources([tmp_path / "eval" / "x.jsonl"])
+    [source], _ = read_notebooks([tmp_path / "eval" / "x.jsonl"])
     assert (source.limits, source.notebook.metadata.repl_rl.dialect) == (Limits(), "python")
 
 
 def test_void_rollouts_are_left_out(tmp_path: Path) -> None:
     void = replace(solved_trajectory(), stop_reason=StopReason.ABORTED, error="gone")
     write_jsonl(tmp_path / "x.jsonl", [void, solved_trajectory()])
-    assert [source.name[-5:] for source in read_sources([tmp_path / "x.jsonl"])[0]] == ["00001"]
+    assert [source.name[-5:] for source in read_notebooks([tmp_path / "x.jsonl"])[0]] == ["00001"]
 
 
 def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     unreadable.write_text("no\n")
     empty.write_text("")
     for path, message in (
-        (foreign, "is no exported rollout: make one with"),
+        (foreign, "is not an exported rollout"),
         (broken, "can't be read as a notebook"),
         (unreadable, "holds no trajectory that can be read"),
         (empty, "nothing to replay: no session that ran in .*empty.jsonl"),
         (tmp_path / "nowhere.jsonl", "nothing to replay at"),
     ):
         with pytest.raises(RunError, match=message):
-            read_sources([path])
+            read_notebooks([path])
 
 
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

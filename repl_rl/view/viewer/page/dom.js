@@ -4,7 +4,7 @@
   "use strict";
   const view = (window.ReplView = window.ReplView || {});
 
-  // The same characters as repl_rl.view.screen.visible: what steers a terminal or hides on a page.
+  // The same characters as repl_rl.utils.text.visible: what steers a terminal or hides on a page.
   const UNSAFE =
     /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ud800-\udfff\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
 

@@ -1,0 +1,351 @@
+"""What the engines that step in this process have in common: a thread that samples a batch of lines, token by token.
+
+Lines join and leave the batch at any step, so no trajectory waits for another one's interpreter. The thread takes
+requests from a queue and from the sockets of other processes, and answers once per step, all finished lines together.
+It serves those processes itself: no other thread of this one takes part while their lines are sampled, so nothing
+contends for the interpreter lock. What the batch is, a `Stepper` knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import socket
+import struct
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from repl_rl.config import SamplingConfig
+from repl_rl.engine.admission import Admission, Reservation
+from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
+from repl_rl.engine.environment import limit_openmp
+from repl_rl.engine.remote import Done, SlotHost
+from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.utils.channel import Frames, frame
+
+_CHUNK_BYTES = 1 << 18
+_SEND_S = 10
+"""A process that takes nothing in for so long has stopped; the others' lines don't wait for it."""
+
+SequenceT = TypeVar("SequenceT")
+_Answer = tuple[asyncio.Future[SampledLine], SampledLine | ReplRLError]
+
+
+class Stepper(Protocol[SequenceT]):
+    """A batch of lines, at most one per sequence. Used from one thread at a time."""
+
+    def add(self, sequence: SequenceT, ids: list[int], max_tokens: int, sampling: SamplingConfig, /) -> None:
+        """Begin the line that follows `ids`."""
+
+    def step(self) -> Iterable[tuple[SequenceT, SampledLine | EngineError]]:
+        """Sample one token for every line; the lines that end with it. Whatever it raises ends the engine."""
+
+    def abort(self, sequence: SequenceT, /) -> None:
+        """Drop the line of this sequence."""
+
+    def leave(self, sequence: SequenceT, /) -> None:
+        """Forget a sequence: it has no line and will ask for none."""
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """One that is being sampled, after `length` ids."""
+
+    reservation: Reservation
+    length: int
+    done: Done
+
+
+class ThreadedEngine(ABC, Generic[SequenceT]):
+    """An `Engine` that steps `stepper` while it has lines.
+
+    What the stepper keeps of a trajectory between its lines is a sequence. If the stepper fails, everybody who waits
+    hears of it, and everybody who comes later.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper[SequenceT],
+        name: str,
+        admission: Admission,
+        context_tokens: int,
+        threads: int | None = None,
+    ) -> None:
+        self.version = 0
+        self.admission = admission
+        self.threads = threads
+        """OpenMP threads that it computes with; None: one per core, or a GPU's."""
+        self._stepper = stepper
+        self._name = name
+        self._context_tokens = context_tokens
+        self._requests: deque[tuple[Callable[[], None], Done | None]] = deque()
+        """What to do between two steps, and who hears of it if the engine goes down before."""
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
+        self._is_asleep = False
+        self._connections: list[_Connection] = []
+        self._running: dict[SequenceT, _Line] = {}
+        self._answers: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
+        self._closing = False
+        self._down: EngineError | None = None
+        self._lock = threading.Lock()
+        """Held by who comes in and by who shuts the engine down: nobody waits for a thread that has ended."""
+        self._thread = threading.Thread(target=self._step_forever, name=name, daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def make_sequence(self, tokens: int) -> SequenceT:
+        """What the stepper keeps of a trajectory of at most `tokens` tokens."""
+
+    def reserved_tokens(self, tokens: int) -> int:
+        """What such a trajectory is admitted with."""
+        return tokens
+
+    @asynccontextmanager
+    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+        """Raises ConfigError for a trajectory that is longer than the engine's context."""
+        check_trajectory(tokens, self._context_tokens)
+        async with self.admission.reserve(self.reserved_tokens(tokens)) as reservation:
+            slot = ThreadedSlot(self, self.make_sequence(tokens), reservation)
+            try:
+                yield slot
+            finally:
+                self.post(lambda: self._stepper.leave(slot.sequence))
+
+    def serve(self, end: socket.socket) -> None:
+        """Let the process at the other end take slots (`RemoteEngine`), served by the engine's own thread.
+
+        Raises EngineError if the engine is down.
+        """
+        connection = _Connection(self, end)
+        self.submit(lambda: self._connections.append(connection))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No step runs inside the block, so weights may change; who has left before is gone.
+
+        Raises EngineError if the engine is down.
+        """
+        has_paused, may_go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            self._read_connections()
+            has_paused.set()
+            may_go_on.wait()
+
+        self.post(pause)
+        try:
+            while not has_paused.wait(timeout=0.1):
+                self._raise_if_down()
+            yield
+        finally:
+            may_go_on.set()
+
+    def close(self) -> None:
+        """End the thread; who still waits hears an EngineError. A second call does nothing."""
+        if self._closing:
+            return
+        self._closing = True
+        self.post(lambda: None)  # only wakes the thread
+        self._thread.join(timeout=30)
+        self._shut(EngineError("the engine is closed"))
+        os.close(self._wakeup)
+
+    # Called from any thread.
+
+    def post(self, request: Callable[[], None], done: Done | None = None) -> None:
+        """Have `request` called in the engine's thread, between two steps; `done`, if the engine goes down first."""
+        self._requests.append((request, done))
+        if self._is_asleep:
+            os.eventfd_write(self._wakeup, 1)
+
+    def submit(self, request: Callable[[], None], done: Done | None = None) -> None:
+        """As `post`. Raises EngineError if the engine is down."""
+        with self._lock:
+            self._raise_if_down()
+            self.post(request, done)
+
+    # Called in the engine's thread, by slots and by the hosts of remote ones.
+
+    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None]) -> ThreadedSlot[SequenceT]:
+        """A slot for a remote trajectory; `taken` is called once there is room. Raises ConfigError as `slot` does."""
+        check_trajectory(tokens, self._context_tokens)
+        sequence = self.make_sequence(tokens)
+        admitted = partial(self.post, partial(taken, None))
+        return ThreadedSlot(self, sequence, self.admission.ask(self.reserved_tokens(tokens), admitted))
+
+    def begin(
+        self, slot: ThreadedSlot[SequenceT], ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done
+    ) -> None:
+        """Start a line; `done` is called when it has ended, with a ConfigError at once if there is no room for it."""
+        try:
+            check_line(len(ids), max_tokens, self._context_tokens)
+        except ConfigError as error:
+            done(error)
+            return
+        self._running[slot.sequence] = _Line(slot.reservation, len(ids), done)
+        self._stepper.add(slot.sequence, ids, max_tokens, sampling)
+
+    def drop(self, slot: ThreadedSlot[SequenceT]) -> None:
+        """End the line of a slot, if one is under way, without telling anybody."""
+        if self._running.pop(slot.sequence, None) is not None:
+            self._stepper.abort(slot.sequence)
+
+    def leave(self, slot: ThreadedSlot[SequenceT]) -> None:
+        """Give a remote trajectory's slot back, whatever it is doing."""
+        self.drop(slot)
+        self._stepper.leave(slot.sequence)
+        self.admission.leave(slot.reservation)
+
+    def settle(self, future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError) -> None:
+        """Have `future` settled on its loop, together with the others of this step."""
+        self._answers.setdefault(future.get_loop(), []).append((future, result))
+
+    def _step_forever(self) -> None:
+        try:
+            if self.threads is not None:
+                limit_openmp(self.threads)
+            while not self._closing:
+                if not self._running:
+                    self._sleep()
+                while self._requests:
+                    request, _ = self._requests.popleft()
+                    request()
+                self._read_connections()
+                for sequence, result in self._stepper.step() if self._running else ():
+                    line = self._running.pop(sequence)
+                    if isinstance(result, SampledLine):
+                        self.admission.grow(line.reservation, line.length + len(result.ids))
+                    line.done(result)
+                self._answer()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, every waiting rollout has to hear of it
+            failure = EngineError(f"{self._name} failed: {error}")
+            failure.__cause__ = error
+            self._shut(failure)
+
+    def _sleep(self) -> None:
+        """Until a request or a connection wakes it."""
+        self._is_asleep = True
+        if not self._requests:
+            waiting = select.poll()  # select() can't take descriptors of 1024 and more
+            for descriptor in (self._wakeup, *(each.fileno() for each in self._connections if each.is_open)):
+                waiting.register(descriptor, select.POLLIN)
+            waiting.poll()
+        self._is_asleep = False
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wakeup)
+
+    def _read_connections(self) -> None:
+        for connection in self._connections:
+            connection.read()
+        self._connections = [connection for connection in self._connections if connection.is_open]
+
+    def _answer(self) -> None:
+        for connection in self._connections:
+            connection.write()
+        answers, self._answers = self._answers, {}
+        for loop, settled in answers.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits on it
+                loop.call_soon_threadsafe(_settle, settled)
+
+    def _raise_if_down(self) -> None:
+        if self._down is not None:
+            raise EngineError(str(self._down)) from self._down
+
+    def _shut(self, error: EngineError) -> None:
+        with self._lock:
+            self._down = self._down or error
+            waiting = [done for _, done in self._requests if done is not None]
+            for done in (*waiting, *(line.done for line in self._running.values())):
+                done(self._down)
+            self._requests.clear()
+            self._running.clear()
+            self._answer()
+            for connection in self._connections:
+                with contextlib.suppress(Exception):  # what is broken may not let go in order
+                    connection.close()
+
+
+class ThreadedSlot(Generic[SequenceT]):
+    """A `Slot` of this process; the hosts of remote slots hold one for each."""
+
+    def __init__(self, engine: ThreadedEngine[SequenceT], sequence: SequenceT, reservation: Reservation) -> None:
+        self.sequence = sequence
+        self.reservation = reservation
+        self._engine = engine
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        future: asyncio.Future[SampledLine] = asyncio.get_running_loop().create_future()
+        done = partial(self._engine.settle, future)
+        self._engine.submit(partial(self._engine.begin, self, list(ids), max_tokens, sampling, done), done)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._engine.post(partial(self._engine.drop, self))
+            raise
+
+
+class _Connection:
+    """Another process's slots: between two steps, what has come is read; after a step, what was sampled is sent.
+
+    The socket is closed with the connection.
+    """
+
+    def __init__(self, engine: ThreadedEngine[Any], end: socket.socket) -> None:
+        self._socket = end
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_S, 0))
+        self._frames = Frames()
+        self._outbox: list[Any] = []
+        self._host = SlotHost(engine, self._outbox.append)
+        self.is_open = True
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def read(self) -> None:
+        while self.is_open:
+            try:
+                chunk = self._socket.recv(_CHUNK_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                chunk = b""
+            if not chunk:
+                self.close()
+                return
+            for message in self._frames.feed(chunk):
+                self._host.on_message(message)
+            if len(chunk) < _CHUNK_BYTES:
+                return
+
+    def write(self) -> None:
+        if self._outbox and self.is_open:
+            try:
+                self._socket.sendall(frame(self._outbox))
+            except OSError:
+                self.close()
+            self._outbox.clear()
+
+    def close(self) -> None:
+        """Give back all slots. A second call does nothing."""
+        if self.is_open:
+            self.is_open = False
+            self._socket.close()
+            self._host.leave_all()
+
+
+def _settle(answers: Sequence[_Answer]) -> None:
+    for future, result in answers:
+        if future.done():
+            continue
+        if isinstance(result, ReplRLError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

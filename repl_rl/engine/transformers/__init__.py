@@ -1,0 +1,5 @@
+"""An `Engine` over transformers in this process."""
+
+from repl_rl.engine.transformers.engine import TransformersEngine
+
+__all__ = ["TransformersEngine"]

@@ -1,0 +1,280 @@
+"""A causal language model of transformers whose keys and values stay in rows, one for each sequence, between two lines.
+
+- `KVRows`: transformers' caches grow all rows of a batch in step. Here every row has a length of its own: the token at
+  position p stands in column p of its row, and a forward pass runs over a span of neighbouring rows without copying
+  them. Attention masks are transformers' own predicates (causal, sliding window, chunked), taken at each row's own
+  positions, through its attention and mask registries.
+- `RowModel`: loading proves the pair. A short probe through the rows has to give the logits of the model's own forward
+  pass, else the model is refused. That catches what rows can't hold: recurrent states, biases made from a padding mask.
+- `sample_tokens`: one token per row from logits, and its log-probability under the distribution that it was drawn from.
+  The numbers are those of vLLM's `logprobs_mode="processed_logprobs"`: after temperature, top-k and top-p. Greedy rows
+  report the log-probability at temperature 1, untruncated. Temperatures between 0 and 0.01 count as 0.01, as there.
+
+Not covered: states that are not keys and values (Mamba, linear attention); penalties, logit bias, grammars. Sliding
+layers keep all columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Cache, DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from repl_rl.config import SamplingConfig
+from repl_rl.errors import EngineError, ModelError
+
+ROWS_ATTENTION = "repl_rl_rows"
+"""Name of the attention implementation whose masks follow a `KVRows`."""
+_PROBE_LENGTHS = (3, 7)
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
+"""Of log-probabilities. The short types round differently with every batch shape; a wrong cache is off by far more."""
+_LEAST_TEMPERATURE = 0.01
+
+
+class KVRows(Cache):  # type: ignore[misc]
+    """A cache of `row_count` rows and `width` columns, and one more column that takes the padding.
+
+    `aim` says which rows and columns the next forward pass is about. Memory is taken when the first pass shows a
+    layer's shape, and when `reserve` asks for more.
+    """
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.row_count = 0
+        self.width = 0
+        self._stored: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # layer: keys and values, (S, C + 1, H, D)
+        self._rows = slice(0, 0)
+        self._row_index = torch.empty(0)  # (B, 1)
+        self._positions = torch.empty(0)  # (B, Q)
+        self._columns = torch.empty(0)  # (B, Q)
+        self._length = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Of all layers that a forward pass has shown so far."""
+        return sum(part[0, 0].nbytes for pair in self._stored.values() for part in pair)
+
+    def reserve(self, row_count: int, width: int) -> None:
+        """Make room for this many rows and columns at least; what is stored stays."""
+        if row_count <= self.row_count and width <= self.width:
+            return
+        self.row_count, self.width = max(row_count, self.row_count), max(width, self.width)
+        for layer, (keys, values) in self._stored.items():
+            self._stored[layer] = (self._enlarged(keys), self._enlarged(values))
+
+    def aim(self, rows: slice, positions: torch.Tensor) -> None:
+        """The next forward pass runs over `rows`, its tokens at `positions` (B, Q); -1 is padding."""
+        self._rows = rows
+        self._positions = positions.clamp(min=0)
+        self._columns = positions.where(positions >= 0, self.width)
+        self._row_index = torch.arange(len(positions), device=positions.device).unsqueeze(1)
+        self._length = int(positions.max()) + 1
+
+    def swap(self, row: int, other: int, length: int) -> None:
+        """Exchange the first `length` columns of two rows."""
+        for pair in self._stored.values():
+            for part in pair:
+                part[[row, other], :length] = part[[other, row], :length]
+
+    def copy(self, row: int, other: int, length: int) -> None:
+        """Write the first `length` columns of `row` into `other` as well."""
+        for pair in self._stored.values():
+            for part in pair:
+                part[other, :length] = part[row, :length]
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new states (B, H, Q, D); returns all states of the rows (B, H, K, D), K up to the longest row."""
+        if layer_idx not in self._stored:
+            self._stored[layer_idx] = (self._new_part(key_states), self._new_part(value_states))
+        keys, values = self._stored[layer_idx]
+        return self._put(keys, key_states), self._put(values, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._length, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
+        """The position of every query (B, Q), in place of transformers' one offset for all; `_row_mask` takes it."""
+        return self._positions
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    def _put(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        rows = part[self._rows]  # (B, C + 1, H, D)
+        rows[self._row_index, self._columns] = states.transpose(1, 2)
+        return rows[:, : self._length].transpose(1, 2)
+
+    def _new_part(self, states: torch.Tensor) -> torch.Tensor:
+        """Zeros, not whatever memory holds: a masked NaN would still spoil a sum."""
+        _, heads, _, head_size = states.shape
+        return states.new_zeros(self.row_count, self.width + 1, heads, head_size)
+
+    def _enlarged(self, part: torch.Tensor) -> torch.Tensor:
+        rows, columns, heads, head_size = part.shape
+        larger = part.new_zeros(self.row_count, self.width + 1, heads, head_size)
+        larger[:rows, : columns - 1] = part[:, :-1]
+        return larger
+
+
+def _row_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: torch.Tensor,
+    mask_function: Callable[..., torch.Tensor],
+    device: torch.device,
+    **_: Any,
+) -> torch.Tensor:
+    """Which columns each query sees (B, 1, Q, K), by transformers' predicate at the positions `q_offset` (B, Q)."""
+    batch = torch.arange(batch_size, device=device).view(-1, 1, 1, 1)
+    head = torch.zeros(1, 1, 1, 1, dtype=torch.int64, device=device)
+    columns = torch.arange(kv_length, device=device).view(1, 1, 1, -1)
+    mask = mask_function(batch, head, q_offset.view(batch_size, 1, q_length, 1), columns)
+    return mask.expand(batch_size, 1, q_length, kv_length)
+
+
+AttentionInterface.register(ROWS_ATTENTION, sdpa_attention_forward)
+AttentionMaskInterface.register(ROWS_ATTENTION, _row_mask)
+
+
+class RowModel:
+    """The model, its rows, and forward passes over neighbouring rows. Not thread-safe."""
+
+    def __init__(self, path: str, dtype: str) -> None:
+        """Raises ModelError if the checkpoint can't be loaded, or does not work row by row."""
+        cuda = torch.cuda.is_available()
+        self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        self.rows = KVRows()
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            self._model.eval().requires_grad_(False).to(self.device)
+            self.bytes_per_token = self._prove(_TOLERANCE[dtype])
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"the transformers engine can't run {path!r}: {error}") from error
+        self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        self.parameter_count = int(self._model.num_parameters())
+        self.weight_bytes = int(self._model.get_memory_footprint())
+        text_config = self._model.config.get_text_config()
+        self.most_positions: int | None = getattr(text_config, "max_position_embeddings", None)
+        """Longest sequence that the model was made for, where it says so."""
+
+    def next_logits(self, first_row: int, pending: Sequence[Sequence[int]], lengths: Sequence[int]) -> torch.Tensor:
+        """Feed `pending[b]` to row `first_row + b`, after its first `lengths[b]` tokens; returns logits (B, V)."""
+        longest = max(map(len, pending))
+        padding = [longest - len(ids) for ids in pending]
+        ids = [[0] * pad + list(new) for pad, new in zip(padding, pending, strict=True)]
+        positions = [
+            [-1] * pad + list(range(length, length + longest - pad))
+            for pad, length in zip(padding, lengths, strict=True)
+        ]
+        self.rows.aim(slice(first_row, first_row + len(ids)), torch.tensor(positions, device=self.device))
+        return self._last_logits(ids, self.rows)
+
+    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy weights in, by the parameter's name. Raises EngineError for a name or shape that is not the model's."""
+        for name, weight in named_weights:
+            own = self._parameters.get(name)
+            if own is None or own.shape != weight.shape:
+                found = "there is none of that name" if own is None else f"the engine's is {tuple(own.shape)}"
+                raise EngineError(f"can't load the weight {name!r} of shape {tuple(weight.shape)}: {found}")
+            with torch.no_grad():
+                own.copy_(weight)
+
+    def close(self) -> None:
+        """Release weights and rows; no pass runs after it. A second call does nothing."""
+        self._model, self._parameters, self.rows = None, {}, KVRows()
+
+    def _last_logits(self, ids: Sequence[Sequence[int]], rows: KVRows | None) -> torch.Tensor:
+        """Logits (B, V) after the last of `ids` (B, Q)."""
+        place = {} if rows is None else {"past_key_values": rows, "position_ids": rows.get_query_offset()}
+        with torch.no_grad():
+            output = self._model(
+                input_ids=torch.tensor(ids, device=self.device), use_cache=rows is not None, logits_to_keep=1, **place
+            )
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+    def _prove(self, tolerance: float) -> int:
+        """Bytes per token. Raises ValueError if rows of two lengths, fed in two goes, differ from plain passes."""
+        config = self._model.config
+        if any(DynamicCache(config=config).is_linear):
+            raise ValueError("it keeps recurrent states, and rows hold keys and values only")
+        if config._attn_implementation != "sdpa":
+            raise ValueError(f"it needs {config._attn_implementation!r} attention, and rows need 'sdpa'")
+        vocabulary_size = config.get_text_config().vocab_size
+        sequences = [[(7 * n) % vocabulary_size for n in range(length)] for length in _PROBE_LENGTHS]
+        expected = torch.cat([self._last_logits([ids], None) for ids in sequences])
+        self._model.set_attn_implementation(ROWS_ATTENTION)
+        self.rows.reserve(len(sequences), max(_PROBE_LENGTHS))
+        self.next_logits(0, [ids[: len(ids) // 2] for ids in sequences], [0] * len(sequences))
+        rest = [ids[len(ids) // 2 :] for ids in sequences]
+        found = self.next_logits(0, rest, [len(ids) // 2 for ids in sequences])
+        difference = (found.float().log_softmax(-1) - expected.float().log_softmax(-1)).abs().max().item()
+        if not difference <= tolerance:
+            raise ValueError(f"log-probabilities from its cached rows are off by {difference:.3g}")
+        bytes_per_token = self.rows.bytes_per_token
+        self.rows = KVRows()
+        return bytes_per_token
+
+
+def sample_tokens(
+    logits: torch.Tensor, settings: Sequence[SamplingConfig], uniforms: Sequence[float]
+) -> tuple[list[int], list[float]]:
+    """Token ids and log-probabilities in nats for `logits` (B, V), by one number in [0, 1) per row.
+
+    Row b's token is the first whose cumulative probability exceeds `uniforms[b]`; a greedy row's is the likeliest.
+    A row of non-finite logits comes back with a non-finite log-probability.
+    """
+    logps = torch.log_softmax(_processed(logits.float(), settings), dim=-1)  # (B, V)
+    # By inversion, in double precision: the sum of a large vocabulary's probabilities loses small ones.
+    cumulative = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # (B, V)
+    targets = _column(uniforms, cumulative) * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
+    greedy = [setting.temperature == 0 for setting in settings]
+    if any(greedy):
+        ids = torch.where(_column(greedy, logits), logits.argmax(dim=-1, keepdim=True), ids)
+    chosen = logps.gather(1, ids)  # (B, 1)
+    return ids.squeeze(1).tolist(), chosen.squeeze(1).tolist()
+
+
+def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torch.Tensor:
+    """Logits (B, V) over their row's temperature, minus infinity outside its top-k and top-p."""
+    vocabulary_size = logits.shape[1]
+    temperatures = [max(s.temperature, _LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
+    top_ks = [
+        min(s.top_k or vocabulary_size, vocabulary_size) if s.temperature > 0 else vocabulary_size for s in settings
+    ]
+    top_ps = [s.top_p if s.temperature > 0 else 1.0 for s in settings]
+    if any(temperature != 1.0 for temperature in temperatures):
+        logits = logits / _column(temperatures, logits)
+    if min(top_ks) < vocabulary_size or min(top_ps) < 1.0:
+        logits = _truncated(logits, _column(top_ks, logits, torch.int64), _column(top_ps, logits))
+    return logits
+
+
+def _truncated(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
+    """Minus infinity below the k-th logit, and where all that is as likely or less sums to at most 1 - p.
+
+    Logits (B, V), top_ks and top_ps (B, 1). Tokens as likely as the k-th stay; one token always does.
+    """
+    ordered, order = logits.sort(dim=-1)  # (B, V), ascending
+    ordered = ordered.masked_fill(ordered < ordered.gather(1, ordered.shape[1] - top_ks), -torch.inf)
+    unlikely = ordered.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_ps  # (B, V)
+    unlikely[:, -1] = False
+    return logits.scatter(1, order, ordered.masked_fill(unlikely, -torch.inf))
+
+
+def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Values as a column (B, 1) on the device of `like`, of its type unless told; truth values stay such."""
+    own = torch.bool if isinstance(values[0], bool) else like.dtype
+    return torch.tensor(values, dtype=dtype or own, device=like.device).unsqueeze(1)

@@ -1,0 +1,5 @@
+"""An `Engine` over vLLM in this process."""
+
+from repl_rl.engine.vllm.engine import VLLMEngine
+
+__all__ = ["VLLMEngine"]

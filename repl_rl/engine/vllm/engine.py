@@ -1,0 +1,323 @@
+"""vLLM in this process. A thread of its own steps the engine; every slot has at most one line in the running batch.
+
+There are two ways to drive the `vllm.LLM`: `LineStepper` speaks to the engine core and its `LineScheduler`, and
+`RequestStepper` uses vLLM's public `add_request` and `step` with `stop_token_ids`, where a scheduler of our own is
+refused. vLLM knows a slot by its name.
+
+Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+
+from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
+from repl_rl.engine.admission import Admission
+from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.environment import engine_threads
+from repl_rl.engine.threaded import ThreadedEngine
+from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
+from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.errors import EngineError, ModelError
+
+_ATTEMPTS = 3
+"""How often a line is asked for that vLLM gives up on."""
+_CPU_BLOCK_TOKENS = 32
+"""vLLM's own default on a CPU is 128: that many tokens a line may compute anew when its blocks had to be given back."""
+
+
+class VLLMEngine(ThreadedEngine[str]):
+    """An `Engine` over `vllm.LLM`. Raises ModelError or ConfigError if the checkpoint can't be served as asked."""
+
+    def __init__(
+        self,
+        path: str,
+        vocabulary: Vocabulary,
+        model: ModelConfig,
+        config: EngineConfig,
+        seed: int = 0,
+        **llm_kwargs: Any,
+    ) -> None:
+        self.llm = load_llm(path, model.dtype, config, seed, llm_kwargs)
+        self.stepper = make_stepper(self, vocabulary, is_deterministic=config.deterministic)
+        self._names = itertools.count()
+        (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
+        threads = None if torch.cuda.is_available() else engine_threads(parameters)
+        super().__init__(self.stepper, "vLLM", Admission(_kv_capacity_tokens(self.llm)), config.context_tokens, threads)
+
+    def make_sequence(self, tokens: int) -> str:
+        return f"slot-{next(self._names)}"
+
+    def close(self) -> None:
+        if hasattr(self, "llm"):
+            super().close()
+            # Left to the garbage collector, vLLM would take down what the next engine of this process has set up.
+            self.llm.llm_engine.engine_core.shutdown()
+            del self.stepper, self._stepper, self.llm
+
+
+def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:
+    """The checkpoint at `path` with our scheduler, weights that can be replaced, and small blocks on a CPU.
+
+    `extra` are further arguments of `LLM`. Raises ModelError with vLLM's reason.
+    """
+    on_cpu = not torch.cuda.is_available()
+    if on_cpu:
+        # oneDNN repacks linear weights when the model is built, and `load_weights` can't fill them afterwards.
+        import vllm._custom_ops as custom_ops
+
+        custom_ops._supports_onednn = False
+        # The sampler's few compiled functions want a C++ compiler and a cache that is shared by all of a user's
+        # processes; two installations of torch that fill it at once break each other's. Eager ones cost nothing here.
+        type(current_platform).simple_compile_backend = "eager"
+    device = {"block_size": _CPU_BLOCK_TOKENS} if on_cpu else {"gpu_memory_utilization": config.gpu_memory_utilization}
+    arguments: dict[str, Any] = {
+        "model": path,
+        "dtype": dtype,
+        "seed": seed,
+        "max_model_len": config.context_tokens,
+        "max_num_seqs": config.places,
+        "max_num_batched_tokens": max(4096, config.context_tokens),
+        "enforce_eager": on_cpu,
+        "enable_prefix_caching": not config.deterministic,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its slot did
+        "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
+    }
+    try:
+        return LLM(**{**arguments, **device, **extra})
+    except (ValueError, OSError, RuntimeError) as error:
+        raise ModelError(f"vLLM can't load {path!r}: {error}") from error
+
+
+class Outcome(NamedTuple):
+    """What vLLM made of a line. `reason` is vLLM's: stop, length, abort or error."""
+
+    slot: str
+    ids: list[int]
+    logprobs: list[float]
+    reason: str
+
+
+@dataclass(slots=True)
+class _Asked:
+    ids: list[int]
+    params: SamplingParams
+    attempts: int = 0
+
+
+class VLLMStepper(ABC):
+    """A `Stepper` of slots by name. Asks again for a line that vLLM gives up on.
+
+    vLLM is told that all lines of a slot arrive when its first one did. The batch then finishes what was begun first,
+    as it does with sequences that never stop. By the arrival of each line, all trajectories would go on side by side
+    and end together, their kernels with them.
+    """
+
+    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool) -> None:
+        self._engine = engine
+        self._stop_ids = vocabulary.stop_ids
+        self._follows_seeds = follows_seeds
+        self._asked: dict[str, _Asked] = {}
+        self._numbers = itertools.count()
+        self._arrivals: dict[str, float] = {}
+
+    def add(self, slot: str, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
+        params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
+        if self._follows_seeds and isinstance(sampling, SeededSampling):
+            params = params.clone()
+            params.seed = sampling.line_seed(len(ids))
+        if slot not in self._arrivals:
+            self._arrivals[slot] = float(next(self._numbers))
+        self._ask(slot, _Asked(ids, params))
+
+    def step(self) -> Iterator[tuple[str, SampledLine | EngineError]]:
+        for slot, ids, logprobs, reason in self.step_vllm():
+            asked = self._asked.pop(slot)
+            if reason in ("stop", "length"):
+                if not all(map(math.isfinite, logprobs)):
+                    raise EngineError(f"a token was sampled with log-probability {logprobs}: the weights are broken")
+                is_line = ids[-1] in self._stop_ids
+                finish = Finish.NEWLINE if is_line else Finish.LENGTH if reason == "length" else Finish.EOS
+                yield slot, SampledLine(tuple(ids), tuple(logprobs), finish)
+            elif asked.attempts < _ATTEMPTS:
+                self._ask(slot, asked)
+            else:
+                yield slot, EngineError(f"vLLM gave up on a line {_ATTEMPTS} times, the last time with {reason!r}")
+
+    def abort(self, slot: str) -> None:
+        if self._asked.pop(slot, None) is not None:
+            self.abort_request(slot)
+
+    def leave(self, slot: str) -> None:
+        self._arrivals.pop(slot, None)
+
+    def _ask(self, slot: str, asked: _Asked) -> None:
+        asked.attempts += 1
+        self._asked[slot] = asked
+        # The salt keeps what was cached with other weights apart.
+        self.request(slot, asked.ids, asked.params, self._arrivals[slot], salt=f"w{self._engine.version}")
+
+    @abstractmethod
+    def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
+        """Ask vLLM for the line that follows `ids`."""
+
+    @abstractmethod
+    def step_vllm(self) -> Iterator[Outcome]:
+        """Let vLLM sample one token for every running line."""
+
+    @abstractmethod
+    def abort_request(self, slot: str) -> None:
+        """Have vLLM drop the line under way."""
+
+
+@dataclass(slots=True)
+class _Running:
+    slot: str
+    request: LineRequest
+    logprobs: list[float] = field(default_factory=list)
+
+
+class LineStepper(VLLMStepper):
+    """On the engine core. What a line costs does not grow with its transcript, but for copying ids."""
+
+    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool = False) -> None:
+        super().__init__(engine, vocabulary, follows_seeds)
+        llm = engine.llm.llm_engine
+        self._client: Any = llm.engine_core
+        self._core: Any = self._client.engine_core
+        self._scheduler: LineScheduler = self._core.scheduler
+        self._scheduler.stop_table = stop_table(vocabulary, llm.model_config.get_vocab_size())
+        self._names: dict[str, str] = {}
+        """By slot: the request id of its last line."""
+        self._running: dict[str, _Running] = {}
+        """By request id."""
+        self._past: dict[str, LineRequest] = {}
+        """By slot: its last line, whose block hashes the next one goes on from."""
+
+    def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
+        # The slot's name where its blocks wait for it, else a new one for each line: vLLM hands the tokens of a step in
+        # flight to whichever request has the id by then.
+        name = slot if self._scheduler.parks_blocks else f"{slot}/{next(self._numbers)}"
+        request = LineRequest(name, ids, params, None, arrival_time=arrival, cache_salt=salt)
+        past = self._past.pop(slot, None)
+        if past is not None and _goes_on_from(request, past):
+            request.block_hashes = past.block_hashes
+        else:
+            self._scheduler.release(name)
+        request._block_hasher = self._core.request_block_hasher
+        request.update_block_hashes()
+        self._running[name] = _Running(slot, request)
+        self._names[slot] = name
+        self._scheduler.add_line(request)
+
+    def step_vllm(self) -> Iterator[Outcome]:
+        for output in self._client.get_output().outputs:
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue
+            if output.new_logprobs is not None:
+                running.logprobs.extend(output.new_logprobs.logprobs[:, 0].tolist())
+            if output.finish_reason is not None:
+                del self._running[output.request_id]
+                self._past[running.slot] = running.request
+                ids = list(running.request.output_token_ids)
+                yield Outcome(running.slot, ids, running.logprobs, str(output.finish_reason))
+
+    def abort_request(self, slot: str) -> None:
+        name = self._names[slot]
+        if self._running.pop(name, None) is not None:
+            self._core.abort_requests([name])
+
+    def leave(self, slot: str) -> None:
+        super().leave(slot)
+        self._past.pop(slot, None)
+        self._scheduler.release(self._names.pop(slot, slot))
+
+
+class RequestStepper(VLLMStepper):
+    """On vLLM's public interface."""
+
+    def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool = False) -> None:
+        super().__init__(engine, vocabulary, follows_seeds)
+        self._llm: Any = engine.llm.llm_engine
+        self._stop_token_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
+
+    def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
+        stopping = params.clone()
+        stopping.stop_token_ids = self._stop_token_ids
+        prompt = {"prompt_token_ids": ids, "cache_salt": salt}
+        self._llm.add_request(slot, prompt, stopping, arrival_time=arrival)
+
+    def step_vllm(self) -> Iterator[Outcome]:
+        for output in self._llm.step():
+            if not output.finished:
+                continue
+            slot, completion = output.request_id, output.outputs[0]
+            if list(output.prompt_token_ids) != self._asked[slot].ids:
+                raise EngineError(f"vLLM continued other ids than {slot} was given")
+            ids = list(completion.token_ids)
+            logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
+            yield Outcome(slot, ids, logprobs, completion.finish_reason)
+
+    def abort_request(self, slot: str) -> None:
+        self._llm.abort_request([slot])
+
+
+def make_stepper(engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: bool = False) -> VLLMStepper:
+    """The faster of the two that `engine.llm` was built for.
+
+    With `is_deterministic` lines follow their seeds, and every line computes all of its prefix, whatever was computed
+    before: keys and values that came out of another batch shape differ in their last bits on some processors.
+    """
+    core = getattr(engine.llm.llm_engine.engine_core, "engine_core", None)
+    scheduler = getattr(core, "scheduler", None)
+    if isinstance(scheduler, LineScheduler):
+        scheduler.parks_blocks = scheduler.parks_blocks and not is_deterministic
+        return LineStepper(engine, vocabulary, is_deterministic)
+    return RequestStepper(engine, vocabulary, is_deterministic)
+
+
+def _goes_on_from(request: LineRequest, past: LineRequest) -> bool:
+    """Whether all that was computed for `past` holds for `request`: same weights, and its ids open the new ones."""
+    known: list[int] = past._all_token_ids
+    ids: list[int] = request.prompt_token_ids
+    return bool(request.cache_salt == past.cache_salt) and ids[: len(known)] == known
+
+
+@lru_cache(maxsize=1024)
+def _params(max_tokens: int, temperature: float, top_p: float, top_k: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        max_tokens=max_tokens,
+        logprobs=0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        skip_clone=True,
+    )
+
+
+def _kv_capacity_tokens(llm: LLM) -> int:
+    """Tokens whose keys and values the engine can hold at once."""
+    config = llm.llm_engine.vllm_config
+    core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+    if core is None:
+        return int((config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size)
+    sequences = get_max_concurrency_for_kv_cache_config(config, core.scheduler.kv_cache_config)
+    return int(sequences * config.model_config.max_model_len)

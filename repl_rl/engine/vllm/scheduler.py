@@ -1,0 +1,119 @@
+"""vLLM's scheduler, stopping at the end of a line: a token's row in a table says whether it ends one.
+
+vLLM's own `stop_token_ids` is a list that every sampled token is looked for in: 72 µs with 5,000 ids. Here it is one
+byte of a table. Between two lines of a slot the blocks of its keys and values stay where they are (`parked`), so that
+the next line computes what is new and nothing else; when blocks run short they are given back, and prefix caching has
+what is left of them.
+
+`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` holds what is built on here.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from repl_rl.engine.vocabulary import Vocabulary
+
+
+class Ends(IntEnum):
+    """What a token of the stop table ends."""
+
+    NOTHING = 0
+    LINE = 1
+    TEXT = 2
+
+
+def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
+    """One `Ends` per id. `size` is the model's number of rows, which may be more than the tokenizer has."""
+    table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
+    for ids, ends in ((vocabulary.stop_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
+        for index in ids:
+            table[index] = ends
+    return bytes(table)
+
+
+class LineRequest(Request):  # type: ignore[misc]
+    """One line of a slot; all lines of a slot have one request id, one after another."""
+
+
+class LineScheduler(Scheduler):  # type: ignore[misc]
+    """Stops `LineRequest`s by table and parks their blocks; every other request is vLLM's own business."""
+
+    parks_blocks = True
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.stop_table = b""
+        """One `Ends` per row of the model's vocabulary."""
+        self.parked: dict[str, LineRequest] = {}
+        """By request id: the last line of a slot whose next one has not come yet."""
+        self._spare_blocks = self.max_num_running_reqs + -(-self.max_model_len // self.block_size)
+
+    def add_line(self, request: LineRequest) -> None:
+        """Take in a slot's next line. Where its last one is parked, `request` has to go on from all of its ids."""
+        past = self.parked.pop(request.request_id, None)
+        if past is not None:
+            request.num_computed_tokens = past.num_computed_tokens
+        self.add_request(request)
+
+    def release(self, request_id: str) -> None:
+        """Give back the blocks of a parked line, if there is one."""
+        past = self.parked.pop(request_id, None)
+        if past is not None:
+            super()._free_request_blocks(past)
+
+    def schedule(self, throttle_prefills: bool = False) -> Any:
+        while self.parked and self.kv_cache_manager.block_pool.get_num_free_blocks() < self._spare_blocks:
+            self.release(next(iter(self.parked)))
+        self._break_the_tie()
+        return super().schedule(throttle_prefills)
+
+    def _break_the_tie(self) -> None:
+        """Where nothing runs and all who wait hold blocks that the first of them lacks, the others give theirs back."""
+        for request in list(self.kv_holding_waiting)[:0:-1] if not self.running else ():
+            if self.kv_cache_manager.block_pool.get_num_free_blocks() >= self._spare_blocks:
+                return
+            self.kv_holding_waiting.remove_requests([request])
+            super()._free_request_blocks(request)
+            request.num_computed_tokens = 0
+            self.waiting.add_request(request)
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        if not isinstance(request, LineRequest):
+            outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
+            return outcome
+        for position, token in enumerate(new_token_ids, 1):
+            request.append_output_token_ids(token)
+            if self.stop_table[token]:
+                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
+            elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            else:
+                continue
+            del new_token_ids[position:]
+            return new_token_ids, True
+        return new_token_ids, False
+
+    def _free_request_blocks(self, request: Request) -> None:
+        ended_a_line = request.status == RequestStatus.FINISHED_STOPPED and isinstance(request, LineRequest)
+        if ended_a_line and self.parks_blocks and self.stop_table[request.all_token_ids[-1]] == Ends.LINE:
+            self.parked[request.request_id] = request
+        else:
+            super()._free_request_blocks(request)
+
+
+class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
+    """For engines that schedule a step while the one before still runs (GPUs).
+
+    A step in flight may still write into a finished line's blocks, so they are freed as vLLM does it, and a line goes
+    on from the prefix cache: its blocks are smaller on a GPU.
+    """
+
+    parks_blocks = False

@@ -1,0 +1,72 @@
+"""Text that is safe to show, and the two ends of what is too long to show whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+# C0 and C1 controls, bidirectional and zero-width ones, line separators, lone surrogates, byte order mark, tags.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def visible(text: str) -> str:
+    """`text` with everything that steers a terminal or hides on a page written as a Python escape.
+
+    Newline and tab stay. Lone surrogates become escapes too, so the result always encodes as UTF-8.
+    """
+    return _UNSAFE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt(Generic[T]):
+    """`head`, then `left_out` items that are missing, then `tail`. All of it is `head` where nothing is left out."""
+
+    head: tuple[T, ...]
+    left_out: int = 0
+    tail: tuple[T, ...] = ()
+
+
+def excerpt(items: Sequence[T], budget: int, cost: Callable[[T], int] = lambda item: 1) -> Excerpt[T]:
+    """As many items from both ends as cost at most `budget`; the first and the last are there at any cost.
+
+    Each end gets half. `cost` is asked only about items that may be shown, and one beyond.
+    """
+
+    def fitting(items: Sequence[T], budget: int) -> int:
+        for count, item in enumerate(items):
+            budget -= cost(item)
+            if budget < 0:
+                return count
+        return len(items)
+
+    if len(items) < 3 or fitting(items, budget) == len(items):
+        return Excerpt(tuple(items))
+    first = max(1, fitting(items, budget // 2))
+    last = max(1, fitting(items[: first - 1 : -1], budget // 2))
+    return Excerpt(tuple(items[:first]), len(items) - first - last, tuple(items[len(items) - last :]))
+
+
+def cut(text: str, limit_chars: int) -> Excerpt[str]:
+    """A text of at most `limit_chars` characters; head and tail are one string each."""
+    if len(text) <= limit_chars:
+        return Excerpt((text,))
+    tail = limit_chars // 2
+    return Excerpt((text[: limit_chars - tail],), len(text) - limit_chars, (text[len(text) - tail :],))
+
+
+def cut_middle(text: str, limit_chars: int, marker: str, *, marker_counts: bool = False) -> str:
+    """`text`; if it is longer than `limit_chars`, its two ends around `marker.format(NUMBER OF MISSING CHARACTERS)`.
+
+    The ends have `limit_chars` characters together; with `marker_counts`, the result has at most that many.
+    """
+    if len(text) <= limit_chars:
+        return text
+    kept = cut(text, limit_chars - (len(marker.format(len(text))) if marker_counts else 0))
+    return kept.head[0] + marker.format(kept.left_out) + kept.tail[0]

@@ -1,0 +1,123 @@
+"""What is to be replayed: files of rollouts, exported on the way, and notebooks that were exported before.
+
+A file in a run folder is read by the run's config: its dialect, and the time and memory that its lines had. What can't
+be read is left out with a note.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.kernel.limits import Limits
+from repl_rl.view.notebook import FORMAT, to_notebook
+from repl_rl.view.run import read_trajectories
+
+if TYPE_CHECKING:
+    from nbformat import NotebookNode
+
+_LIMITS = ("line_s", "grace_s", "memory_mb")
+_UNFIT = re.compile(r"[^\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedNotebook:
+    """A notebook, where it comes from, and the limits of its kernel."""
+
+    name: str
+    notebook: NotebookNode
+    limits: Limits = dataclasses.field(default_factory=Limits)
+
+    @property
+    def file_name(self) -> str:
+        return f"{_UNFIT.sub('-', self.name)[:150]}.ipynb"
+
+
+def read_notebooks(
+    paths: Sequence[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
+) -> tuple[list[ExportedNotebook], list[str]]:
+    """The notebooks of these files, and notes on what was left out. `first` is how many to take of each file.
+
+    Raises RunError for a file that is neither, or holds nothing that can be read; ConfigError for an unknown dialect.
+    """
+    notebooks: list[ExportedNotebook] = []
+    notes: list[str] = []
+    for path in paths:
+        if path.suffix == ".ipynb":
+            notebooks.append(ExportedNotebook(path.name, _notebook(path)))
+            continue
+        if not path.is_file():
+            raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
+        trajectories, note = read_trajectories(path)
+        if note is not None and not trajectories:
+            raise RunError(f"{path} holds no trajectory that can be read: {note}")
+        notes += [note] if note else []
+        own_dialect, limits = _of_run(path)
+        stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
+        for number, trajectory in islice(enumerate(trajectories), first):
+            if not trajectory.is_void:
+                notebook = to_notebook(trajectory, thoughts=thoughts, dialect=dialect or own_dialect)
+                notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
+    if not notebooks:
+        raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")
+    return notebooks, notes
+
+
+def _of_run(path: Path) -> tuple[str | None, Limits]:
+    """The dialect and the limits of the run folder that a file of rollouts lies in; None and the defaults elsewhere."""
+    config = run_config(path)
+    section, kernel = config.get("dialect"), config.get("kernel")
+    name = section.get("name") if isinstance(section, Mapping) else None
+    given = {key: kernel[key] for key in _LIMITS if key in kernel} if isinstance(kernel, Mapping) else {}
+    try:
+        limits = Limits(**given)
+    except (ConfigError, TypeError):  # a config that no run was made with
+        limits = Limits()
+    return name if isinstance(name, str) else None, limits
+
+
+def run_config(path: Path) -> Mapping[str, Any]:
+    """The config of the run folder that a file of rollouts lies in; empty where there is none to be read."""
+    for folder in path.resolve().parents[:2]:
+        try:
+            values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            continue
+        if isinstance(values, Mapping):
+            return values
+    return {}
+
+
+def _notebook(path: Path) -> NotebookNode:
+    import nbformat
+
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, nbformat.ValidationError) as error:
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"{path} can't be read as a notebook: {reason}") from error
+    about = notebook["metadata"].get("repl_rl")
+    if not isinstance(about, Mapping) or about.get("format") != FORMAT:
+        raise RunError(f"{path} is not an exported rollout: Trajectory.to_notebook or `replay --notebooks` make one")
+    return notebook
+
+
+def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
+    """Write the notebooks into `folder`. Raises RunError if that can't be done."""
+    import nbformat
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for exported in notebooks:
+            (folder / exported.file_name).write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error

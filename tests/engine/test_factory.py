@@ -1,0 +1,87 @@
+"""`engine.backend`: a shipped name, or the import path of what makes an engine of one's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vocabularies import nano
+
+from repl_rl.config import EngineConfig, ModelConfig, parse_config
+from repl_rl.engine import make_engine
+from repl_rl.engine.factory import ENGINES, engine_backend, require_engine
+from repl_rl.errors import ConfigError
+
+OWN = """
+class Silent:
+    version = 0
+    made_with = None
+    def slot(self, tokens): ...
+    def close(self): ...
+
+def silent(*arguments):
+    engine = Silent()
+    engine.made_with = arguments
+    return engine
+
+def nothing(*arguments):
+    return 7
+
+constant = 7
+"""
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_engine.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_engine", None)
+
+
+def test_every_shipped_name_is_one_that_a_config_may_give() -> None:
+    for name in ENGINES:
+        servers = ("http://localhost:8000",) if name == "server" else ()
+        assert engine_backend(EngineConfig(backend=name, servers=servers)) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("vlm", "did you mean 'vllm'"), ("mlx", "known are auto, vllm, server, transformers")]
+)
+def test_an_unknown_name_is_refused_with_the_nearest_one(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine.backend: unknown engine '{name}'; {hint}"):
+        parse_config({"engine": {"backend": name}})
+    with pytest.raises(ConfigError, match=r"named as package\.module:function"):
+        parse_config({"engine": name})
+
+
+@pytest.mark.usefixtures("own_module")
+def test_a_function_of_ones_own_gets_what_the_config_says() -> None:
+    model, config = ModelConfig(), EngineConfig(backend="own_engine:silent", servers=("http://localhost:1",))
+    engine: Any = make_engine("some/path", nano(), model, config, seed=3)
+    assert engine.made_with == ("some/path", nano(), model, config, 3)
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("own_engine:missing", r"'own_engine:missing' can't be imported"),
+        ("no_such_module:make", r"'no_such_module:make' can't be imported"),
+        ("own_engine:", r"write it as package.module:function"),
+        ("own_engine:constant", r"'own_engine:constant' is not a function that makes an engine, it is 7"),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_loaded(path: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine.backend: .*{what}"):
+        require_engine(EngineConfig(backend=path))
+
+
+@pytest.mark.usefixtures("own_module")
+def test_what_is_not_an_engine_is_refused() -> None:
+    config = EngineConfig(backend="own_engine:nothing")
+    with pytest.raises(ConfigError, match="made 7, which is not an engine: it has no version and no slot and no close"):
+        make_engine("some/path", nano(), ModelConfig(), config)
