@@ -16,6 +16,7 @@ def _digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_set_of_files(tmp_path):
     steps = []
     built = build(tmp_path / "a", seed=3, steps=4, sessions=96, progress=lambda step, loss: steps.append(step))
