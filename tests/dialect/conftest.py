@@ -25,7 +25,7 @@ def loop() -> Iterator[BackgroundLoop]:
 
 @pytest.fixture(scope="session")
 def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
-    pool = KernelPool(size=2, limits=replace(LIMITS, line_s=1.0), sandbox="bwrap")
+    pool = KernelPool(size=2, limits=replace(LIMITS, line_s=4.0), sandbox="bwrap")
     loop.run(pool.__aenter__())
     yield pool
     loop.run(pool.__aexit__(None, None, None))

@@ -17,7 +17,7 @@ from repl_rl.utils.background import BackgroundLoop
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
     line_s=2.0,
-    grace_s=0.5,
+    grace_s=2.0,
     memory_mb=256,
     cpu_s=20,
     processes=24,
