@@ -1,8 +1,9 @@
-"""What the CPU engine needs, set before torch is imported anywhere, and which tests share a process."""
+"""What the CPU engine needs, set before torch is imported anywhere; which tests share a process, and what in it."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from repl_rl.engine.environment import prepare_environment
+from repl_rl.kernel import KernelPool, Limits, landlock
+from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 prepare_environment()
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
@@ -22,7 +26,7 @@ settings.register_profile("thorough", deadline=None, max_examples=150)
 settings.load_profile("repl_rl")
 
 GROUPS = {
-    "vocabulary": ("tests/engine/test_vocabulary.py", "tests/rollout/test_three_views.py"),
+    "vocabulary": ("tests/engine/test_vocabulary.py", "tests/rollout/test_three_views.py", "tests/view/test_tokens.py"),
     "engine": ("tests/engine/", "tests/rollout/test_exact_tokens.py"),
     "kernel": ("tests/kernel/",),
 }
@@ -54,3 +58,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def group_of(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
     return next((name for name, starts in GROUPS.items() if file.startswith(starts)), file)
+
+
+Pools = Callable[..., KernelPool]
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[BackgroundLoop]:
+    """An event loop in a thread, as a trainer has one."""
+    with BackgroundLoop() as loop:
+        yield loop
+
+
+@pytest.fixture(scope="session")
+def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
+    """Real pools on that loop by their settings: each is opened once, when it is first asked for."""
+    opened: dict[tuple[Limits, int, str, str], KernelPool] = {}
+
+    def pool(limits: Limits, *, size: int = 3, backend: str = "fork", sandbox: SandboxKind = "bwrap") -> KernelPool:
+        if sandbox == "sandlock" and (problem := landlock.problem()):
+            pytest.skip(problem)
+        settings = limits, size, backend, sandbox
+        if settings not in opened:
+            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox)
+            loop.run(made.__aenter__())
+            opened[settings] = made
+        return opened[settings]
+
+    yield pool
+    for each in opened.values():
+        loop.run(each.__aexit__(None, None, None))

@@ -88,6 +88,7 @@ def test_the_bytes_of_a_token_are_those_of_qwens_own_tokenizer(
     assert len(vocabulary.newline_ids) == newline_tokens
 
 
+@pytest.mark.slow
 def test_the_bytes_of_gemmas_tokens() -> None:
     """`▁` is a space in runs of spaces too, and 256 tokens hold a byte each, the newline once more among them."""
     vocabulary = vocabularies.gemma()

@@ -126,6 +126,7 @@ leave()
 """
 
 
+@pytest.mark.slow
 def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
     """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
     (tmp_path / "shared.py").write_text(SHARED_CREDIT)
