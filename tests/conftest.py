@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.kernel import KernelPool, Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 prepare_environment()
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):

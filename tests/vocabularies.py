@@ -17,7 +17,7 @@ from transformers.convert_slow_tokenizer import TikTokenConverter
 
 from repl_rl.engine import Vocabulary, load_vocabulary
 from repl_rl.models import nano as nano_model
-from repl_rl.utils.cache import made_once
+from repl_rl.utils.folders import made_once
 
 TOKENIZERS = Path(__file__).parents[1] / ".pytest_cache" / "d" / "tokenizers"
 QWEN_FILES = Path(package.__file__).parent / "resources"

@@ -41,7 +41,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.setup import make_pool
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 LINE_S = 1.0
 """Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""

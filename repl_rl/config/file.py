@@ -25,7 +25,7 @@ from repl_rl.config.section import Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 
 class Config(Section):

@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_
 
 from repl_rl.config.section import Section, nearest
 from repl_rl.trajectory import LineKind
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 BUILTIN_EXCEPTIONS: dict[str, type[BaseException]] = {
     name: value

@@ -23,7 +23,7 @@ from repl_rl.config.section import nearest
 from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Message
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 from repl_rl.utils.text import cut_middle
 
 _DEFAULTS: dict[str, Any] = {

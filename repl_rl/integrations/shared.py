@@ -28,7 +28,7 @@ from repl_rl.kernel import KernelPool, KernelSession, KernelSource
 from repl_rl.rollout.execute import Interpreter, run_turn
 from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import LineKind, StopReason
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 STATE_LOST = "(a fresh interpreter: everything defined before is gone)\n"
 ANSWERED = "(the answer has been submitted; nothing runs any more)\n"

@@ -21,7 +21,7 @@ from typing import Any
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel.processes import start_watcher
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 """Jupyter's, each of which has a socket of its own."""

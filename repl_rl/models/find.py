@@ -16,7 +16,7 @@ from pathlib import Path
 
 from repl_rl.errors import DependencyError, ModelError
 from repl_rl.models.nano import SHIPPED
-from repl_rl.utils.cache import cache_home, made_once
+from repl_rl.utils.folders import cache_home, made_once
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 GEMMA = "gemma-270m"

@@ -16,9 +16,8 @@ from typing import Any
 
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.import_path import imported
-from repl_rl.utils.threads import in_own_thread
+from repl_rl.utils.threads import BackgroundLoop, in_own_thread
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 

@@ -36,7 +36,7 @@ from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
 from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 
 class RolloutService:

@@ -1,7 +1,10 @@
 """The trackers of a run: transformers' callbacks, opened before the first evaluation and closed after the last.
 
 Only the main process logs. A tracker that can't be opened stops the run before it has cost anything; one that fails
-later is told about once, and training goes on.
+later is told about once, and training goes on. wandb gets the rollouts of a step as a table, trackio as traces,
+tensorboard as text, each next to the numbers that transformers' callback logs and the resolved config; all other
+trackers get the numbers alone. What a model or an interpreter wrote has been through `utils.text.visible`, so that
+every row encodes as UTF-8 and steers nothing that shows it.
 
 Not covered: steps between a checkpoint and a crash, which wandb and trackio show twice, once for each time they ran;
 tensorboard takes the first ones out.
@@ -9,20 +12,268 @@ tensorboard takes the first ones out.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from repl_rl.config import Config
+from repl_rl.config import Config, dump_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder, checkpoint_step
-from repl_rl.run.sample import SampledRollout, of_file, of_trajectories, shortened
-from repl_rl.run.tracker_kinds import KINDS, Tracker
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import is_main_process
-from repl_rl.utils.text import visible
+from repl_rl.utils.text import cut_middle, excerpt, visible
+from repl_rl.view.transcript import PLAIN_BYTES, plain_text, trajectory_parts
+from repl_rl.view.words import status, total_reward
+
+PACKAGES: Mapping[str, tuple[str, str]] = {
+    "azure_ml": ("azureml", "azureml-core"),
+    "clearml": ("clearml", "clearml"),
+    "codecarbon": ("codecarbon", "codecarbon"),
+    "comet_ml": ("comet_ml", "comet-ml"),
+    "dagshub": ("dagshub", "dagshub"),
+    "dvclive": ("dvclive", "dvclive"),
+    "flyte": ("flytekit", "flytekit"),
+    "mlflow": ("mlflow", "mlflow"),
+    "neptune": ("neptune", "neptune"),
+    "swanlab": ("swanlab", "swanlab"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "trackio": ("trackio", "trackio>=0.43"),
+    "wandb": ("wandb", "wandb"),
+}
+"""The module that a tracker needs, and what brings it. kubeflow needs none."""
+OWN_CONFIG = "repl_rl"
+"""The resolved config's place in a tracker's config, beside TRL's arguments and the model's."""
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Raises ConfigError with the command that brings a tracker that is not installed."""
+    for name in names:
+        module, package = PACKAGES.get(name, ("", ""))
+        if module and importlib.util.find_spec(module) is None:
+            raise ConfigError(
+                f"train.report_to names {name}, which is not installed; bring it with: pip install '{package}', or "
+                "take it out"
+            )
+
+
+def place_trackio(folder: RunFolder) -> None:
+    """Have trackio keep its files in the run's folder, unless TRACKIO_DIR says where.
+
+    trackio reads the variable when it is imported, and TRL imports it: this has to come first.
+    """
+    os.environ.setdefault("TRACKIO_DIR", str((folder.trackers / "trackio").resolve()))
+
+
+class Tracker:
+    """One that gets numbers alone. `callback` is transformers'."""
+
+    def __init__(self, callback: Any, config: Config, folder: RunFolder) -> None:
+        self.callback = callback
+        self.config = config
+        self.folder = folder
+
+    def open(self, arguments: Any, next_step: int) -> None:
+        """Before the callback hears of the beginning. `next_step` is the one that training goes on with."""
+
+    def describe(self) -> None:
+        """Put in the config, after that."""
+
+    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+        """Put in a sample of a step's, or of an evaluation's, rollouts."""
+
+    def close(self, exit_code: int) -> None:
+        """After everything else."""
+
+
+class Wandb(Tracker):
+    """A run whose id lies in the run's folder, so that it is gone on with; one that is open already is used."""
+
+    _is_own = False
+
+    def open(self, arguments: Any, next_step: int) -> None:
+        import wandb
+
+        if wandb.run is not None:
+            return
+        self._is_own = True
+        self.folder.trackers.mkdir(parents=True, exist_ok=True)
+        wandb.init(
+            project=os.environ.get("WANDB_PROJECT", arguments.project),
+            name=os.environ.get("WANDB_NAME", arguments.run_name),
+            id=os.environ.get("WANDB_RUN_ID") or self._kept_id(self.folder.trackers / "wandb.id"),
+            dir=os.environ.get("WANDB_DIR", str(self.folder.trackers)),
+            resume="allow",
+        )
+
+    def describe(self) -> None:
+        import wandb
+
+        wandb.config.update({OWN_CONFIG: self.config.model_dump(mode="json")}, allow_val_change=True)
+
+    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+        import wandb
+
+        table = wandb.Table(columns=list(COLUMNS), data=[each.cells() for each in sampled])
+        wandb.log({name: table, "train/global_step": step})
+
+    def close(self, exit_code: int) -> None:
+        import wandb
+
+        if self._is_own:
+            wandb.finish(exit_code=exit_code)
+
+    @staticmethod
+    def _kept_id(path: Path) -> str:
+        if not path.exists():
+            path.write_text(secrets.token_hex(8), encoding="ascii")
+        return path.read_text(encoding="ascii").strip()
+
+
+class Trackio(Tracker):
+    """A run of trackio; its callback goes on with the one of its name."""
+
+    def describe(self) -> None:
+        import trackio
+
+        trackio.config.update({OWN_CONFIG: self.config.model_dump(mode="json")})
+
+    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+        import trackio
+
+        traces = [trackio.Trace(each.messages(), metadata=each.facts()) for each in sampled]
+        trackio.log({name: traces, "train/global_step": step})
+
+
+class TensorBoard(Tracker):
+    """Event files; steps that a resumed run does again are taken out of what was there."""
+
+    def open(self, arguments: Any, next_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(self.folder.trackers / "tensorboard")
+        self.callback.tb_writer = SummaryWriter(log_dir=place, purge_step=next_step)
+
+    def describe(self) -> None:
+        self.callback.tb_writer.add_text("config", as_code(dump_config(self.config)))
+
+    def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
+        writer = self.callback.tb_writer
+        writer.add_text(name, "\n\n---\n\n".join(map(_as_text, sampled)), step)
+        writer.flush()
+
+
+KINDS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
+
+
+def as_code(text: str) -> str:
+    """Markdown that shows `text` as it is: an indented block, out of which no line of it leads."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
+
+
+def _as_text(sampled: SampledRollout) -> str:
+    facts = "\n".join(f"{name}: {value}" for name, value in sampled.facts().items())
+    return as_code(f"{facts}\n\n{sampled.cells()[COLUMNS.index('transcript')]}")
+
+
+Item = TypeVar("Item")
+
+COLUMNS = ("step", "task", "transcript", "verdict", "reward", "lines", "errors", "stop")
+TRANSCRIPT_CHARACTERS = 20_000
+MESSAGE_CHARACTERS = 4_000
+LINES = 200
+"""Longer sessions are shown with their first and last lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRollout:
+    """A trajectory and the step that it belongs to."""
+
+    step: int
+    trajectory: Trajectory
+
+    def cells(self) -> list[Any]:
+        """The values of `COLUMNS`."""
+        trajectory = self.trajectory
+        return [
+            self.step,
+            shortened(visible(trajectory.task_id), 200),
+            transcript(trajectory),
+            status(trajectory),
+            total_reward(trajectory),
+            len(trajectory.lines),
+            errors(trajectory),
+            str(trajectory.stop_reason),
+        ]
+
+    def facts(self) -> dict[str, Any]:
+        """All columns but the transcript, by name."""
+        return {name: cell for name, cell in zip(COLUMNS, self.cells(), strict=True) if name != "transcript"}
+
+    def messages(self) -> list[dict[str, str]]:
+        """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
+        lines = excerpt(self.trajectory.lines, LINES)
+        messages = [_message("user", self.trajectory.prompt)]
+        for line in lines.head:
+            messages += [_message("assistant", line.text), _message("tool", line.output)]
+        if lines.left_out:
+            messages.append(_message("system", f"[{lines.left_out:,} lines left out]"))
+        for line in lines.tail:
+            messages += [_message("assistant", line.text), _message("tool", line.output)]
+        return [message for message in messages if message["content"]]
+
+
+def of_file(path: Path, step: int, count: int) -> list[SampledRollout]:
+    """At most `count` of a file's trajectories, spread evenly over it; none where there is no such file."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        chosen = spread(file.readlines(), count)
+    return [SampledRollout(step, Trajectory.from_dict(json.loads(line))) for line in chosen]
+
+
+def of_trajectories(trajectories: Sequence[Trajectory], step: int, count: int) -> list[SampledRollout]:
+    """At most `count` of them, spread evenly."""
+    return [SampledRollout(step, trajectory) for trajectory in spread(trajectories, count)]
+
+
+def spread(items: Sequence[Item], count: int) -> list[Item]:
+    """At most `count` of the items, in their order, as far from each other as they can be; the first one is in."""
+    if len(items) <= count:
+        return list(items)
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def transcript(trajectory: Trajectory) -> str:
+    """The session row by row, each with the mark that tells who wrote it."""
+    return shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS)
+
+
+def errors(trajectory: Trajectory) -> str:
+    """The exceptions that its lines ended in, most frequent first: `NameError 2, ValueError`."""
+    return shortened(_counted(visible(line.error_name) for line in trajectory.lines if line.error_name), 400)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Cut in the middle, with a marker that says how much is missing."""
+    return cut_middle(text, limit, "\n[{:,} characters left out]\n")
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(name if count == 1 else f"{name} {count}" for name, count in Counter(names).most_common())
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": shortened(visible(text), MESSAGE_CHARACTERS)}
+
 
 if TYPE_CHECKING:
     from repl_rl.trainer import ReplGRPOTrainer

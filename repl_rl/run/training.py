@@ -28,7 +28,7 @@ from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import load_extensions
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
-from repl_rl.run.tracker_kinds import place_trackio, require_trackers
+from repl_rl.run.trackers import place_trackio, require_trackers
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import from_main, is_main_process, process_rank, require_processes

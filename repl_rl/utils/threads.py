@@ -1,16 +1,85 @@
-"""Threads for functions of users, tools and rewards: daemons, so that one that hangs keeps no process from ending.
+"""Threads: an event loop for synchronous callers, and daemons for functions of users, tools and rewards.
+
+Kernels live on the `BackgroundLoop` between two calls: the pool starts the next ones while the caller computes
+gradients. Functions of users run in daemon threads, so that one that hangs keeps no process from ending.
 
 Not covered: a thread can't be ended from outside. What hangs stays, with all that it holds, until the process ends.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import contextvars
 import queue
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+Result = TypeVar("Result")
+
+_WORKERS_END_S = 2.0
+
+
+class BackgroundLoop:
+    """`run` hands a coroutine to the loop and waits; an interrupt of the waiting thread cancels the coroutine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(thread_name_prefix="repl-rl-loop")
+        self._loop.set_default_executor(self._workers)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="repl-rl-loop", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine on the loop, from any thread. Cancelling the future cancels it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        future = self.submit(coroutine)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    @property
+    def is_closed(self) -> bool:
+        return self._loop.is_closed()
+
+    def close(self) -> None:
+        """Cancel what is left, then end the thread. A second call does nothing."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=30)
+        self._loop.close()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        """Wait for them, but not for ever: code of a user's that hangs in one can't be ended."""
+        waiting = threading.Thread(target=self._workers.shutdown, daemon=True)
+        with contextlib.suppress(RuntimeError):  # Python is going down and starts no threads any more
+            waiting.start()
+            waiting.join(_WORKERS_END_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+async def _cancel_others() -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def in_own_thread(call: Callable[[], Any]) -> Future[Any]:

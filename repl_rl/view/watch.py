@@ -39,8 +39,8 @@ from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.service import config_of, open_rollout
 from repl_rl.trajectory import Group, Line, Task, Trajectory
-from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.text import visible
+from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.display import bundle, trajectory_html, transcript_html
 from repl_rl.view.terminal import print_trajectory, transcript_table
 from repl_rl.view.tokens import TokenTexts

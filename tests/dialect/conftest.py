@@ -12,7 +12,7 @@ from kernel.conftest import LIMITS
 from repl_rl.dialect import Dialect
 from repl_rl.kernel import KernelPool
 from repl_rl.rollout.execute import TurnResult
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[TurnResult]]]
 

@@ -18,7 +18,7 @@ import pytest
 from repl_rl.dialect import PRIMARY_PROMPT, PythonReader
 from repl_rl.kernel import KernelPool, Limits, Profile
 from repl_rl.kernel.paths import Installation
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 MARKS = {PRIMARY_PROMPT: "\x01", "...": "\x02"}
 SET_PROMPTS = "import sys; sys.ps1 = '\\x01'; sys.ps2 = '\\x02'"

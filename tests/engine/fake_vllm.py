@@ -12,7 +12,7 @@ from serving import free_port
 
 from repl_rl.engine import Vocabulary
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 LOGPROB = -0.25
 LINE = " x = 1\n"

@@ -12,7 +12,7 @@ import pytest
 
 from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(

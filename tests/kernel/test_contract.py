@@ -12,7 +12,7 @@ from kernel_fakes import FakeKernelPool
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 IPYTHONS_OWN = {

@@ -25,7 +25,7 @@ from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.rollout.execute import Interpreter
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], **options: Any) -> KernelPool:

@@ -17,7 +17,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostRepl
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import send_signal
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 PROXY = (
     "import repl_tools; repl_tools.host_proxy('search', 'search(query: str, limit: int = 5) -> list', 'Find pages.')"

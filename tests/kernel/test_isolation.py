@@ -12,7 +12,7 @@ from kernel.conftest import Typed
 import repl_rl
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.paths import Installation, remove_tree
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
 

@@ -26,7 +26,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, Limits
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.results import Backend
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 

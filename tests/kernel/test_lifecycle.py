@@ -22,7 +22,7 @@ from kernel.conftest import LIMITS, in_one_session, open_descriptors
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.paths import kernels_folder
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
 OWNER = """

@@ -18,7 +18,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.kernel.results import calls_of
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.trajectory import ToolCall
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 

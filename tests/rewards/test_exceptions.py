@@ -13,7 +13,7 @@ from repl_rl.config import RewardsConfig, parse_config
 from repl_rl.config.rewards import BUILTIN_EXCEPTIONS
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
-from repl_rl.rewards.rules import lineage
+from repl_rl.rewards.table import lineage
 from repl_rl.trajectory import LineKind
 
 

@@ -13,7 +13,7 @@ from repl_rl.config import Config, dump_config, load_config, parse_config, shipp
 from repl_rl.config.rewards import shipped_presets
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 
 def test_these_ship_and_are_no_configs() -> None:

@@ -25,7 +25,7 @@ from repl_rl.rewards.history import history
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 QUESTION = "Find the remainder of 7**2024 divided by 1000."
 TEMPLATE = (Path(__file__).parents[1] / "dialect" / "templates" / "qwen2_5.jinja").read_text()

@@ -15,7 +15,7 @@ from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 
 @pytest.fixture(autouse=True)

@@ -23,11 +23,20 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
-from repl_rl.run import tracker_kinds
+from repl_rl.run import trackers as tracker_kinds
 from repl_rl.run.folder import RunFolder, may_change
-from repl_rl.run.sample import COLUMNS, SampledRollout, of_file, shortened, spread
-from repl_rl.run.tracker_kinds import PACKAGES, as_code, require_trackers
-from repl_rl.run.trackers import Trackers, open_trackers
+from repl_rl.run.trackers import (
+    COLUMNS,
+    PACKAGES,
+    SampledRollout,
+    Trackers,
+    as_code,
+    of_file,
+    open_trackers,
+    require_trackers,
+    shortened,
+    spread,
+)
 from repl_rl.trajectory import read_jsonl
 
 UNREACHABLE = "http://127.0.0.1:9"

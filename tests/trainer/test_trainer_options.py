@@ -14,7 +14,7 @@ from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_train
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
-from repl_rl.trainer.packed.forward import base_of
+from repl_rl.trainer.packed import base_of
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 Row = dict[str, float]

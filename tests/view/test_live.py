@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 from kernel_fakes import FakeKernelPool
 from rich.console import Console
 from scripted import ScriptedEngine
-from test_events import Counting, Gates
 
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
@@ -38,6 +37,7 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
 from repl_rl.view.watch import Board, LiveRollout, NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here, watch
+from tests.rollout.test_events import Counting, Gates
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("t1", "What is 6 * 7?", "42")

@@ -36,7 +36,7 @@ from repl_rl.engine.server.client import (
 from repl_rl.engine.server.fleet import Fleet, Server, Weights, WeightsFolder
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 if TYPE_CHECKING:
     import torch

@@ -22,7 +22,7 @@ from repl_rl.models.nano.demonstrations import demonstrate
 from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
 from repl_rl.tasks import FAMILIES, make_tasks
 from repl_rl.trajectory import Task
-from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.folders import resource_folder
 
 
 @dataclass(frozen=True, slots=True)

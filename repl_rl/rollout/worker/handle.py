@@ -26,8 +26,8 @@ from repl_rl.rollout.loop import refuse_if_all_aborted
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory
-from repl_rl.utils.background import BackgroundLoop
 from repl_rl.utils.channel import Channel
+from repl_rl.utils.threads import BackgroundLoop
 
 _PATIENCE_S = 120.0
 """For a worker to come up (imports, and a pool's first kernels), and to end."""

@@ -23,7 +23,7 @@ from nbclient.exceptions import DeadKernelError
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel.jupyter.backend import OWN_NAME, KernelspecBackend
 from repl_rl.kernel.limits import Limits
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.comparison import Replayed, compared
 from repl_rl.view.replay.notebooks import ExportedNotebook
 

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Record, Trajectory
-from repl_rl.utils.cache import cache_home
+from repl_rl.utils.folders import cache_home
 from repl_rl.utils.text import visible
 from repl_rl.view.words import status, total_reward
 

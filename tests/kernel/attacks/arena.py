@@ -22,7 +22,7 @@ import repl_rl
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
 MARK = f"attack-{os.getpid()}"

@@ -9,7 +9,7 @@ from kernel.attacks.arena import BATCH, BOTH, BWRAP, LIMITS, SECRET, SHORT, Aren
 
 from repl_rl.kernel import Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 Arenas = Callable[..., Arena]
 Opened = dict[tuple[SandboxKind, Limits], Arena]

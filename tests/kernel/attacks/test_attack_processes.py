@@ -15,7 +15,7 @@ from kernel.attacks.conftest import Arenas
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.sandbox import SandboxKind
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 REFUSED = "'(EPERM|ESRCH|EACCES|ENOSYS|EINVAL)'"
 ALL = "for pid in range({}, 5000): _ = tried(os.kill, pid, signal.{})\n"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from test_dialect_rollouts import SESSIONS, roll_out
 
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.trajectory import Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay import ExportedNotebook, Replayed, replay
+from tests.rollout.test_dialect_rollouts import SESSIONS, roll_out
 
 LIMITS, SHORT = Limits(line_s=30.0), Limits(line_s=1.0, grace_s=0.5)
 RUN_OUT = ("slow", "hang")

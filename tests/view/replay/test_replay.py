@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from replay.conftest import LIMITS, source
-from test_dialect_rollouts import SESSIONS
 from view.conftest import make_trajectory
 
 from repl_rl.errors import ConfigError
@@ -15,6 +14,7 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay import Cause, ExportedNotebook, Replayed, replay
 from repl_rl.view.replay.run import Execution, open_kernels
+from tests.rollout.test_dialect_rollouts import SESSIONS
 
 EXPRESSION, STATEMENT = LineKind.EXPRESSION, LineKind.STATEMENT
 

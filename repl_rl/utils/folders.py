@@ -1,7 +1,8 @@
-"""Folders that are costly to make and are made once: built aside, then renamed, so that one that exists is whole.
+"""Folders that travel with the package, and folders in a cache.
 
-They lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads them.
-Two processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
+What is costly to make is made once: built aside, then renamed, so that a folder that exists is whole. Such folders lie
+in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads them. Two
+processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
 """
 
 from __future__ import annotations
@@ -13,6 +14,21 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from repl_rl.errors import DependencyError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def resource_folder(name: str) -> Path:
+    """The folder `name` ("prompts", "configs", ...): inside the package in a wheel, beside it in a checkout.
+
+    Raises DependencyError if it is in neither place, which means a broken installation.
+    """
+    for parent in (_PACKAGE, _PACKAGE.parent):
+        if (parent / name).is_dir():
+            return parent / name
+    raise DependencyError(f"the folder {name!r} of repl_rl is missing from {_PACKAGE}; reinstall the package")
 
 
 def cache_home() -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from repl_rl.utils.background import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop
 
 
 def test_its_threads_are_gone_once_it_is_closed() -> None:

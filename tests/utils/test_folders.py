@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.utils.cache import cache_home, made_once
+from repl_rl.utils.folders import cache_home, made_once
 
 MAKER = """
 import os, signal, sys, time
 from pathlib import Path
-from repl_rl.utils.cache import made_once
+from repl_rl.utils.folders import made_once
 
 base, how = Path(sys.argv[1]), sys.argv[2]
 
