@@ -244,7 +244,7 @@ def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
     answered = trajectory.lines[0]
     assert answered.output.count("<tool_response>") == 3
     assert (
-        answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is no JSON")
+        answered.output.index("\n6\n") < answered.output.index("\n20\n") < answered.output.index("the call is not JSON")
     )
     assert answered.kind is LineKind.SYNTAX_ERROR
     assert [call.error_name for call in answered.calls] == [None, None]

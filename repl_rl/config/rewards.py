@@ -52,7 +52,7 @@ Amount = Annotated[FiniteFloat, Field(ge=0.0, le=10_000.0)]
 
 
 class Caps(Section):
-    """Per trajectory, both as positive numbers; null is no cap."""
+    """Per trajectory, both as positive numbers; null means no cap."""
 
     gain: Amount | None = None
     """All positive shaping together pays no more than this."""

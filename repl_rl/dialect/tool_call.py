@@ -149,7 +149,7 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
         if isinstance(arguments, str):
             arguments = _read(arguments)
     except (ValueError, RecursionError) as error:
-        raise _BadCall("JSONDecodeError", f"the call is no JSON: {error}") from error
+        raise _BadCall("JSONDecodeError", f"the call is not JSON: {error}") from error
     if not isinstance(call, dict) or not isinstance(call.get(form.name_key), str):
         raise _BadCall("TypeError", f"a call is an object with {form.name_key!r} and {form.arguments_key!r}")
     if not isinstance(arguments, dict):
@@ -165,5 +165,5 @@ def _read(text: str) -> Any:
 def _finite(text: str) -> float:
     """What is too large to be a float would be read as an infinity."""
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no number")
+        raise ValueError(f"{text} is not a number")
     return number

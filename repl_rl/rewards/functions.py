@@ -3,7 +3,7 @@
 A function gets the whole Trajectory and returns one finite number per line. It may be async: it is called in a daemon
 thread, and awaited on one event loop for all of them.
 
-Not covered: a call that is late can't be ended, only left behind. Code that never lets go of the GIL holds everybody.
+Not covered: a call that is late can't be ended, only abandoned. Code that never lets go of the GIL holds everybody.
 """
 
 from __future__ import annotations

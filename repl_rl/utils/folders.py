@@ -39,7 +39,7 @@ def cache_home() -> Path:
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     """`folder`, filled by `make` if it is not there yet; whoever comes while it is being made waits.
 
-    `make` gets an empty folder to fill. What it raises passes through and leaves nothing behind, as does OSError.
+    `make` gets an empty folder to fill. What it raises passes through and leaves no file, as does OSError.
     """
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)

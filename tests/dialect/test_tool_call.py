@@ -204,16 +204,16 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
 @pytest.mark.parametrize(
     ("call", "name", "message"),
     [
-        ("{", "JSONDecodeError", "the call is no JSON: Expecting property name"),
-        ("", "JSONDecodeError", "the call is no JSON: Expecting value"),
-        ("python(1)", "JSONDecodeError", "the call is no JSON"),
-        ("[" * 100_000, "JSONDecodeError", "the call is no JSON"),
-        ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is no JSON"),
-        ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "the call is no JSON: NaN is no number"),
+        ("{", "JSONDecodeError", "the call is not JSON: Expecting property name"),
+        ("", "JSONDecodeError", "the call is not JSON: Expecting value"),
+        ("python(1)", "JSONDecodeError", "the call is not JSON"),
+        ("[" * 100_000, "JSONDecodeError", "the call is not JSON"),
+        ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is not JSON"),
+        ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "the call is not JSON: NaN is not a number"),
         (
             '{"name": "python", "arguments": {"code": 1e999}}',
             "JSONDecodeError",
-            "the call is no JSON: 1e999 is no number",
+            "the call is not JSON: 1e999 is not a number",
         ),
         ('"python"', "TypeError", "a call is an object with 'name' and 'arguments'"),
         ('{"function": "python"}', "TypeError", "a call is an object with 'name' and 'arguments'"),

@@ -48,7 +48,7 @@ def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: P
 def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         write_report(folder)
     assert list(folder.iterdir()) == []
 

@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 def setup_cell(source: str) -> str:
-    """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no name behind.
+    """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no name there.
 
     For Python kernels that are not ours.
     """
@@ -206,7 +206,7 @@ class Channels:
                 take_in(await channel.get_msg())
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 _log.debug("a kernel sent what is not a Jupyter message: %r", error)
-            await asyncio.sleep(0)  # a flood of messages is no reason to let everybody else wait
+            await asyncio.sleep(0)  # a flood of messages is not a reason to let everybody else wait
 
     def _on_reply(self, message: dict[str, Any]) -> None:
         exchange = self._exchanges.get(message["parent_header"].get("msg_id"))

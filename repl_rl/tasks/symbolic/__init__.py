@@ -1,6 +1,6 @@
 """Families of problems that sympy states and checks: equations, systems, integrals, limits, matrices, number theory.
 
-The number behind a family's name is its level. Every answer is known from how the problem was built, and `Family.check`
+The number after a family's name is its level. Every answer is known from how the problem was built, and `Family.check`
 confirms it by another method, which the tests run over many draws. sympy is loaded when the first problem is made.
 """
 

@@ -21,7 +21,7 @@ MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
 _MOST_OF_TASK = 200
 _STAYS_AFTER_S = 10.0
-"""A last line without its end is no longer in the writing once its file has been left alone for this long."""
+"""A last line without its end is not being written any more once its file has been left alone for this long."""
 _SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens")}
 _SORTS |= {"errors": "n_errors", "duration_s": "duration_s", "position": "position"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}

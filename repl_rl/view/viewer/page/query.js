@@ -13,7 +13,7 @@
 
   const bound = (name, text) => {
     const value = text === undefined ? null : Number(text);
-    if (Number.isNaN(value)) throw new Error(`${view.words(name)} ${view.visible(text)} is no number`);
+    if (Number.isNaN(value)) throw new Error(`${view.words(name)} ${view.visible(text)} is not a number`);
     return value;
   };
 
