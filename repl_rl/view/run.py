@@ -84,8 +84,9 @@ def number(row: Row, key: str) -> float | None:
 
 
 def read_run(path: Path, with_rollouts: bool = True) -> Run:
-    """Read the run folder at `path`; its trajectories only if asked for. Raises RunError if it is not a run, saying what a
-    run holds.
+    """Read the run folder at `path`; its trajectories only if asked for.
+
+    Raises RunError if it is not a run, saying what a run holds.
     """
     _require_run(path)
     notes: list[str] = []
