@@ -174,7 +174,10 @@ def _train(options: argparse.Namespace, console: Console) -> int:
         return 0
     from repl_rl.view import before_after_table, write_report
 
-    report = write_report(outcome.folder.path)
+    try:
+        report = str(write_report(outcome.folder.path))
+    except ReplRLError as error:  # the run is complete without it
+        report = f"not written: {error}"
     if outcome.stopped_at is not None:
         console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
         _say_how_to_resume(console, outcome.folder.path)

@@ -3,6 +3,10 @@
 A `Trajectory` is data and has no behaviour beyond checking itself and going to JSON and back without loss. How it looks
 in a notebook, and as one, is `repl_rl.view`'s: the methods that Jupyter looks for ask there, by name and when called.
 All indices (`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
+
+Files of trajectories are read in two ways. Strict reading raises at the first thing that is not as announced: training
+and measurements build on what it returns. Lenient reading is for looking: of a damaged, older, newer or hostile file it
+returns what can be shown, and a note says what could not. Either way every field has the type that it announces.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -68,15 +72,6 @@ _BUDGETS = frozenset(
     }
 )
 
-
-_PLAIN: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "int": (int,),
-}
-"""Types of fields that hold one text or one number."""
 
 _PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
 """The prompts that records without cells have at the end of an output."""
@@ -242,26 +237,11 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
-        """The inverse of `to_dict`; unknown keys (from a later version) are ignored.
+        """The inverse of `to_dict`. Unknown keys are ignored, keys with a default may be missing.
 
-        Raises ValueError, KeyError, TypeError or AttributeError for what is no record of a trajectory.
+        Raises ValueError for what is not a record of a trajectory.
         """
-        known = {f.name for f in dataclasses.fields(cls)}
-        values = {key: value for key, value in record.items() if key in known}
-        for key in ("prompt_ids", "completion_ids", "sampled_mask", "logprobs"):
-            values[key] = tuple(values[key])
-        values["answer"] = None if values.get("answer") is None else tuple(values["answer"])
-        values["stop_reason"] = StopReason(values["stop_reason"])
-        values["lines"] = tuple(_line_from_dict(line) for line in values.get("lines", ()))
-        trajectory = cls(**values)
-        calls = [call for line in trajectory.lines for call in line.calls]
-        cells = [cell for line in trajectory.lines for cell in line.cells or ()]
-        parts: list[Trajectory | Line | ToolCall | RecordedCell] = [trajectory, *trajectory.lines, *calls, *cells]
-        for part in parts:
-            _require_types(part)
-        if not all(isinstance(value, str) for value in trajectory.answer or ()):
-            raise ValueError(f"its answer is {reprlib.repr(trajectory.answer)}, which is no list of str")
-        return trajectory
+        return _read_trajectory(record, None).trajectory
 
     def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None) -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
@@ -307,16 +287,6 @@ def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
     return mask + [False] * (length - len(mask))
 
 
-def _line_from_dict(record: Mapping[str, Any]) -> Line:
-    known = {f.name for f in dataclasses.fields(Line)}
-    values = {key: value for key, value in record.items() if key in known}
-    calls = tuple(ToolCall(**call) for call in values.get("calls", ()))
-    cells = values.get("cells")
-    if cells is not None:
-        cells = tuple(RecordedCell(cell["source"], cell["output"]) for cell in cells)
-    return Line(**{**values, "kind": LineKind(values["kind"]), "calls": calls, "cells": cells})
-
-
 def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
     """One trajectory per line, UTF-8. Lone surrogates in outputs are kept as JSON escapes."""
     path = Path(path)
@@ -326,26 +296,206 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
             file.write(json.dumps(trajectory.to_dict(), allow_nan=False) + "\n")
 
 
-def _require_types(part: Trajectory | Line | ToolCall | RecordedCell) -> None:
-    """Texts and single numbers are what their fields announce; who shows or adds them up relies on it."""
-    for known in dataclasses.fields(part):
-        kinds = _PLAIN.get(str(known.type))
-        if kinds is not None and not isinstance(value := getattr(part, known.name), kinds):
-            raise ValueError(f"its {known.name} is {reprlib.repr(value)}, which is no {known.type}")
+def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Trajectory]:
+    """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read.
 
-
-def read_jsonl(path: Path | str) -> Iterator[Trajectory]:
-    """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read."""
+    With `notes` the file is read leniently and nothing is raised: what is not a trajectory, or has tokens that don't
+    fit its lines, is left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
+    """
+    path = Path(path)
+    left_out, changed = list[str](), list[str]()
     try:
-        with Path(path).open("rb") as file:
+        with path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                yield _parse_line(line, f"{path}, line {number}")
+                if notes is not None and not line.strip():
+                    continue
+                try:
+                    record = read_record(line, is_strict=notes is None)
+                except ValueError as error:
+                    if notes is None:
+                        raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
+                    left_out.append(f"line {number}: {error}")
+                    continue
+                if record.note is not None:
+                    (changed if record.has_tokens else left_out).append(f"line {number}: {record.note}")
+                if record.has_tokens:
+                    yield record.trajectory
     except OSError as error:
-        raise RunError(f"{path} can't be read: {error.strerror}") from error
+        if notes is None:
+            raise RunError(f"{path} can't be read: {error.strerror}") from error
+        notes.append(f"{path.name} can't be read: {error.strerror}")
+    if notes is not None:
+        for what, reasons in (("left out", left_out), ("not shown as stored", changed)):
+            lines = "1 line is" if len(reasons) == 1 else f"{len(reasons)} lines are"
+            notes += [f"{path.name}: {lines} {what} ({reason})" for reason in reasons[:1]]
 
 
-def _parse_line(line: bytes, where: str) -> Trajectory:
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A trajectory as it was read. `note` says in what it differs from what is stored; None where it does not.
+
+    Without `has_tokens` its token lists are made up, one token to a line: only text, kinds and rewards are real.
+    """
+
+    trajectory: Trajectory
+    note: str | None = None
+    has_tokens: bool = True
+
+
+def read_record(line: bytes, is_strict: bool = False) -> Record:
+    """Read one line of a file of trajectories. The line is hostile data: whatever it holds, only ValueError is raised.
+
+    Lenient reading raises only where nothing can be shown. It fills in what a record lacks, replaces kinds that this
+    version doesn't know, turns what should be a text into one, and drops numbers that are not finite. Not covered:
+    records whose text is right and whose meaning is wrong.
+    """
+    notes: list[str] | None = None if is_strict else []
     try:
-        return Trajectory.from_dict(json.loads(line.decode("utf-8")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise RunError(f"{where}: not a trajectory ({error})") from error
+        text = line.decode("utf-8")
+    except UnicodeDecodeError:
+        if notes is None:
+            raise
+        text = line.decode("utf-8", "replace")
+        notes.append("it holds bytes that are not UTF-8, shown as \ufffd")
+    try:
+        return _read_trajectory(json.loads(text), notes)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+_PLAIN: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "float": (int, float),
+    "float | None": (int, float, type(None)),
+    "int": (int,),
+}
+"""Types of fields that hold one text or one number."""
+_AS_IS = {kind: {*types} - {int, float} for kind, types in _PLAIN.items()}
+"""Of these, what a lenient reader takes as it is: numbers may be too large or not finite."""
+_WORDS: Mapping[str, tuple[type[StrEnum], StrEnum]] = {
+    "StopReason": (StopReason, StopReason.UNFINISHED),
+    "LineKind": (LineKind, LineKind.STATEMENT),
+}
+"""Types of fields that hold one word of several, and what lenient reading shows an unknown word as."""
+_FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
+    part: [
+        (known.name, str(known.type), known.default is dataclasses.MISSING)
+        for known in dataclasses.fields(part)
+        if str(known.type) in {*_PLAIN, *_WORDS}
+    ]
+    for part in (Trajectory, Line, ToolCall, RecordedCell)
+}
+"""The fields of either kind: name, type, and whether a record has to have it."""
+_TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
+"""Types of what the lists of tokens hold; `logprobs` are numbers."""
+_LARGEST = 2**63 - 1
+
+
+def _read_trajectory(record: Any, notes: list[str] | None) -> Record:
+    """Strict without `notes`: raises ValueError for whatever is not as announced. Lenient with them."""
+    found = record if isinstance(record, Mapping) else {}
+    if not (isinstance(found.get("prompt"), str) or isinstance(found.get("lines"), list | tuple)):
+        raise ValueError("it has neither a prompt nor lines")
+    values = _read_fields(Trajectory, found, notes)
+    answer, logprobs = found.get("answer"), found.get("logprobs")
+    if notes is not None:
+        if answer is not None:
+            answers = answer if isinstance(answer, list | tuple) else [answer]
+            answer = [_mended(one, "answer", "str") for one in answers]
+        if isinstance(logprobs, list | tuple) and not (
+            set(map(type, logprobs)) <= {float} and all(map(math.isfinite, logprobs))
+        ):
+            logprobs = [_mended(one, "logprobs", "float") for one in logprobs]
+    values["answer"] = None if answer is None else _read_list(answer, "answer", notes, {str})
+    tokens = {name: _read_list(found.get(name), name, notes, kinds) for name, kinds in _TOKENS.items()}
+    tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
+    values["prompt_ids"] = tokens.pop("prompt_ids") or ()
+    raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
+    lines = [_read_line(raw, notes) for raw in raw_lines]
+    has_tokens = True
+    try:
+        if None in lines or None in tokens.values():
+            raise ValueError
+        trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
+    except ValueError:
+        if notes is None:
+            raise
+        has_tokens = False
+        notes.append("its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not")
+        readable = [raw for raw in raw_lines if isinstance(raw, Mapping)]
+        lines = [_read_line({**raw, "start": at, "end": at + 1}, notes) for at, raw in enumerate(readable)]
+        ids, mask, zeros = (0,) * len(lines), (True,) * len(lines), (0.0,) * len(lines)
+        tokens = {"completion_ids": ids, "sampled_mask": mask, "logprobs": zeros}
+        trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
+    told = list(dict.fromkeys(note[:200] for note in notes or ()))
+    more = [f"and {len(told) - 4} more"] if len(told) > 4 else []
+    return Record(trajectory, "; ".join([*told[:4], *more]) or None, has_tokens)
+
+
+def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, Any]:
+    """The fields of a part that hold one text, number or word; what it may lack is left out."""
+    if not isinstance(record, Mapping):
+        if notes is None:
+            raise ValueError(f"a part of it is {reprlib.repr(record)}, which has no fields")
+        record = {}
+    values: dict[str, Any] = {}
+    for name, kind, is_needed in _FIELDS[part]:
+        if name not in record and (notes is None or not is_needed):
+            if is_needed:
+                raise ValueError(f"it has no {name}")
+            continue
+        value = record.get(name)
+        if kind in _WORDS:
+            words, otherwise = _WORDS[kind]
+            try:
+                value = words(value)
+            except ValueError:
+                if notes is None:
+                    raise
+                known = f"is not known to this version and shown as {str(otherwise)!r}"
+                notes.append(f"its {name} {reprlib.repr(value)} {known}")
+                value = otherwise
+        elif notes is not None:
+            if type(value) not in _AS_IS[kind]:
+                value = _mended(value, name, kind)
+        elif not isinstance(value, _PLAIN[kind]):
+            raise ValueError(f"its {name} is {reprlib.repr(value)}, which is not a {kind}")
+        values[name] = value
+    return values
+
+
+def _mended(value: Any, name: str, kind: str) -> Any:
+    """`value` as the type that its field announces, and finite."""
+    if type(value) is float and kind[0] == "f" and math.isfinite(value):
+        return value
+    if value is not None and kind[0] == "s":
+        return None if name == "fingerprint" else str(value)
+    if type(value) is int and abs(value) <= _LARGEST:
+        return value if kind == "int" else float(value)
+    return {"str": "?" if name in ("task_id", "name") else "", "int": 0, "float": 0.0}.get(kind)
+
+
+def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] = frozenset()) -> Any:
+    """The list as a tuple, if all that it holds is of these types; None where a lenient reader finds no such list."""
+    if isinstance(found, list | tuple) and (not kinds or set(map(type, found)) <= kinds):
+        return tuple(found)
+    if notes is None:
+        of = f" of {' or '.join(sorted(kind.__name__ for kind in kinds))}" if kinds else ""
+        raise ValueError(f"its {name} is {reprlib.repr(found)}, which is not a list{of}")
+    return None
+
+
+def _read_line(raw: Any, notes: list[str] | None) -> Line | None:
+    """None for what a lenient reader can't place: it is not a line, or holds no token."""
+    if notes is not None:
+        start, end = (raw.get("start"), raw.get("end")) if isinstance(raw, Mapping) else (None, None)
+        if not (type(start) is int and type(end) is int and 0 <= start < end <= _LARGEST):
+            return None
+    values = _read_fields(Line, raw, notes)
+    calls = _read_list(raw.get("calls", ()), "calls", notes) or ()
+    values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
+    cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
+    if cells is not None:
+        values["cells"] = tuple(RecordedCell(**_read_fields(RecordedCell, cell, notes)) for cell in cells)
+    return Line(**values)

@@ -259,20 +259,41 @@ LINE = {"start": 0, "end": 1, "text": " 1\n", "kind": "statement"}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_id": 7}, "its task_id is 7, which is no str"),
-        ({"error": ["x"]}, r"its error is \['x'\], which is no str \| None"),
-        ({"outcome_reward": "1.0"}, r"its outcome_reward is '1.0', which is no float \| None"),
-        ({"duration_s": None}, "its duration_s is None, which is no float"),
-        ({"version": "2"}, "its version is '2', which is no int"),
-        ({"answer": [1]}, r"its answer is \(1,\), which is no list of str"),
-        ({"lines": [{**LINE, "output": None}]}, "its output is None, which is no str"),
-        ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, "its name is 1, which is no str"),
+        ({"task_id": 7}, "its task_id is 7, which is not a str"),
+        ({"error": ["x"]}, r"its error is \['x'\], which is not a str \| None"),
+        ({"outcome_reward": "1.0"}, r"its outcome_reward is '1.0', which is not a float \| None"),
+        ({"duration_s": None}, "its duration_s is None, which is not a float"),
+        ({"version": "2"}, "its version is '2', which is not a int"),
+        ({"answer": [1]}, r"its answer is \[1\], which is not a list of str"),
+        ({"lines": [{**LINE, "output": None}]}, "its output is None, which is not a str"),
+        ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, "its name is 1, which is not a str"),
     ],
 )
 def test_fields_of_another_type_are_refused(changes: dict[str, Any], message: str) -> None:
     one = {"completion_ids": [5], "sampled_mask": [True], "logprobs": [-1.0], "lines": [LINE]}
     with pytest.raises(ValueError, match=f"^{message}$"):
         Trajectory.from_dict({**trajectory().to_dict(), **one, **changes})
+
+
+def test_with_notes_a_line_that_can_t_be_read_is_left_out_and_said(tmp_path: Path) -> None:
+    path, notes = tmp_path / "x.jsonl", list[str]()
+    whole = json.dumps(trajectory().to_dict())
+    unknown = json.dumps({**trajectory().to_dict(), "stop_reason": "tired"})
+    no_tokens = json.dumps({**trajectory().to_dict(), "logprobs": [0.0]})
+    path.write_text("\n".join(["{", whole, "", no_tokens, unknown, "[1]", whole[:-9]]))
+    assert list(read_jsonl(path, notes)) == [trajectory(), trajectory(stop_reason=StopReason.UNFINISHED)]
+    assert [note.partition(" (")[0] for note in notes] == [
+        "x.jsonl: 4 lines are left out",
+        "x.jsonl: 1 line is not shown as stored",
+    ]
+    assert "(line 1: " in notes[0]
+    assert "(line 5: its stop_reason 'tired' is not known to this version and shown as 'unfinished')" in notes[1]
+
+
+def test_with_notes_a_file_that_is_missing_is_a_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    assert list(read_jsonl(tmp_path / "nothing.jsonl", notes)) == []
+    assert notes == ["nothing.jsonl can't be read: No such file or directory"]
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:

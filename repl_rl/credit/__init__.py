@@ -141,7 +141,11 @@ def _over_batch(
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
 ) -> list[LineValues]:
-    part = [_taking_part(group, values, config) for group, values in zip(groups, estimated, strict=True)]
+    """The batch's step. It covers the valid trajectories of groups that have variance or need none."""
+    part: list[list[bool]] = []
+    for group, of_group in zip(groups, estimated, strict=True):
+        varies = config.baseline == "none" or any(value for of_one in of_group for value in of_one)
+        part.append([varies and not trajectory.is_void for trajectory in group])
     lines = [
         (value, line.end - line.start)
         for group, of_group, takes in zip(groups, estimated, part, strict=True)
@@ -157,9 +161,3 @@ def _over_batch(
         ]
         for of_group, takes in zip(estimated, part, strict=True)
     ]
-
-
-def _taking_part(group: Sequence[Trajectory], values: LineValues, config: CreditConfig) -> list[bool]:
-    """Which trajectories the batch's step covers: the valid ones, if their group has variance or needs none."""
-    varies = config.baseline == "none" or any(value for of_one in values for value in of_one)
-    return [varies and not trajectory.is_void for trajectory in group]

@@ -1,8 +1,16 @@
 """Transcripts: how a problem is put to the model, how what it typed becomes code, how the answer is shown.
 
-Text in, text out: nothing here knows tokens or kernels. A dialect is one file; `DIALECTS` has those that ship.
+Text in, text out: nothing here knows tokens or kernels. A dialect is one file; `DIALECTS` has those that ship. A config
+names one of them, a file of texts for one of them, or a class of the user's.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from repl_rl.config import DialectConfig
+from repl_rl.config.section import nearest
 from repl_rl.dialect.base import (
     Cell,
     CellRun,
@@ -15,33 +23,66 @@ from repl_rl.dialect.base import (
     Template,
     Turn,
 )
-from repl_rl.dialect.make import DIALECTS, dialect_class, make_dialect, require_dialect
-from repl_rl.dialect.prose import ProseDialect
+from repl_rl.dialect.fenced import FencedDialect
+from repl_rl.dialect.inline import InlineDialect
+from repl_rl.dialect.ipython import IPythonDialect
+from repl_rl.dialect.prose import PlainTextDialect, ProseDialect
 from repl_rl.dialect.python import CONTINUATION_PROMPT, PRIMARY_PROMPT, PythonDialect, PythonReader
-from repl_rl.dialect.texts import TextDialect
-from repl_rl.dialect.truncation import SMALLEST_LIMIT_CHARS, truncate_middle
+from repl_rl.dialect.texts import SMALLEST_LIMIT_CHARS, TextDialect, base_of, truncate_middle
+from repl_rl.dialect.tool_call import ToolCallDialect
+from repl_rl.errors import ConfigError
+from repl_rl.utils.import_path import imported
 
 __all__ = [
-    "CONTINUATION_PROMPT",
-    "DIALECTS",
-    "PRIMARY_PROMPT",
-    "SMALLEST_LIMIT_CHARS",
-    "Cell",
-    "CellRun",
-    "ChatPrompt",
-    "Dialect",
-    "OfferedTool",
-    "ProseDialect",
-    "PythonDialect",
-    "PythonReader",
-    "Reader",
-    "Refusal",
-    "Shown",
-    "Template",
-    "TextDialect",
-    "Turn",
-    "dialect_class",
-    "make_dialect",
-    "require_dialect",
-    "truncate_middle",
-]
+    "CONTINUATION_PROMPT", "DIALECTS", "PRIMARY_PROMPT", "SMALLEST_LIMIT_CHARS", "Cell", "CellRun", "ChatPrompt",
+    "Dialect", "OfferedTool", "ProseDialect", "PythonDialect", "PythonReader", "Reader", "Refusal", "Shown", "Template",
+    "TextDialect", "Turn", "dialect_class", "make_dialect", "require_dialect", "truncate_middle",
+]  # fmt: skip
+
+DIALECTS: dict[str, type[Any]] = {
+    "python": PythonDialect,
+    "ipython": IPythonDialect,
+    "fenced": FencedDialect,
+    "inline": InlineDialect,
+    "tool_call": ToolCallDialect,
+    "text": PlainTextDialect,
+}
+"""Those that ship, by name."""
+
+
+def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), template: Template | None = None) -> Dialect:
+    """The dialect that a config names, offering `tools`. Raises ConfigError if there is none, or it can't be had."""
+    kind = dialect_class(config)
+    if issubclass(kind, ToolCallDialect):
+        return kind(config, tools, template)
+    dialect: Dialect = kind(config, tools)
+    return dialect
+
+
+def require_dialect(config: DialectConfig) -> type[Any]:
+    """The class of the dialect that a config names, once it is known to take its texts. Raises ConfigError.
+
+    What it needs of a model is not looked at.
+    """
+    kind = dialect_class(config)
+    if not issubclass(kind, ToolCallDialect):
+        kind(config, ())
+    return kind
+
+
+def dialect_class(config: DialectConfig) -> type[Any]:
+    """What `dialect.name` means: a name, `package.module:Class`, or a path that ends in .yaml. Raises ConfigError."""
+    name = base_of(config.name) if config.name.endswith(".yaml") else config.name
+    if name in DIALECTS:
+        return DIALECTS[name]
+    if ":" not in name:
+        raise ConfigError(
+            f"dialect.name: unknown dialect {name!r}; {nearest(name, list(DIALECTS))}; one of your own is named "
+            "as package.module:Class, or as a .yaml file"
+        )
+    found = imported(name, "dialect.name:", "package.module:Class")
+    if not isinstance(found, type) or not callable(getattr(found, "reader", None)):
+        raise ConfigError(
+            f"dialect.name: {name!r} is not a dialect: a class with the methods of repl_rl.dialect.Dialect"
+        )
+    return found

@@ -41,7 +41,7 @@ class CellRun:
     output: str = ""
     error_message: str | None = None
     observed: str = ""
-    """What the environment shows behind it."""
+    """What the environment shows after it."""
 
     @property
     def text(self) -> str:
@@ -79,7 +79,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text that is put in behind a turn. `is_frame`: the dialect's own, in which names of special tokens are such
+    """Text that is put in after a turn. `is_frame`: the dialect's own, in which names of special tokens are such
     tokens; elsewhere they are mere text, whatever a program prints."""
 
     text: str
@@ -128,10 +128,10 @@ class Reader(Protocol):
         """Take in what the model typed in one turn; a string counts as its UTF-8."""
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """What is put in behind the turn whose cells did this; with `goes_on`, what asks for the next one too."""
+        """What is put in after the turn whose cells did this; with `goes_on`, what asks for the next one too."""
 
     def flush(self) -> str:
-        """What the last turn left without text: half a character. Nothing is read behind it."""
+        """What the last turn left without text: half a character. Nothing is read after it."""
 
 
 class Dialect(Protocol):

@@ -55,10 +55,15 @@ def call_form(template: Template, schemas: Schemas) -> CallForm:
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
     without = _rendered(template, _conversation(False, 0), schemas, False)
-    parting = _parting(call.text, call.start, without)
-    opening = call.text[parting : call.start].strip()
-    closing = _closing_mark(call.text[call.end :], without[parting:])
-    return CallForm(opening, closing, call.name_key, call.arguments_key)
+    # where a turn with a call parts from one without; marks begin where a word or a tag does
+    pairs = zip(call.text[: call.start], without, strict=False)
+    parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(call.start, len(without)))
+    while parting and call.text[parting - 1] not in "\n >]":
+        parting -= 1
+    found = _MARK.match(call.text[call.end :].lstrip())
+    # a mark that a turn without a call ends with, too, does not close calls
+    closing = found[0] if found and found[0] not in without[parting:] else ""
+    return CallForm(call.text[parting : call.start].strip(), closing, call.name_key, call.arguments_key)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
@@ -66,10 +71,10 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
     one: `results` + 1 texts. Raises ConfigError if it has no place for them.
     """
     call = _rendered_call(template, schemas, results)
-    behind = call.text[call.end :]
+    after = call.text[call.end :]
     if form.closing:
-        behind = behind.partition(form.closing)[2]
-    frames = re.split("|".join(_RESULT.format(index) for index in range(results)), behind)
+        after = after.partition(form.closing)[2]
+    frames = re.split("|".join(_RESULT.format(index) for index in range(results)), after)
     if len(frames) != results + 1:
         raise ConfigError(f"this model's chat template leaves out results of tools; {_WAY_OUT}")
     return tuple(frames)
@@ -86,7 +91,7 @@ def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
 
 
 def is_in_call(before: str, line: str, form: CallForm) -> bool:
-    """Whether part of `line`, behind `before` in a message that goes on, belongs to a call."""
+    """Whether part of `line`, after `before` in a message that goes on, belongs to a call."""
     if not form.opening:
         return _WHOLE_MESSAGE.match(before + line) is not None
     _, opening, rest = before.rpartition(form.opening)
@@ -123,18 +128,19 @@ def _rendered_call(template: Template, schemas: Schemas, results: int) -> _Rende
             call, end = json.JSONDecoder().raw_decode(text, match.start())
         except ValueError:
             continue
-        if keys := _keys_of(call):
-            return _Rendered(text, *_with_brackets(text, match.start(), end), *keys)
+        if not isinstance(call, dict):
+            continue
+        names = [key for key, value in call.items() if value == _NAME]
+        arguments = [key for key, value in call.items() if value == {_ARGUMENT: _VALUE}]
+        if names and arguments:
+            start = match.start()
+            before, after = text[:start].rstrip(), text[end:].lstrip()
+            if before.endswith("[") and after.startswith("]"):
+                start, end = len(before) - 1, len(text) - len(after) + 1
+            return _Rendered(text, start, end, names[0], arguments[0])
     raise ConfigError(
         f"this model's chat template writes tool calls otherwise than as JSON objects, or leaves them out; {_WAY_OUT}"
     )
-
-
-def _with_brackets(text: str, start: int, end: int) -> tuple[int, int]:
-    before, behind = text[:start].rstrip(), text[end:].lstrip()
-    if not (before.endswith("[") and behind.startswith("]")):
-        return start, end
-    return len(before) - 1, len(text) - len(behind) + 1
 
 
 def _conversation(calls: bool, results: int) -> list[dict[str, Any]]:
@@ -146,27 +152,3 @@ def _conversation(calls: bool, results: int) -> list[dict[str, Any]]:
         for index in range(results)
     ]
     return [{"role": "user", "content": "?"}, said, *answers]
-
-
-def _keys_of(call: Any) -> tuple[str, str] | None:
-    """Under which keys name and arguments stand, if this is the call that was rendered."""
-    if not isinstance(call, dict):
-        return None
-    names = [key for key, value in call.items() if value == _NAME]
-    arguments = [key for key, value in call.items() if value == {_ARGUMENT: _VALUE}]
-    return (names[0], arguments[0]) if names and arguments else None
-
-
-def _parting(text: str, start: int, without: str) -> int:
-    """Where a turn with a call parts from one without. Marks begin where a word or a tag does."""
-    pairs = zip(text[:start], without, strict=False)
-    common = next((index for index, (one, other) in enumerate(pairs) if one != other), min(start, len(without)))
-    while common and text[common - 1] not in "\n >]":
-        common -= 1
-    return common
-
-
-def _closing_mark(behind: str, end_without: str) -> str:
-    """The mark behind a call, unless a turn without one ends with it too."""
-    found = _MARK.match(behind.lstrip())
-    return found[0] if found and found[0] not in end_without else ""

@@ -9,7 +9,7 @@
     ```
 
 All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
-word behind the opening fence is its language. Blocks of other languages, and without one, are prose; so are `output`
+word after the opening fence is its language. Blocks of other languages, and without one, are prose; so are `output`
 blocks that the model writes itself. A block that is open at the end of the text does not run. As in CommonMark, a line
 of three backticks ends a block also where Python would see it inside a string: a longer fence is the way out.
 """
@@ -17,11 +17,11 @@ of three backticks ends a block also where Python would see it inside a string: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_statement
@@ -43,7 +43,7 @@ class FencedDialect(ProseDialect):
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """A line that begins with marks; `label` is what stands behind them."""
+    """A line that begins with marks; `label` is what stands after them."""
 
     indent: int
     marks: str
@@ -80,17 +80,16 @@ def _fence_in(line: str) -> _Fence | None:
 
 
 @dataclass(slots=True)
-class FencedReader:
+class FencedReader(LineReader):
     """Typed bytes to blocks, by the rules of CommonMark's fences."""
 
-    truncate: Callable[[str], str] = str
+    _typed: LineDecoder = field(default_factory=prose_decoder)
     _block: _Block | None = None
-    _typed: TypedText = field(default_factory=lambda: TypedText(drops_space=False))
     _prose: list[str] = field(default_factory=list)
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn; a line counts as code inside of a block that runs, fences included."""
-        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        turn = self._typed.take(typed, end_of_input)
         was_open = self._block is not None and self._block.fence.runs
         prose: list[str] = []
         cells = [cell for line in turn.lines if (cell := self._feed(line, prose))]
@@ -101,16 +100,15 @@ class FencedReader:
         return Turn(turn.text, tuple(cells), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """An `output` block behind each block that ran, also where it printed nothing."""
-        blocks = (_output_block(self.truncate(run.text)) for run in runs)
-        return (Shown(self._line_end() + "".join(blocks)),) if runs else ()
-
-    def flush(self) -> str:
-        return self._typed.flush()
-
-    def _line_end(self) -> str:
-        """What separates an output block from text that is typed ahead."""
-        return "\n" if self._typed.is_ahead else ""
+        """An `output` block after each block that ran, also where it printed nothing. Its fence is longer than any in
+        the output, so that the block ends where the output does."""
+        blocks = []
+        for output in (self.truncate(run.text) for run in runs):
+            fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(output))])
+            line_end = "" if not output or output.endswith("\n") else "\n"
+            blocks.append(f"{fence}output\n{output}{line_end}{fence}\n")
+        separator = "\n" if self._typed.is_ahead else ""  # after text that is typed ahead
+        return (Shown(separator + "".join(blocks)),) if runs else ()
 
     def _feed(self, line: str, prose: list[str]) -> Cell | None:
         if self._block is None:
@@ -125,10 +123,3 @@ class FencedReader:
         block, self._block = self._block, None
         source = "\n".join(block.lines)
         return whole_cell(source) if block.fence.runs and holds_statement(source) else None
-
-
-def _output_block(output: str) -> str:
-    """Its fence is longer than any in the output, so that the block ends where the output does."""
-    fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(output))])
-    line_end = "" if not output or output.endswith("\n") else "\n"
-    return f"{fence}output\n{output}{line_end}{fence}\n"

@@ -5,7 +5,7 @@
     and sunny all day.</fn_results>
 
 A call is any Python, and the values of its expressions come back as `print` shows them, None as nothing. Turns end at
-newlines and at `>`, for the call is to be answered before the model goes on; what a token holds behind its `>` is typed
+newlines and at `>`, for the call is to be answered before the model goes on; what a token holds after its `>` is typed
 ahead of the answer. A call ends at the first `</fn>`, also inside of a string; one that never ends does not run.
 Answers that the model writes itself are prose.
 """
@@ -13,11 +13,11 @@ Answers that the model writes itself are prose.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
 from repl_rl.dialect.prose import WHOLE_CELLS, ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.syntax import holds_statement
 from repl_rl.trajectory import LineKind
@@ -55,11 +55,10 @@ class InlineDialect(ProseDialect):
 
 
 @dataclass(slots=True)
-class InlineReader:
+class InlineReader(LineReader):
     """Typed bytes to calls."""
 
-    truncate: Callable[[str], str] = str
-    _typed: TypedText = field(default_factory=lambda: TypedText(drops_space=False))
+    _typed: LineDecoder = field(default_factory=prose_decoder)
     _held: str = ""
     """A call that has not ended yet, or what may become the beginning of one."""
     _line: str = ""
@@ -68,30 +67,25 @@ class InlineReader:
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn; the calls that it completes are its cells."""
-        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        turn = self._typed.take(typed, end_of_input)
         *parts, rest = _CALL.split(self._held + turn.text)
         start = _start_of_call(rest, end_of_input)
         self._held = rest[start:]
         prose = "".join(parts[0::2]) + rest[:start]
-        answer = self._take_prose(prose, end_of_input)
+        *lines, self._line = (self._line + prose).split("\n")
+        self._prose += lines
+        whole = "\n".join([*self._prose, self._line])
+        answer = answer_in_prose([*lines, self._line] if end_of_input else lines, whole, end_of_input)
         kind = LineKind.OPEN if self._held.startswith(_OPENING) else prose_kind([turn.text])
         return Turn(turn.text, tuple(map(call_cell, parts[1::2])), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Each call's results or error, between tags of its own."""
-        return (Shown("".join(map(self._answered, runs))),) if runs else ()
-
-    def flush(self) -> str:
-        return self._typed.flush()
-
-    def _take_prose(self, prose: str, ends: bool) -> tuple[str, ...] | None:
-        *lines, self._line = (self._line + prose).split("\n")
-        self._prose += lines
-        return answer_in_prose([*lines, self._line] if ends else lines, "\n".join([*self._prose, self._line]), ends)
-
-    def _answered(self, run: CellRun) -> str:
-        tag = "fn_error" if run.has_failed else "fn_results"
-        return f"<{tag}>{self.truncate(run.result)}</{tag}>"
+        answers = []
+        for run in runs:
+            tag = "fn_error" if run.has_failed else "fn_results"
+            answers.append(f"<{tag}>{self.truncate(run.result)}</{tag}>")
+        return (Shown("".join(answers)),) if runs else ()
 
 
 def call_cell(source: str) -> Cell:

@@ -1,9 +1,9 @@
-"""IPython at a terminal: `In [1]:`, `Out[1]:`, a blank line behind each cell, blocks ended by a blank line.
+"""IPython at a terminal: `In [1]:`, `Out[1]:`, a blank line after each cell, blocks ended by a blank line.
 
 Where the kernel is IPython itself (`kernel.backend: python3`, or another kernelspec of Python), its magics work and its
 tracebacks are what is shown. Our own kernel shows CPython's. What IPython reads as complete is IPython's own decision.
 
-As in IPython, a cell echoes its last statement alone, and only if that is an expression without a semicolon behind it.
+As in IPython, a cell echoes its last statement alone, and only if that is an expression without a semicolon after it.
 A comment is a cell, so that the numbers are those of IPython's own count: `Out[3]` and `_3` are what they say.
 
 Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete; IPython's way of
@@ -16,13 +16,13 @@ import io
 import re
 import tokenize
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineReader
 from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
@@ -86,20 +86,18 @@ class IPythonDialect(TextDialect):
 
 
 @dataclass(slots=True)
-class IPythonReader:
+class IPythonReader(LineReader):
     """Typed bytes to cells, by the rules of IPython's terminal."""
 
-    truncate: Callable[[str], str] = str
     _number: int = 1
     """Of the cell that is typed next, or now."""
     _pending: list[str] = field(default_factory=list)
-    _typed: TypedText = field(default_factory=TypedText)
     _numbers: list[int] = field(default_factory=list)
     """Of the cells of this turn."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn. The end of input ends the line and the block that stand open."""
-        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        turn = self._typed.take(typed, end_of_input)
         self._numbers.clear()
         cells = [cell for line in turn.lines if (cell := self._feed(line))]
         if end_of_input and self._pending:
@@ -107,50 +105,38 @@ class IPythonReader:
         return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """Echoes with their numbers, and the next prompt behind a blank line."""
+        """Echoes with their numbers, and the next prompt after a blank line."""
         output = "".join(echoed(run, f"Out[{number}]: ") for run, number in zip(runs, self._numbers, strict=False))
         output = self.truncate(output)
         if not goes_on or self._typed.is_ahead:
             return (Shown(output),)
         if self._pending:
-            return (Shown(output + _continuation(self._number)),)
+            return (Shown(output + "...:".rjust(len(_prompt(self._number)))),)
         return (Shown(f"{output}\n{_prompt(self._number)}"),)
-
-    def flush(self) -> str:
-        return self._typed.flush()
 
     def _feed(self, line: str) -> Cell | None:
         if not self._pending and not line.strip():
             return None
         self._pending.append(line)
-        return self._end_cell() if _is_complete(self._pending) else None
+        # as the terminal decides at Enter: complete, or beyond mending. An empty line ends a block
+        status = _asked("check_complete", "\n".join(self._pending), ("invalid", None))[0]
+        return None if status == "incomplete" else self._end_cell()
 
     def _end_cell(self) -> Cell:
-        source = "\n".join(_at_margin(self._pending)).rstrip("\n")
+        first = self._pending[0]
+        indent = first[: len(first) - len(first.lstrip(" \t"))]  # which IPython forgives
+        source = "\n".join(line.removeprefix(indent) for line in self._pending).rstrip("\n")
         self._pending.clear()
         self._numbers.append(self._number)
         self._number += 1
-        return Cell(source, _kind(source))
+        if not any(map(holds_code, source.split("\n"))):
+            return Cell(source, LineKind.COMMENT)
+        # magics and shell commands are the calls that IPython makes of them
+        return Cell(source, kind_of(_asked("transform_cell", source, source)))
 
 
 def _prompt(number: int) -> str:
     return f"In [{number}]:"
-
-
-def _continuation(number: int) -> str:
-    return "...:".rjust(len(_prompt(number)))
-
-
-def _at_margin(lines: Sequence[str]) -> list[str]:
-    """The lines without the indentation of the first one, which IPython forgives."""
-    indent = lines[0][: len(lines[0]) - len(lines[0].lstrip(" \t"))]
-    return [line.removeprefix(indent) for line in lines]
-
-
-def _is_complete(lines: Sequence[str]) -> bool:
-    """As the terminal decides at Enter: complete, or beyond mending. An empty line ends a block."""
-    status: str = _asked("check_complete", "\n".join(lines), ("invalid", None))[0]
-    return status != "incomplete"
 
 
 @cache
@@ -158,18 +144,6 @@ def _transformer() -> Any:
     from IPython.core.inputtransformer2 import TransformerManager
 
     return TransformerManager()
-
-
-def _kind(source: str) -> LineKind:
-    """Magics and shell commands are the calls that IPython makes of them."""
-    if not any(map(holds_code, source.split("\n"))):
-        return LineKind.COMMENT
-    return kind_of(_as_python(source))
-
-
-def _as_python(source: str) -> str:
-    text: str = _asked("transform_cell", source, source)
-    return text
 
 
 def _asked(question: str, source: str, otherwise: Any) -> Any:

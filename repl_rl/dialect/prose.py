@@ -1,16 +1,19 @@
-"""What the dialects have in common in which a model writes prose, and code only in certain places of it.
+"""What the dialects have in common in which a model writes prose, and code only in certain places of it; and `text`, in
+which it writes nothing else.
 
 Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
-trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number behind `####` is an answer too,
-as in GSM8K; words behind it are a heading. Code comes as a whole, so what lacks an end is an error, and waits for none.
+trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number after `####` is an answer too,
+as in GSM8K; words after it are a heading. Code comes as a whole, so what lacks an end is an error, and waits for none.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from repl_rl.dialect.base import Cell, Refusal
+from repl_rl.dialect.base import Cell, CellRun, Refusal, Shown, Turn
+from repl_rl.dialect.decoder import LineDecoder, LineReader, prose_decoder
 from repl_rl.dialect.syntax import kind_of, missing_end
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind
@@ -20,7 +23,7 @@ _BOXED = "\\boxed{"
 
 
 WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
-"""Set-up code: cells are read as files are, for no line comes behind them."""
+"""Set-up code: cells are read as files are, for no line comes after them."""
 
 
 class ProseDialect(TextDialect):
@@ -38,14 +41,14 @@ def prose_kind(lines: Sequence[str]) -> LineKind:
 
 
 def whole_cell(source: str) -> Cell:
-    """A cell of code behind which none comes."""
+    """A cell of code after which none comes."""
     if error := missing_end(source):
         return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error.rstrip().rpartition("\n")[2].partition(":")[0], error))
     return Cell(source, kind_of(source))
 
 
 def answer_in_line(line: str) -> str | None:
-    """What stands behind `Answer:` or `####`, where the line holds nothing else."""
+    """What stands after `Answer:` or `####`, where the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
     return None if found is None else (found[1] or found[2]).removesuffix("**").strip() or None
 
@@ -67,3 +70,36 @@ def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, .
     if not given and ends and (boxed := boxed_answer(text)):
         given = [boxed]
     return (given[0],) if given else None
+
+
+class PlainTextDialect(ProseDialect):
+    """No tools: prose, and `Answer: ...` at its end. The others are compared with it. No session is started."""
+
+    texts_name = "text"
+    needs_kernel = False
+    setup = ""
+
+    def presented_tools(self) -> str:
+        """Nothing could call them."""
+        return ""
+
+    def reader(self) -> PlainTextReader:
+        return PlainTextReader()
+
+
+@dataclass(slots=True)
+class PlainTextReader(LineReader):
+    """Looks for the answer; nothing is ever put in."""
+
+    _typed: LineDecoder = field(default_factory=prose_decoder)
+    _text: list[str] = field(default_factory=list)
+
+    def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
+        """Take in one turn."""
+        turn = self._typed.take(typed, end_of_input)
+        self._text.append(turn.text)
+        answer = answer_in_prose(turn.lines, "".join(self._text) if end_of_input else "", end_of_input)
+        return Turn(turn.text, (), prose_kind(turn.lines), answer)
+
+    def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
+        return ()

@@ -3,17 +3,17 @@
 One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
 
 Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. Nor all that a carriage return does
-inside a line: CPython refuses a statement behind it also where nothing or a comment stands in front of it, ends a block
+inside a line: CPython refuses a statement after it also where nothing or a comment stands in front of it, ends a block
 where two of them make an empty line, and counts no line for it in tracebacks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineReader
 from repl_rl.dialect.syntax import holds_code, holds_statement, is_blank, is_complete, kind_of
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
@@ -47,17 +47,15 @@ class PythonDialect(TextDialect):
 
 
 @dataclass(slots=True)
-class PythonReader:
+class PythonReader(LineReader):
     """Typed bytes to cells, by the rules of a terminal."""
 
-    truncate: Callable[[str], str] = str
     _pending: list[str] = field(default_factory=list)
     """Physical lines of the cell that is not complete yet."""
-    _typed: TypedText = field(default_factory=TypedText)
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one turn. The end of input ends the line and the block that stand open, as at a terminal's EOF."""
-        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        turn = self._typed.take(typed, end_of_input)
         cells = [cell for line in turn.lines if (cell := self._feed(line))]
         if end_of_input and self._pending and (cell := self._feed("")):
             cells.append(cell)
@@ -73,9 +71,6 @@ class PythonReader:
         if self._typed.is_ahead:
             return ""
         return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
-
-    def flush(self) -> str:
-        return self._typed.flush()
 
     def _feed(self, line: str) -> Cell | None:
         if not self._pending and not holds_code(line):

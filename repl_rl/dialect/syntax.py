@@ -29,7 +29,7 @@ def holds_code(line: str) -> bool:
 
 
 def holds_statement(source: str) -> bool:
-    """Whether a cell has anything to run: backslashes with nothing behind them open one that has not."""
+    """Whether a cell has anything to run: backslashes with nothing after them open one that has not."""
     return any(holds_code(line) for line in source.replace("\\\n", "").split("\n"))
 
 
@@ -37,7 +37,7 @@ def is_complete(source: str) -> bool:
     """Whether CPython would run `source` (or report its syntax error) now rather than read another line.
 
     codeop's method, with what a terminal does besides: an empty line ends whatever is open, a block without a body
-    too, unless it stands in brackets, in a string or behind a backslash; a line made of spaces ends nothing, unless a
+    too, unless it stands in brackets, in a string or after a backslash; a line made of spaces ends nothing, unless a
     form feed takes the last of them back to the margin; and only the parser is asked, because the compiler (`return`
     outside a function) gets its turn after the last line.
     """
@@ -75,17 +75,16 @@ def missing_end(source: str) -> str | None:
         try:
             compile(source, "<stdin>", "exec", _WHOLE_FLAGS, dont_inherit=True)
         except SyntaxError as error:
-            return _error_of_whole(source) if "incomplete input" in str(error) else None
+            if "incomplete input" not in str(error):
+                return None
         except (ValueError, OverflowError, MemoryError, RecursionError):
             return None
-    return None
-
-
-def _error_of_whole(source: str) -> str:
-    try:
-        compile(source, "<stdin>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
-    except SyntaxError as error:
-        return "".join(traceback.format_exception_only(error))
+        else:
+            return None
+        try:
+            compile(source, "<stdin>", "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+        except SyntaxError as error:
+            return "".join(traceback.format_exception_only(error))
     return "SyntaxError: the code breaks off\n"
 
 

@@ -21,10 +21,10 @@ import yaml
 from repl_rl.config import DialectConfig
 from repl_rl.config.section import nearest
 from repl_rl.dialect.base import CellRun, ChatPrompt, OfferedTool, Reader
-from repl_rl.dialect.truncation import truncate_middle
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Message
 from repl_rl.utils.resources import resource_folder
+from repl_rl.utils.text import cut_middle
 
 _DEFAULTS: dict[str, Any] = {
     "opening": "",
@@ -35,6 +35,8 @@ _DEFAULTS: dict[str, Any] = {
     "tool": "{signature}: {description}",
     "examples": [],
 }
+
+SMALLEST_LIMIT_CHARS = 64
 
 
 class TextDialect:
@@ -64,7 +66,7 @@ class TextDialect:
         return f"{system}{self.opening()}{self.tools_opening()}{said}{self.framed(question)}"
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
-        """The dialect's system message, with the conversation's own behind it, and the messages after it."""
+        """The dialect's system message, with the conversation's own after it, and the messages after it."""
         own = [message.content for message in history if message.role == "system"]
         system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), *own]
         rest = [*(message for message in history if message.role != "system"), Message("user", question)]
@@ -89,7 +91,7 @@ class TextDialect:
         return "".join([self.texts["opening"], *self.texts["examples"][: self.config.examples]])
 
     def chat_opening(self) -> str:
-        """What opens the assistant's turn behind a chat template."""
+        """What opens the assistant's turn after a chat template."""
         return self.opening()
 
     def tools_opening(self) -> str:
@@ -124,30 +126,21 @@ def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
     shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
     own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
     own = {key: value for key, value in own.items() if key != "dialect"}
-    _refuse_wrong_texts(config.name, own, {**_DEFAULTS, **shipped}, others=not name)
-    return {**_DEFAULTS, **shipped, **own}
-
-
-def _refuse_wrong_texts(path: str, own: Mapping[str, Any], known: Mapping[str, Any], others: bool) -> None:
+    known = {**_DEFAULTS, **shipped}
+    where = f"the texts of a dialect, {config.name}"
     for key, value in own.items():
         if key not in known:
-            if others:
+            if not name:
                 continue
-            raise ConfigError(f"the texts of a dialect, {path}: unknown key {key!r}; {nearest(str(key), list(known))}")
+            raise ConfigError(f"{where}: unknown key {key!r}; {nearest(str(key), list(known))}")
         is_list = isinstance(known[key], list)
+        like = (known[key] or [""])[0] if is_list else known[key]
         parts = value if is_list and isinstance(value, list) else [value]
-        if isinstance(value, list) != is_list or not all(isinstance(part, type(_part(known[key]))) for part in parts):
-            raise ConfigError(
-                f"the texts of a dialect, {path}: {key} is {value!r:.100}; it has to be "
-                + ("a list" if is_list else "text")
-            )
+        if isinstance(value, list) != is_list or not all(isinstance(part, type(like)) for part in parts):
+            raise ConfigError(f"{where}: {key} is {value!r:.100}; it has to be {'a list' if is_list else 'text'}")
     if "{question}" not in own.get("question", "{question}"):
-        raise ConfigError(f"the texts of a dialect, {path}: question has no {{question}} in it, where the problem goes")
-
-
-def _part(known: Any) -> Any:
-    """What the items of a list are like; text where there are none."""
-    return (known or [""])[0] if isinstance(known, list) else known
+        raise ConfigError(f"{where}: question has no {{question}} in it, where the problem goes")
+    return {**known, **own}
 
 
 def base_of(path: str) -> str:
@@ -168,8 +161,18 @@ def _read(path: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"the texts of a dialect, {path}, can't be read: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"the texts of a dialect, {path}, are no mapping of names to texts")
+        raise ConfigError(f"the texts of a dialect, {path}, are not a mapping of names to texts")
     return values
+
+
+def truncate_middle(text: str, limit_chars: int) -> str:
+    """`text` in at most `limit_chars` characters: what is too long loses its middle to a marker that says how much.
+
+    Raises ValueError for a limit below `SMALLEST_LIMIT_CHARS`, in which a marker would find no room.
+    """
+    if limit_chars < SMALLEST_LIMIT_CHARS:
+        raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
+    return cut_middle(text, limit_chars, "\n... [{} characters left out] ...\n", marker_counts=True)
 
 
 def filled(frame: str, **values: str) -> str:

@@ -1,7 +1,7 @@
 """JSON calls in the model's own chat template: several per turn, answered when the turn ends.
 
 How a model writes its calls, and how results are put to it, is read off its template by rendering a conversation that
-holds one of each. Only what comes behind the model's turn is ever taken from a rendering, so the sequence keeps its ids
+holds one of each. Only what comes after the model's turn is ever taken from a rendering, so the sequence keeps its ids
 token by token, also where a template would write earlier turns anew (Qwen3 drops the thoughts of earlier ones).
 
 Without tools of the user's, the model is offered `python(code)`, which runs in the session like a line of the
@@ -19,7 +19,7 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect.base import Cell, CellRun, ChatPrompt, OfferedTool, Refusal, Shown, Template, Turn
 from repl_rl.dialect.call_form import CallForm, call_form, is_in_call, result_frame, split_calls
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineReader, prose_decoder
 from repl_rl.dialect.prose import ProseDialect, answer_in_prose, prose_kind, whole_cell
 from repl_rl.dialect.texts import filled
 from repl_rl.errors import ConfigError
@@ -49,7 +49,8 @@ class ToolCallDialect(ProseDialect):
         self.texts["system"] = filled(self.texts["system"], submit="" if tools else self.texts["submit"])
         self.form = call_form(template, self._schemas)
         self._frames: dict[int, tuple[str, ...]] = {}
-        self._results_are_json = _is_quoted(self.frame(1))
+        before, after = self.frame(1)
+        self._results_are_json = before.endswith('"') and after.startswith('"')
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
         prompt = super().chat_prompt(question, history)
@@ -60,7 +61,7 @@ class ToolCallDialect(ProseDialect):
         return ""
 
     def frame(self, results: int) -> tuple[str, ...]:
-        """The texts around and between so many results, behind the token that ended the model's turn."""
+        """The texts around and between so many results, after the token that ended the model's turn."""
         if results not in self._frames:
             self._frames[results] = result_frame(self._template, self._schemas, self.form, results)
         return self._frames[results]
@@ -74,13 +75,13 @@ class ToolCallDialect(ProseDialect):
         return ToolCallReader(self, frozenset(tool.name for tool in self.tools) or frozenset(_OWN_TOOLS))
 
 
-class ToolCallReader:
+class ToolCallReader(LineReader):
     """Typed bytes to calls, once the model's turn is over."""
 
     def __init__(self, dialect: ToolCallDialect, names: frozenset[str]) -> None:
+        super().__init__(_typed=prose_decoder())
         self._dialect = dialect
         self._names = names
-        self._typed = TypedText(drops_space=False)
         self._message = ""
 
     @property
@@ -90,7 +91,7 @@ class ToolCallReader:
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
         """Take in one line; with the end of the turn, the calls in all of its lines are the cells."""
-        turn = self._typed.take(typed.encode() if isinstance(typed, str) else typed, end_of_input)
+        turn = self._typed.take(typed, end_of_input)
         is_call = is_in_call(self._message, turn.text, self._dialect.form)
         self._message += turn.text
         if not end_of_input:
@@ -107,39 +108,29 @@ class ToolCallReader:
         """Each call's result in the template's frame, in the order of the calls; nothing while the turn goes on."""
         if not runs:
             return ()
-        before, *behind = self._dialect.frame(len(runs))
+        before, *after = self._dialect.frame(len(runs))
         shown = [Shown(before, is_frame=True)]
-        for run, frame in zip(runs, behind, strict=True):
+        for run, frame in zip(runs, after, strict=True):
             shown += [Shown(self._dialect.result(run.result)), Shown(frame, is_frame=True)]
         return tuple(shown)
-
-    def flush(self) -> str:
-        return self._typed.flush()
 
     def _cell(self, call: str) -> Cell:
         try:
             name, arguments = parse_call(call, self._dialect.form)
             if name not in self._names:
                 raise _BadCall("NameError", f"there is no tool {name!r}; there are {', '.join(sorted(self._names))}")
-            return self._call_cell(name, arguments)
+            if name == "python" and not self._dialect.tools:
+                code = arguments.get("code")
+                if not isinstance(code, str) or len(arguments) != 1:
+                    raise _BadCall("TypeError", "python takes one argument, code, which is a string")
+                return whole_cell(code)
+            if name == "submit_final_answer" and not self._dialect.tools:
+                if list(arguments) != ["value"]:
+                    raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
+                return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
+            return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
         except _BadCall as bad:
             return Cell("", LineKind.SYNTAX_ERROR, Refusal(bad.name, f"{bad.name}: {bad}"))
-
-    def _call_cell(self, name: str, arguments: dict[str, Any]) -> Cell:
-        if name == "python" and not self._dialect.tools:
-            code = arguments.get("code")
-            if not isinstance(code, str) or len(arguments) != 1:
-                raise _BadCall("TypeError", "python takes one argument, code, which is a string")
-            return whole_cell(code)
-        if name == "submit_final_answer" and not self._dialect.tools:
-            if list(arguments) != ["value"]:
-                raise _BadCall("TypeError", "submit_final_answer takes one argument, value")
-            return Cell(f"submit_final_answer({arguments['value']!r})", LineKind.EXPRESSION)
-        return Cell(f"print({name}(**{arguments!r}))", LineKind.EXPRESSION)
-
-
-def _is_quoted(frame: tuple[str, ...]) -> bool:
-    return frame[0].endswith('"') and frame[1].startswith('"')
 
 
 class _BadCall(ValueError):
@@ -168,13 +159,11 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
 
 def _read(text: str) -> Any:
     """JSON without NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
-    return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
-
-
-def _refuse_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
 def _finite(text: str) -> float:
     """What is too large to be a float would be read as an infinity."""
-    return number if math.isfinite(number := float(text)) else _refuse_number(text)
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no number")
+    return number

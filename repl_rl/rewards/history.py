@@ -14,7 +14,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -41,17 +41,26 @@ class History:
 def history(lines: Sequence[Line]) -> History:
     """The facts of a trajectory's lines. The line that completes a cell is judged by the whole cell's text."""
     starts = cell_starts(lines)
-    statements = [
-        # as it was typed: the one space after a prompt is not part of it
-        read_statement("".join(line.text.removeprefix(" ") for line in lines[start : end + 1]))
-        for end, start in enumerate(starts)
-    ]
     counts: Counter[str] = Counter()
+    states: set[str] = set()
+    outputs: set[str] = set()
     earlier: list[int] = []
-    seen = _Seen()
     stale: list[bool] = []
-    for line, statement in zip(lines, statements, strict=True):
-        stale.append(not seen.is_news(line, statement, counts[statement.key] == 0))
+    for end, (line, start) in enumerate(zip(lines, starts, strict=True)):
+        # as it was typed: the one space after a prompt is not part of it
+        statement = read_statement("".join(each.text.removeprefix(" ") for each in lines[start : end + 1]))
+        is_news = False
+        if line.kind not in _NOTHING_RAN:
+            if line.fingerprint is None:
+                has_changed = counts[statement.key] == 0 and not statement.is_inert
+            else:
+                has_changed = line.fingerprint not in states and (bool(states) or not statement.is_inert)
+                states.add(line.fingerprint)
+            shown = line.shown.strip()
+            has_shown = shown not in outputs and not statement.constants.issuperset(words(shown))
+            outputs.add(shown)
+            is_news = has_changed or has_shown or line.kind is LineKind.ANSWER
+        stale.append(not is_news)
         earlier.append(counts[statement.key])
         counts[statement.key] += 1
     return History(starts, tuple(earlier), tuple(stale))
@@ -79,35 +88,6 @@ def cell_starts(lines: Sequence[Line]) -> tuple[int, ...]:
             starts.append(index if open_since is None else open_since)
             open_since = None
     return tuple(starts)
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What has been there in a trajectory so far."""
-
-    states: set[str] = field(default_factory=set)
-    outputs: set[str] = field(default_factory=set)
-
-    def is_news(self, line: Line, statement: Statement, is_first: bool) -> bool:
-        """Whether the line's run changed or showed anything new. Remembers it."""
-        if line.kind in _NOTHING_RAN:
-            return False
-        changed = self._is_new_state(line, statement, is_first)
-        shown = self._is_new_output(line, statement)
-        return changed or shown or line.kind is LineKind.ANSWER
-
-    def _is_new_state(self, line: Line, statement: Statement, is_first: bool) -> bool:
-        if line.fingerprint is None:
-            return is_first and not statement.is_inert
-        known = line.fingerprint in self.states or (not self.states and statement.is_inert)
-        self.states.add(line.fingerprint)
-        return not known
-
-    def _is_new_output(self, line: Line, statement: Statement) -> bool:
-        shown = line.shown.strip()
-        known = shown in self.outputs or statement.constants.issuperset(words(shown))
-        self.outputs.add(shown)
-        return not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,24 +48,20 @@ class Rule:
 
     def rewards(self, lines: Sequence[Line], past: History) -> tuple[float, ...]:
         """Of each line: the rule's reward where all its conditions hold, else 0."""
+        last = len(lines) - 1
         return tuple(
-            self._rule.reward if self._is_of_line(line) and self._is_of_place(index, len(lines), past) else 0.0
-            for index, line in enumerate(lines)
+            self._rule.reward if self._holds(index, line, last, past) else 0.0 for index, line in enumerate(lines)
         )
 
-    def _is_of_line(self, line: Line) -> bool:
+    def _holds(self, index: int, line: Line, last: int, past: History) -> bool:
+        rule = self._rule
         return (
-            (not self._rule.kinds or line.kind in self._rule.kinds)
+            (not rule.kinds or line.kind in rule.kinds)
             and (not self._exceptions or not self._exceptions.isdisjoint(classes_of(line)))
             and (self._text is None or self._text.search(line.text) is not None)
             and (self._output is None or self._output.search(line.output) is not None)
-        )
-
-    def _is_of_place(self, index: int, count: int, past: History) -> bool:
-        rule = self._rule
-        return (
-            (rule.times is None or (rule.times == "repeated") == (past.earlier[index] > 0))
+            and (rule.times is None or (rule.times == "repeated") == (past.earlier[index] > 0))
             and (rule.stale is None or rule.stale == past.stale[index])
-            and (rule.at is None or index == (0 if rule.at == "first" else count - 1))
+            and (rule.at is None or index == (0 if rule.at == "first" else last))
             and (rule.after is None or index >= rule.after)
         )

@@ -23,7 +23,13 @@ def shaped(
 
     `gamma` is the discount that the returns are made with, `step` the training step from 0.
     """
-    held = {name: _worn(values, past, config) for name, values in components.items()}
+    held = {
+        name: tuple(  # losses don't wear off
+            value if value <= 0.0 else 0.0 if config.novelty and stale else value * config.decay**earlier
+            for value, stale, earlier in zip(values, past.stale, past.earlier, strict=True)
+        )
+        for name, values in components.items()
+    }
     if config.blocks == "split":
         held = {name: split_over_cells(values, past.starts) for name, values in held.items()}
     gains, losses = _totals(held, 1.0), _totals(held, -1.0)
@@ -60,14 +66,6 @@ def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> tuple[fl
         for index in range(start, end + 1):
             shares[index] += value / (end + 1 - start)
     return tuple(shares)
-
-
-def _worn(values: Sequence[float], past: History, config: ShapingConfig) -> tuple[float, ...]:
-    """Gains after novelty and decay; losses don't wear off."""
-    return tuple(
-        value if value <= 0.0 else 0.0 if config.novelty and stale else value * config.decay**earlier
-        for value, stale, earlier in zip(values, past.stale, past.earlier, strict=True)
-    )
 
 
 def _totals(components: Components, sign: float) -> list[float]:

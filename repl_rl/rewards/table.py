@@ -85,26 +85,17 @@ class RewardTable:
         """
         if not math.isfinite(grade):
             raise RewardError(f"the grader returned {grade} for task {trajectory.task_id!r}; return a finite number")
-        components = {"outcome": self._outcome(trajectory, grade), **self._shaping(trajectory, step)}
+        lines, config = trajectory.lines, self._config
+        past = (history if self._looks_back else no_history)(lines)
+        shaping: dict[str, tuple[float, ...]] = {"table": tuple(map(self._of_line, lines))}
+        shaping |= {rule.name: rule.rewards(lines, past) for rule in self._rules}
+        shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
+        outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)
+        components = {"outcome": outcome, **shaped(shaping, past, config.shaping, self._gamma, step)}
         totals = [math.fsum(values) for values in zip(*components.values(), strict=True)]
-        lines = tuple(replace(line, reward=total) for line, total in zip(trajectory.lines, totals, strict=True))
-        return ScoredTrajectory(replace(trajectory, lines=lines, outcome_reward=grade), components)
-
-    def _outcome(self, trajectory: Trajectory, grade: float) -> tuple[float, ...]:
-        last = len(trajectory.lines) - 1
-        return tuple(self._config.outcome * grade if index == last else 0.0 for index in range(last + 1))
-
-    def _shaping(self, trajectory: Trajectory, step: int) -> dict[str, tuple[float, ...]]:
-        past = (history if self._looks_back else no_history)(trajectory.lines)
-        components = {
-            "table": tuple(map(self._of_line, trajectory.lines)),
-            **{rule.name: rule.rewards(trajectory.lines, past) for rule in self._rules},
-            **{name_of(each): call_function(each, trajectory, self._config.function_s) for each in self._functions},
-        }
-        return shaped(components, past, self._config.shaping, self._gamma, step)
+        rewarded = tuple(replace(line, reward=total) for line, total in zip(lines, totals, strict=True))
+        return ScoredTrajectory(replace(trajectory, lines=rewarded, outcome_reward=grade), components)
 
     def _of_line(self, line: Line) -> float:
-        for name in classes_of(line):
-            if name in self._exceptions:
-                return self._exceptions[name]
-        return self._config.kinds.get(line.kind, 0.0)
+        named = (self._exceptions[name] for name in classes_of(line) if name in self._exceptions)
+        return next(named, self._config.kinds.get(line.kind, 0.0))

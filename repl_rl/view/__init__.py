@@ -1,7 +1,7 @@
 """Looking at what a run did, and at rollouts as they happen: a report, notebooks' cells, the terminal.
 
 Reads run folders and trajectories, writes nothing but `report.html`. Nothing here imports torch, vLLM or Jupyter before
-it is called, and what draws charts is loaded only when a report is written.
+it is called.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from repl_rl.view.command import view
     from repl_rl.view.display import group_html, trajectory_html
-    from repl_rl.view.report import write_report
     from repl_rl.view.run import Run, read_run
     from repl_rl.view.terminal import before_after_table, print_trajectory
+    from repl_rl.view.viewer.export import write_report
     from repl_rl.view.watch import live, show
 
 _HOMES = {
@@ -27,7 +27,7 @@ _HOMES = {
     "show": "watch",
     "trajectory_html": "display",
     "view": "command",
-    "write_report": "report",
+    "write_report": "viewer.export",
 }
 __all__ = [
     "Run", "before_after_table", "group_html", "live", "print_trajectory", "read_run", "show", "trajectory_html",

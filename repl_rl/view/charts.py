@@ -1,4 +1,4 @@
-"""The report's charts as plotly figures in plain JSON types. Pure: rows of a run in, dictionaries out.
+"""The charts of a run as plotly figures in plain JSON types. Pure: rows of a run in, dictionaries out.
 
 Colours come from one palette of middle tones that reads on a light and on a dark ground; what depends on the ground
 (text, grid, hover box) is left to the page. Every label is escaped twice over: `visible` for what hides or steers, and
@@ -8,7 +8,7 @@ HTML entities because plotly reads tags in labels.
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -41,7 +41,7 @@ _SMOOTHED_FROM = 20
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One figure of the report. `data` and `layout` are plotly's; `height` is in pixels on a wide page."""
+    """One figure. `data` and `layout` are plotly's; `height` is in pixels on a wide page."""
 
     id: str
     title: str
@@ -52,18 +52,10 @@ class Chart:
 
 
 def charts(run: Run) -> list[Chart]:
-    """The charts that this run has numbers for, in the order of the report."""
+    """The charts that this run has numbers for, in the order of the page."""
     makers: tuple[Callable[[Run], Chart | None], ...] = (
-        _learning,
-        _families,
-        _kinds,
-        _errors,
-        _rewards,
-        _lengths,
-        _entropy,
-        _kl,
-        _latency,
-        _speed,
+        *(_learning, _families, _kinds, _errors, _rewards),
+        *(_lengths, _entropy, _kl, _latency, _speed),
     )
     return [chart for make in makers if (chart := make(run)) is not None]
 
@@ -75,16 +67,11 @@ def label(text: object) -> str:
 
 def moving_average(values: Sequence[float | None], width: int) -> list[float | None]:
     """The mean of each value and up to `width - 1` before it; gaps stay gaps and count in no mean."""
-    return [_mean(values[max(0, end - width) : end]) if values[end - 1] is not None else None for end in _ends(values)]
-
-
-def _ends(values: Sequence[float | None]) -> range:
-    return range(1, len(values) + 1)
-
-
-def _mean(values: Iterable[float | None]) -> float:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present)
+    means: list[float | None] = []
+    for end, value in enumerate(values, 1):
+        present = [other for other in values[max(0, end - width) : end] if other is not None]
+        means.append(None if value is None else sum(present) / len(present))
+    return means
 
 
 def _learning(run: Run) -> Chart | None:

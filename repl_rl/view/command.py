@@ -20,12 +20,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from repl_rl.errors import ConfigError, RunError
+from repl_rl.errors import ConfigError, ReplRLError, RunError
+from repl_rl.trajectory import read_jsonl
 from repl_rl.utils.text import visible
-from repl_rl.view.facts import summary
-from repl_rl.view.report import write_report
-from repl_rl.view.run import Run, read_run, read_trajectories
+from repl_rl.view.run import Run, read_run, summary
 from repl_rl.view.terminal import before_after_table, print_trajectory
+from repl_rl.view.viewer.api import RunApi
+from repl_rl.view.viewer.export import export, write_report
+from repl_rl.view.viewer.indexer import Follower
 
 _BESIDE = Path()
 """`--export` without a name."""
@@ -80,11 +82,8 @@ def _require(target: Path) -> None:
 
 def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
     _require(target)
-    from repl_rl.view.viewer.follower import Follower
-    from repl_rl.view.viewer.source import Source
-
-    source = Source(target)
-    with Follower(source.target, source.index) as follower:  # at work while the server's modules load
+    api = RunApi(target)
+    with Follower(api.target, api.index) as follower:  # at work while the server's modules load
         from repl_rl.view.viewer.server import serve
 
         if target.is_dir():
@@ -99,7 +98,7 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             if target.is_dir():
                 run_later(None, _refresh_report, target, console)
 
-        asyncio.run(serve(source, follower.poke, port, ready))
+        asyncio.run(serve(api, follower.poke, port, ready))
 
 
 def _has_screen() -> bool:
@@ -110,20 +109,17 @@ def _has_screen() -> bool:
 def _refresh_report(folder: Path, console: Console) -> None:
     try:
         _say(console, f"report: {write_report(folder)}")
-    except RunError as error:
+    except ReplRLError as error:
         _say(console, f"note: the report is not written: {error}", style="yellow")
 
 
 def _export(target: Path, file: Path, most: int | None, console: Console) -> None:
     _require(target)
-    from repl_rl.view.viewer.export import export
-    from repl_rl.view.viewer.source import Source
-
     if file == _BESIDE:
         file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
     if file.exists() and file.samefile(target):
         raise ConfigError(f"--export {file} is the file to view itself; give another name")
-    written = export(Source(target), file, most)
+    written = export(RunApi(target), file, most)
     size_mb = written.path.stat().st_size / 1e6
     _say(console, f"{written.path}: {written.shown} of {written.total} trajectories, {size_mb:.1f} MB")
 
@@ -138,12 +134,13 @@ def _print_summary(run: Run, console: Console) -> None:
 
 
 def _print_file(path: Path, console: Console) -> None:
-    trajectories, note = read_trajectories(path)
-    if note is not None and not trajectories:
-        raise RunError(f"{path} holds no trajectory that can be read: {note}")
+    notes: list[str] = []
+    trajectories = list(read_jsonl(path, notes))
+    if notes and not trajectories:
+        raise RunError(f"{path} holds no trajectory that can be read: {notes[0]}")
     for trajectory in trajectories:
         print_trajectory(console, trajectory)
-    if note is not None:
+    for note in notes:
         _say(console, f"note: {note}", style="yellow")
     solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
     graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)

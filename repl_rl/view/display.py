@@ -46,7 +46,7 @@ _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the
 
 @cache
 def environment() -> Environment:
-    """The jinja environment of everything that becomes HTML: the fragments here, and the report.
+    """The jinja environment of the fragments.
 
     Whatever a template puts out goes through `visible` and is escaped, unless it is markup made by a template. One for
     all templates, so that each is compiled once. Callers hand what differs to `render`.
@@ -65,20 +65,11 @@ def environment() -> Environment:
     )
     made.filters |= {
         "counted": words.counted,
-        "duration": words.duration,
         "log_probability": words.log_probability,
         "milliseconds": words.milliseconds,
-        "percent": words.percent,
         "signed": words.signed,
     }
-    made.globals |= {
-        "faults": words.FAULTS,
-        "gutter": GUTTER,
-        "kind_of": words.kind,
-        "solved": words.solved,
-        "status_of": words.status,
-        "verdict_marks": words.VERDICT_MARKS,
-    }
+    made.globals["gutter"] = GUTTER
     return made
 
 

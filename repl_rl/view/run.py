@@ -1,7 +1,9 @@
-"""A run folder as one frozen value. Reads what is there and keeps a note of what is not.
+"""A run folder as one frozen value, and what stands at the head of every view of it. Notes tell what can't be read.
 
 A crash cuts a line of `metrics.jsonl` or of a rollout file short, and a resumed run does steps again: unreadable lines
-are left out with a note, and of two rows for one step the later one counts. Only a folder that is no run raises.
+are left out with a note, and of two rows for one step the later one counts. Only a folder that is not a run raises.
+
+Nothing here is escaped: names out of a config or a file still have to pass `visible` and the page's escaping.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import yaml
 
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.view.words import duration, milliseconds
 
 Row = Mapping[str, Any]
 
@@ -98,15 +101,64 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
     )
 
 
-def read_trajectories(path: Path) -> tuple[tuple[Trajectory, ...], str | None]:
-    """The trajectories of a file up to the first that can't be read, and what is wrong with that one."""
-    readable: list[Trajectory] = []
-    try:
-        for trajectory in read_jsonl(path):
-            readable.append(trajectory)
-    except (RunError, OSError, UnicodeDecodeError) as error:
-        return tuple(readable), f"{path.name} is read up to its trajectory {len(readable)}: {error}"
-    return tuple(readable), None
+def summary(run: Run) -> list[str]:
+    """The run in one or two sentences of plain text."""
+    model = run.setting("model.path")
+    done = int(run.train[-1]["step"]) if run.train else 0
+    steps = f"{done} step{'s' * (done != 1)}" if run.train else "no training step yet"
+    sentences = [f"{run.path.name}: " + (steps if model is None else f"{steps} on {model}")]
+    row = run.after or run.before
+    rate = None if row is None else number(row, "solve_rate")
+    if row is not None and rate is not None:
+        when = "after training" if run.after is not None else "before training"
+        problems = row.get("problems")
+        of = f" of {problems} held-out problems" if isinstance(problems, int) else " of the held-out problems"
+        sentences.append(f"{rate:.1%}{of} solved {when}")
+    return sentences
+
+
+def facts(run: Run) -> list[tuple[str, str]]:
+    """Pairs of name and value for the head of the page; what the run doesn't know is left out."""
+    last = run.train[-1] if run.train else {}
+    planned = run.setting("train.steps")
+    done = int(last["step"]) if last else 0
+    rate, median, slow = (number(last, key) for key in ("tokens_per_s", "kernel_ms_p50", "kernel_ms_p99"))
+    prompts, group = run.setting("train.prompts_per_step"), run.setting("train.group_size")
+    facts = {
+        "model": run.setting("model.path"),
+        "steps": f"{done} of {planned}" if isinstance(planned, int) and planned != done else str(done),
+        "training time": duration(run.train_seconds) if run.train_seconds else None,
+        "rollouts per step": None if prompts is None or group is None else f"{prompts} × {group}",
+        "credit": run.setting("credit.estimator"),
+        "learning rate": run.setting("train.learning_rate"),
+        "sampling": None if rate is None else f"{rate:,.0f} tokens/s",
+        "kernel, median line": None if median is None else milliseconds(median / 1000),
+        "kernel, 99th percentile": None if slow is None else milliseconds(slow / 1000),
+        "seed": run.setting("seed"),
+    }
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def family_rows(run: Run) -> list[dict[str, Any]]:
+    """Held-out rates per family, `all` first, with the number of problems where the rows tell it."""
+    if run.before is None:
+        return []
+    before, after = _mapping(run.before, "families"), _mapping(run.after or {}, "families")
+    counts = _mapping(run.before, "family_problems")
+    total = _family_row("all", number(run.before, "problems"), run.before, run.after or {}, "solve_rate")
+    names = sorted({*before, *after})
+    return [total, *(_family_row(name, number(counts, name), before, after, name) for name in names)]
+
+
+def _family_row(name: str, count: float | None, before: Row, after: Row, key: str) -> dict[str, Any]:
+    early, late = number(before, key), number(after, key)
+    change = None if early is None or late is None else 100 * (late - early)
+    return {"name": name, "count": count, "before": early, "after": late, "change": change}
+
+
+def _mapping(row: Row, key: str) -> Row:
+    value = row.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _require_run(path: Path) -> None:
@@ -142,21 +194,15 @@ def _read_rows(path: Path, notes: list[str]) -> Iterator[Row]:
     # Not `splitlines`, which would also break at separators such as U+2028 that JSON allows in a string.
     lines = text.split("\n")
     for index, line in enumerate(lines, 1):
-        row = _row(line)
-        if row is not None:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict) and isinstance(row.get("kind"), str) and number(row, "step") is not None:
             yield row
         elif line.strip():
             cut = " (cut off, as a crash leaves it)" if index == len(lines) else ""
             notes.append(f"metrics.jsonl, line {index}, is not a row and is left out{cut}")
-
-
-def _row(line: str) -> Row | None:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    well_formed = isinstance(row, dict) and isinstance(row.get("kind"), str) and number(row, "step") is not None
-    return row if well_formed else None
 
 
 def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:
@@ -165,20 +211,15 @@ def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:
 
 
 def _first_and_last(folder: Path, notes: list[str]) -> tuple[Rollouts, ...]:
-    steps = {int(digits): path for path in folder.glob("step_*.jsonl") if (digits := path.stem[5:]).isdecimal()}
-    ordered = sorted(steps)
-    first = _first_readable(ordered, steps, notes)
-    if first is None:
-        return ()
-    last = _first_readable([step for step in reversed(ordered) if step > first.step], steps, notes)
-    return (first,) if last is None else (first, last)
-
-
-def _first_readable(order: list[int], paths: Mapping[int, Path], notes: list[str]) -> Rollouts | None:
-    for step in order:
-        trajectories, note = read_trajectories(paths[step])
-        if note is not None and (message := f"{paths[step].parent.name}/{note}") not in notes:
-            notes.append(message)
-        if trajectories:
-            return Rollouts(step, trajectories)
-    return None
+    """Of the files in which anything can be read."""
+    paths = {int(digits): path for path in folder.glob("step_*.jsonl") if (digits := path.stem[5:]).isdecimal()}
+    found: dict[int, Rollouts] = {}
+    for order in (sorted(paths), sorted(paths, reverse=True)):
+        for step in order:
+            if step not in found:
+                told: list[str] = []
+                found[step] = Rollouts(step, tuple(read_jsonl(paths[step], told)))
+                notes += [f"{folder.name}/{note}" for note in told]
+            if found[step].trajectories:
+                break
+    return tuple(found[step] for step in sorted(found) if found[step].trajectories)

@@ -19,17 +19,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import Cell, Dialect, PythonReader, Reader, Refusal, Turn, dialect_class, make_dialect
 from repl_rl.dialect.call_form import CallForm, split_calls
-from repl_rl.dialect.decoder import TypedText
+from repl_rl.dialect.decoder import LineDecoder
 from repl_rl.dialect.fenced import FencedReader
 from repl_rl.dialect.inline import InlineReader
 from repl_rl.dialect.ipython import IPythonReader
 from repl_rl.dialect.tool_call import ToolCallDialect, ToolCallReader
-from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
 _FENCES = 2
@@ -91,7 +91,13 @@ class SessionText:
 def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -> SessionText:
     """Read a trajectory. `dialect` is a name, a dialect, or None: told from the transcript. Raises ConfigError for an
     unknown name."""
-    spoken = _dialect(dialect if dialect is not None else dialect_of(trajectory))
+    asked = dialect_of(trajectory) if dialect is None else dialect
+    if not isinstance(asked, str):
+        spoken = asked
+    elif issubclass(dialect_class(config := DialectConfig(name=asked)), ToolCallDialect):
+        spoken = cast(Dialect, _Hermes())
+    else:
+        spoken = make_dialect(config)
     reader = spoken.reader()
     name = dialect if isinstance(dialect, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
     shows = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
@@ -99,7 +105,7 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -
     told = shows.get(type(reader), "frames")
     if told != "ipython" and any(line.cells is not None for line in trajectory.lines):
         told = "output"
-    return SessionText(name, told, spoken.setup, tuple(_Telling(trajectory, spoken, reader).cells()))
+    return SessionText(name, told, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
 
 
 def dialect_of(trajectory: Trajectory) -> str:
@@ -133,23 +139,19 @@ class _Hermes:
         return ToolCallReader(cast(ToolCallDialect, self), frozenset({"python", "submit_final_answer"}))
 
 
-def _dialect(dialect: str | Dialect) -> Dialect:
-    if not isinstance(dialect, str):
-        return dialect
-    config = DialectConfig(name=dialect)
-    if issubclass(dialect_class(config), ToolCallDialect):
-        return cast(Dialect, _Hermes())
-    return make_dialect(config)
-
-
-class _Telling:
-    """One trajectory on its way to cells."""
+class _SessionReader:
+    """Reads one trajectory into cells."""
 
     def __init__(self, trajectory: Trajectory, dialect: Dialect, reader: Reader) -> None:
         self._trajectory = trajectory
         self._stops = dialect.stops
         self._kind = type(reader)
-        self._reading = _reading_of(reader)
+        if isinstance(reader, PythonReader | IPythonReader):
+            self._reading: _ByLines | _ByTurns = _ByLines(reader, LineDecoder())
+        elif isinstance(reader, FencedReader):
+            self._reading = _ByLines(reader, LineDecoder(drops_space=False), lead="", frame_lines=_FENCES)
+        else:
+            self._reading = _ByTurns(reader)
         self._idle = Role.THOUGHT if self._kind in (PythonReader, IPythonReader) else Role.PROSE
         self._number = 0
 
@@ -164,10 +166,16 @@ class _Telling:
             told += self._of_turn(index, line, self._reading.feed(index, text, ends))
         return [cell for cell in [*told, *self._rest()] if cell.text.strip() or cell.role is Role.RAN]
 
-    def _of_turn(self, index: int, line: Line, pieces: list[Piece]) -> list[SessionCell]:
-        if line.cells is not None and not _agree(pieces, line.cells):
-            words = self._reading.give_up(index)
-            pieces = [*([words] if words else []), *(_recorded_piece(index, line, cell) for cell in line.cells)]
+    def _of_turn(self, index: int, line: Line, pieces: list[TypedPart]) -> list[SessionCell]:
+        if line.cells is not None:
+            read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
+            ran = [encodable(cell.source) for cell in line.cells]
+            if read[: len(ran)] != ran:  # further ones were not reached
+                words = self._reading.give_up(index)
+                pieces = [words] if words else []
+                for source, cell in zip(ran, line.cells, strict=True):
+                    refusal = None if source else Refusal(line.error_name or "", cell.output)
+                    pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
         if index + 1 == len(self._trajectory.lines) and self._trajectory.stop_reason in _FAILED and not line.output:
             lost = line.kind is LineKind.KILLED
@@ -175,18 +183,16 @@ class _Telling:
         cells = _without_unreached(cells, line)
         return self._with_outputs(index, line, cells)
 
-    def _cell(self, piece: Piece) -> SessionCell:
+    def _cell(self, piece: TypedPart) -> SessionCell:
         if piece.cell is None:
             return SessionCell(self._idle, piece.text, piece.lines)
         self._number += 1
         if piece.cell.refusal is not None:
             note = f"refused: {piece.cell.refusal.message.rstrip().rpartition(chr(10))[2]}"
-            return SessionCell(Role.NOT_RUN, piece.text or self._typed(piece.lines), piece.lines, note=note)
+            typed = "".join(encodable(self._trajectory.lines[index].text) for index in piece.lines)
+            return SessionCell(Role.NOT_RUN, piece.text or typed, piece.lines, note=note)
         role = Role.THOUGHT if piece.cell.kind is LineKind.COMMENT else Role.RAN
         return SessionCell(role, piece.text, piece.lines, number=self._number)
-
-    def _typed(self, lines: Sequence[int]) -> str:
-        return "".join(encodable(self._trajectory.lines[index].text) for index in lines)
 
     def _with_outputs(self, index: int, line: Line, cells: Sequence[SessionCell]) -> list[SessionCell]:
         """What each of them showed, where it is recorded or the dialect divides it; else all of it at the last one."""
@@ -235,17 +241,6 @@ def _not_run(cell: SessionCell, note: str) -> SessionCell:
     return replace(cell, role=Role.NOT_RUN, note=note) if cell.role is Role.RAN else cell
 
 
-def _agree(pieces: Sequence[Piece], recorded: Sequence[RecordedCell]) -> bool:
-    """Whether the reader's cells are those that ran, and perhaps some that were not reached."""
-    sources = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
-    return sources[: len(recorded)] == [encodable(cell.source) for cell in recorded]
-
-
-def _recorded_piece(index: int, line: Line, cell: RecordedCell) -> Piece:
-    refusal = None if cell.source else Refusal(line.error_name or "", cell.output)
-    return Piece((index,), encodable(cell.source), Cell(cell.source, line.kind, refusal))
-
-
 def _is_asked(cell: SessionCell) -> bool:
     """Whether it was run, or answered with a refusal."""
     return cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
@@ -287,30 +282,12 @@ Typed = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TypedPart:
     """What came to its end: words, or a cell. `lines` are the indices of those that it was typed in."""
 
     lines: tuple[int, ...]
     text: str
     cell: Cell | None = None
-
-
-class _Reading(Protocol):
-    """The typed side of one trajectory."""
-
-    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
-        """Take in a line; `ends` where the end of the input, and no newline, ended it."""
-
-    def give_up(self, index: int, text: str = "") -> Piece | None:
-        """What has come to no end, and `text` that was typed and never read; None if there is nothing."""
-
-
-def _reading_of(reader: Reader) -> _Reading:
-    if isinstance(reader, PythonReader | IPythonReader):
-        return _ByLines(reader, TypedText())
-    if isinstance(reader, FencedReader):
-        return _ByLines(reader, TypedText(drops_space=False), lead="", frame_lines=_FENCES)
-    return _ByTurns(reader)
 
 
 class _ByLines:
@@ -319,7 +296,7 @@ class _ByLines:
     `lead` stands before each line, for the reader to drop; `frame_lines` around a cell are not its source.
     """
 
-    def __init__(self, reader: Any, typed: TypedText, lead: str = " ", frame_lines: int = 0) -> None:
+    def __init__(self, reader: Any, typed: LineDecoder, lead: str = " ", frame_lines: int = 0) -> None:
         self._reader = reader
         self._typed = typed
         self._lead = lead
@@ -329,8 +306,9 @@ class _ByLines:
         self._begun: tuple[int, ...] = ()
         """Where the physical line began that has not ended yet."""
 
-    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
-        pieces: list[Piece] = []
+    def feed(self, index: int, text: str, ends: bool) -> list[TypedPart]:
+        """Take in a line; `ends` where the end of the input, and no newline, ended it."""
+        pieces: list[TypedPart] = []
         for line in self._lines(index, text, ends):
             self._held.append((self._begun, line))
             self._begun = (index,)
@@ -343,7 +321,8 @@ class _ByLines:
             pieces += self._released(turn)
         return pieces
 
-    def give_up(self, index: int, text: str = "") -> Piece | None:
+    def give_up(self, index: int, text: str = "") -> TypedPart | None:
+        """What has come to no end, and `text` that was typed and never read; None if there is nothing."""
         self._held += [(self._begun, line) for line in self._lines(index, text, ends=True)]
         return self._piece(self._cut(0)) if self._held else None
 
@@ -352,21 +331,17 @@ class _ByLines:
         self._begun = (*self._begun, index) if self._typed.is_ahead else (index,)
         return self._typed.take(text.encode(), ends).lines
 
-    def _released(self, turn: Turn) -> list[Piece]:
+    def _released(self, turn: Turn) -> list[TypedPart]:
         if self._is_open:
             return []
         if not turn.cells:
             return [self._piece(self._cut(0))]
         [cell] = turn.cells
-        before = self._cut(self._lines_of(cell))
+        # IPython takes blank lines off its cells, so all that is held is this one
+        lines = cell.source.count("\n") + 1 + self._frame_lines
+        before = [] if isinstance(self._reader, IPythonReader) else self._cut(lines)
         own = self._piece(self._cut(0))
-        return [*([self._piece(before)] if before else []), Piece(own.lines, cell.source, cell)]
-
-    def _lines_of(self, cell: Cell) -> int:
-        """IPython takes blank lines off its cells."""
-        if isinstance(self._reader, IPythonReader):
-            return len(self._held)
-        return cell.source.count("\n") + 1 + self._frame_lines
+        return [*([self._piece(before)] if before else []), TypedPart(own.lines, cell.source, cell)]
 
     def _cut(self, keep: int) -> list[Typed]:
         """Take what stands before the last `keep` lines."""
@@ -374,8 +349,8 @@ class _ByLines:
         before, self._held = self._held[:count], self._held[count:]
         return before
 
-    def _piece(self, typed: Sequence[Typed]) -> Piece:
-        return Piece(_indices(typed), "\n".join(text for _, text in typed))
+    def _piece(self, typed: Sequence[Typed]) -> TypedPart:
+        return TypedPart(_indices(typed), "\n".join(text for _, text in typed))
 
 
 class _ByTurns:
@@ -385,32 +360,29 @@ class _ByTurns:
         self._reader = reader
         self._held: list[Typed] = []
 
-    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+    def feed(self, index: int, text: str, ends: bool) -> list[TypedPart]:
         self._held.append(((index,), text))
         turn = self._reader.read(text, ends)
         if not turn.cells:
             return []
-        lines = _indices(self._held)
-        *prose, rest = self._prose("".join(text for _, text in self._held), turn)
+        lines, text = _indices(self._held), "".join(text for _, text in self._held)
+        if isinstance(self._reader, InlineReader):
+            *prose, rest = _CALL.split(text)
+        elif isinstance(self._reader, ToolCallReader):
+            prose, rest = [split_calls(text, self._reader.form)[1]], ""
+        else:
+            prose, rest = ["" if text.strip() == turn.cells[0].source.strip() else text], ""
         self._held = [((index,), rest)] if rest.strip() else []
-        pieces: list[Piece] = []
+        pieces: list[TypedPart] = []
         for number, cell in enumerate(turn.cells):
-            pieces += [Piece(lines, words) for words in prose[number : number + 1] if words.strip()]
-            pieces.append(Piece(lines, cell.source, cell))
+            pieces += [TypedPart(lines, words) for words in prose[number : number + 1] if words.strip()]
+            pieces.append(TypedPart(lines, cell.source, cell))
         return pieces
 
-    def give_up(self, index: int, text: str = "") -> Piece | None:
+    def give_up(self, index: int, text: str = "") -> TypedPart | None:
         held = [*self._held, *([((index,), text)] if text else [])]
         self._held = []
-        return Piece(_indices(held), "".join(text for _, text in held)) if held else None
-
-    def _prose(self, text: str, turn: Turn) -> list[str]:
-        """The words before each cell, and those behind the last."""
-        if isinstance(self._reader, InlineReader):
-            return _CALL.split(text)
-        if isinstance(self._reader, ToolCallReader):
-            return [split_calls(text, self._reader.form)[1], ""]
-        return ["" if text.strip() == turn.cells[0].source.strip() else text, ""]
+        return TypedPart(_indices(held), "".join(text for _, text in held)) if held else None
 
 
 def _indices(typed: Sequence[Typed]) -> tuple[int, ...]:

@@ -60,11 +60,6 @@ def total_reward(trajectory: Trajectory) -> float | None:
     return sum(rewards) if rewards else None
 
 
-def percent(value: float | None) -> str:
-    """A share as `41.2%`; a dash for None."""
-    return "–" if value is None else f"{100 * value:.1f}%"
-
-
 def duration(seconds: float) -> str:
     """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is not a time, as a file may hold."""
     if not math.isfinite(seconds):

@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 
 from repl_rl.bench import view
-from repl_rl.trajectory import read_jsonl
-from repl_rl.view.viewer.record import read_record
+from repl_rl.trajectory import read_jsonl, read_record
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from repl_rl.dialect.decoder import Typed, TypedText
+from repl_rl.dialect.decoder import LineDecoder, Typed
 
 EURO = "€".encode()  # three bytes
 GRIN = "😀".encode()  # four
@@ -14,7 +14,7 @@ GRIN = "😀".encode()  # four
 
 def take_all(*turns: bytes, end_of_input: bool = False) -> list[Typed]:
     """What each turn comes to; the end of the input comes with the last."""
-    typed = TypedText()
+    typed = LineDecoder()
     return [typed.take(turn, end_of_input and number == len(turns)) for number, turn in enumerate(turns, 1)]
 
 
@@ -46,11 +46,11 @@ def take_all(*turns: bytes, end_of_input: bool = False) -> list[Typed]:
     ],
 )
 def test_a_turn_is_its_text_and_the_lines_that_it_ends(turn: bytes, text: str, lines: tuple[str, ...]) -> None:
-    assert TypedText().take(turn) == Typed(text, lines)
+    assert LineDecoder().take(turn) == Typed(text, lines)
 
 
 def test_text_behind_the_last_newline_opens_the_next_line() -> None:
-    typed = TypedText()
+    typed = LineDecoder()
     assert typed.take(b" x = 1\ny =") == Typed(" x = 1\ny =", ("x = 1",))
     assert typed.is_ahead
     assert typed.take(b" 2\n") == Typed(" 2\n", ("y = 2",))
@@ -75,7 +75,7 @@ def test_half_a_character_waits_for_its_other_half(cut: int) -> None:
 
 def test_half_a_character_behind_a_newline_is_typed_ahead() -> None:
     """A prompt there would stand inside the character."""
-    typed = TypedText()
+    typed = LineDecoder()
     assert typed.take(b" x\n" + GRIN[:1]) == Typed(" x\n", ("x",))
     assert typed.is_ahead
     assert typed.take(GRIN[1:3]) == Typed("", ())
@@ -89,7 +89,7 @@ def test_half_a_character_that_stays_one_is_no_text() -> None:
 
 
 def test_half_a_character_that_nothing_follows_is_flushed() -> None:
-    typed = TypedText()
+    typed = LineDecoder()
     typed.take(b" x\n" + EURO[:2])
     assert typed.flush() == "�"
     assert typed.flush() == ""
@@ -138,7 +138,7 @@ TURNS = st.lists(st.lists(st.sampled_from(PIECES), max_size=6).map(b"".join), ma
 @example([b"\n\xf0\x9f", b" x"], True)
 def test_texts_and_lines_are_views_of_the_bytes(turns: list[bytes], end_of_input: bool) -> None:
     """However they are cut into turns."""
-    typed, ahead = TypedText(), b""
+    typed, ahead = LineDecoder(), b""
     texts, lines, read = [], [], b""
     for number, turn in enumerate(turns, 1):
         ends = end_of_input and number == len(turns)

@@ -7,8 +7,7 @@ from dialect.talk import Splits, assert_texts_are_the_bytes, read_all, turns_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.dialect.prose import answer_in_line, boxed_answer
-from repl_rl.dialect.text import PlainTextDialect, PlainTextReader
+from repl_rl.dialect.prose import PlainTextDialect, PlainTextReader, answer_in_line, boxed_answer
 from repl_rl.tools import as_tools
 from repl_rl.trajectory import LineKind
 

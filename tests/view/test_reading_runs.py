@@ -101,7 +101,7 @@ def test_a_rollout_file_is_read_up_to_where_it_was_cut(run_folder: Path) -> None
     run = read_run(run_folder)
     assert len(run.rollouts[0].trajectories) == 2
     assert len(run.notes) == 1
-    assert run.notes[0].startswith("rollouts/step_00001.jsonl is read up to its trajectory 2: ")
+    assert run.notes[0].startswith("rollouts/step_00001.jsonl: 1 line is left out (line 3: ")
 
 
 def test_a_rollout_file_without_a_trajectory_gives_way_to_the_next(run_folder: Path) -> None:

@@ -1,116 +1,177 @@
+"""`report.html` is the viewer with a sample of the run, and the charts say what its metrics say."""
+
 from __future__ import annotations
 
 import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from repl_rl.errors import RunError
+from repl_rl.cli import main
+from repl_rl.errors import DependencyError, RunError
+from repl_rl.run import training
 from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
-from repl_rl.view import report, write_report
+from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
-from repl_rl.view.examples import examples
-from repl_rl.view.facts import family_counts
-from repl_rl.view.report import render_report
 from repl_rl.view.run import read_run
+from repl_rl.view.viewer import export, indexer
 from repl_rl.view.words import duration
-from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
+from tests.view.test_viewer_export import EVIL, Page, small_page
 
-EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\udc80"
-
-
-class Page(HTMLParser):
-    """Tags with their attributes, the text outside scripts and styles, and the scripts."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text, self.pieces, self.scripts = "", list[str](), list[str]()
-        self._inside = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._inside = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._inside == "script":
-            self.scripts[-1] += data
-        elif self._inside != "style":
-            self.text += data
-            self.pieces += [word for word in [" ".join(data.split())] if word]
-
-    @property
-    def words(self) -> str:
-        return " ".join(self.text.split())
-
-
-@pytest.fixture
-def without_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages of a few kilobytes: parsing 5 MB of a library's script in every test proves nothing."""
-    monkeypatch.setattr(report, "_plotly_js", lambda: "")
+__all__ = ["small_page"]
 
 
 def page_of(folder: Path) -> Page:
-    return Page(render_report(read_run(folder)))
+    return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
-def test_the_file_is_whole_and_needs_no_network(run_folder: Path) -> None:
-    path = write_report(run_folder)
-    html = path.read_text(encoding="utf-8")
-    assert path == run_folder / "report.html"
-    assert html.rstrip().endswith("</html>")
-    assert html.count("Plotly.react(") == 1
-    assert 4_000_000 < len(html) < 6_000_000
-    assert not re.search(
-        r"<(script|link|img|iframe)[^>]+(src|href)=", re.sub(r"<script>.*?</script>", "", html, flags=re.S)
-    )
-    assert sorted(file.name for file in run_folder.iterdir() if file.name.startswith("report")) == ["report.html"]
+def texts(trajectory: dict[str, Any]) -> list[str]:
+    """Mark and text of each row."""
+    return [row["mark"] + "".join(piece["text"] for piece in row["pieces"]) for row in trajectory["screen"]]
 
 
-def test_writing_again_replaces_the_report(run_folder: Path) -> None:
+def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: Path) -> None:
+    before = {path.name for path in run_folder.iterdir()}
+    assert write_report(run_folder) == run_folder / "report.html"
+    assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
     (run_folder / "report.html").write_text("old")
     assert write_report(run_folder).stat().st_size > 1000
+    assert {path.name for path in run_folder.iterdir()} == before | {"report.html"}
 
 
 def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
     with pytest.raises(RunError, match="is no run folder"):
-        write_report(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        write_report(folder)
+    assert list(folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("without_plotly")
+def test_what_keeps_a_report_from_being_written_is_one_of_our_errors(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder / "report.html").mkdir()
+    with pytest.raises(RunError, match=r"report.html can't be written: "):
+        write_report(run_folder)
+    (run_folder / "report.html").rmdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(run_folder / "nowhere"))
+        with pytest.raises(RunError, match=r"report.html can't be written: "):
+            write_report(run_folder)
+    monkeypatch.undo()  # of the small page, which brings a plotly of its own
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match="the script that draws the charts is missing"):
+        write_report(run_folder)
+    assert not (run_folder / "report.html").exists()
+
+
+def test_a_training_whose_report_fails_ends_as_it_would_have(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / "report.html").mkdir()
+    run = read_run(run_folder)
+    folder = SimpleNamespace(path=run_folder)
+    outcome = SimpleNamespace(folder=folder, stopped_at=None, before=run.before, after=run.after, train_seconds=60.0)
+    monkeypatch.setattr(training, "prepare", lambda *_: SimpleNamespace(folder=folder))
+    monkeypatch.setattr(training, "train", lambda *_: outcome)
+    assert main(["train", "quickstart"]) == 0
+    assert "trained in 1.0 minutes; report: not written: " in capsys.readouterr().out
+    outcome.stopped_at = 3
+    assert main(["train", "quickstart"]) == 130
+    assert "go on with: repl-rl train --resume" in capsys.readouterr().out
+
+
 def test_the_head_says_what_training_did(run_folder: Path) -> None:
-    page = page_of(run_folder)
-    words = page.words
-    assert "41.2% → 92.5% of 240 held-out problems solved before and after 24 steps of training." in words
+    run = page_of(run_folder).data["run"]
+    assert run["summary"] == ["quickstart: 24 steps on nano", "92.5% of 240 held-out problems solved after training"]
     facts = (("model", "nano"), ("steps", "24"), ("training time", "4 min 36 s"), ("rollouts per step", "8 × 8"))
-    for fact in facts:
-        assert fact in list(pairwise(page.pieces))
-    assert "gcd 3 30.0% 95.0% +65.0" in words
+    assert [list(fact) for fact in facts] == [fact for fact in run["facts"] if tuple(fact) in facts]
+    rates = {row["name"]: (row["before"], row["after"], row["count"]) for row in run["families"]}
+    assert rates["all"] == (pytest.approx(0.4125), pytest.approx(0.925), 240)
+    assert rates["gcd"] == (0.3, 0.95, None)
+    assert run["families"][2]["change"] == pytest.approx(65.0)
+    assert [chart["id"] for chart in run["charts"]][:2] == ["learning", "families"]
+    assert run["live"] is False
 
 
-@pytest.mark.usefixtures("without_plotly")
-def test_a_transcript_shows_who_wrote_what_and_what_it_was_worth(run_folder: Path) -> None:
+def test_the_problems_of_a_family_are_counted_where_the_evaluation_tells_it(run_folder: Path) -> None:
+    row = {"kind": "eval", "step": 0, "solve_rate": 0.5, "problems": 9, "families": {"gcd": 0.5, "product": 0.5}}
+    write_metrics(run_folder, [{**row, "family_problems": {"gcd": 4}}])
+    families = page_of(run_folder).data["run"]["families"]
+    assert [(family["name"], family["count"]) for family in families] == [("all", 9), ("gcd", 4), ("product", None)]
+
+
+def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
     page = page_of(run_folder)
-    assert "› >>> math.gcd(12, 18) exception: NameError -0.10 -0.75 4.2 ms" in page.words
-    assert "‹ NameError: name 'math' is not defined." in page.words
-    assert "stopped: answer · answer: 12 · 2 lines, 6 tokens, 0.3 s" in page.words
-    classes = {attributes.get("class") for tag, attributes in page.tags if tag == "span"}
-    assert {"typed", "interpreter", "prompt"} <= classes
+    assert page.data["run"]["notes"] == []
+    assert len(page.data["rows"]) == len(page.data["trajectories"]) == len(page.data["tokens"]) == 30
+    attributes = next(attributes for attributes, _ in page.scripts if attributes.get("id") == "run-data")
+    assert attributes["data-curves"] == "all"
 
 
-@pytest.mark.usefixtures("without_plotly")
+def test_a_transcript_shows_who_wrote_what_and_what_it_was_worth(run_folder: Path) -> None:
+    shown = page_of(run_folder).data["trajectories"]["train-1-0"]
+    assert texts(shown)[2] == "›>>> math.gcd(12, 18)"
+    assert texts(shown)[5] == "‹NameError: name 'math' is not defined. Did you forget to import 'math'?"
+    line = shown["lines"]["0"]
+    assert (line["kind"], line["error_name"], line["duration_s"]) == ("exception", "NameError", 0.0042)
+    assert (line["reward"], line["advantage"]) == (-0.1, -0.75)
+    assert (shown["row"]["stop_reason"], shown["answer"], shown["row"]["tokens"]) == ("answer", ["12"], 6)
+    assert {piece["origin"] for row in shown["screen"] for piece in row["pieces"]} == {"typed", "interpreter", "prompt"}
+
+
+def test_a_long_run_is_sampled_over_its_steps_and_says_so(run_folder: Path) -> None:
+    for step in range(1, 100):
+        write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory(f"gcd-train-{step}")] * 20)
+    data = page_of(run_folder).data
+    steps = {row["step"] for row in data["rows"] if row["split"] == "train"}
+    assert len(steps) == export.REPORT_STEPS
+    assert {1, 50, 99} <= steps
+    positions = [row["position"] for row in data["rows"] if (row["split"], row["step"]) == ("train", 50)]
+    assert positions == list(range(export.REPORT_PER_STEP))
+    held_out = [(row["step"], row["task_id"]) for row in data["rows"] if row["split"] == "eval"]
+    before, after = (sorted(task for at, task in held_out if at == step) for step in (0, STEPS))
+    assert before == after, "the same problems before and after training"
+    assert data["run"]["notes"] == [
+        "This report holds 216 trajectories, the first ones of 14 of the run's 101 files of rollouts. `repl-rl view` "
+        "shows all of them."
+    ]
+
+
+def test_every_step_has_fewer_where_trajectories_are_large(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "REPORT_BYTES", 30_000)
+    data = page_of(run_folder).data
+    counts = dict.fromkeys((("eval", 0), ("eval", STEPS), ("train", 1), ("train", STEPS)), 0)
+    for row in data["rows"]:
+        counts[row["split"], row["step"]] += 1
+    assert 4 <= sum(counts.values()) < 30
+    assert min(counts.values()) >= 1
+    assert max(counts.values()) <= min(counts.values()) + 1
+    assert "This report holds" in data["run"]["notes"][0]
+
+
+def test_only_the_sample_is_read(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = run_folder / "rollouts" / "step_00002.jsonl"
+    write_jsonl(path, [solved_trajectory()] * 500)
+    real, read = indexer.read_record, list[bytes]()
+    monkeypatch.setattr(indexer, "read_record", lambda line: (read.append(line), real(line))[1])
+    write_report(run_folder)
+    assert len(read) == 30 + export.REPORT_PER_STEP
+
+
+def test_a_rollout_file_that_a_crash_cut_off_is_told(run_folder: Path) -> None:
+    path = run_folder / "rollouts" / "step_00001.jsonl"
+    path.write_text(path.read_text()[:-40] + "\n")
+    (note,) = page_of(run_folder).data["run"]["notes"]
+    assert note.startswith("rollouts/step_00001.jsonl: a line is no trajectory and left out; the first: trajectory 2: ")
+
+
 def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
     hostile = make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0)
@@ -124,51 +185,41 @@ def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
     ]
     write_metrics(run_folder, [*rows, {**train_row(3), f"errors/{EVIL}": 0.5, f"rewards/{EVIL}/mean": 1.0}])
     (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL, "model": {"path": EVIL}, "seed": EVIL}))
-    html = render_report(read_run(run_folder))
-    page = Page(html)
-    html.encode("utf-8")
+    page = page_of(run_folder)
     assert len(page.scripts) == 3
-    assert not any("alert" in script for script in page.scripts[1:])
-    assert not [tag for tag, attributes in page.tags if tag == "img" or "onerror" in attributes]
-    assert page.text.count("alert(1)</script>") > 15
-    assert "\x1b" not in html
-    assert "\\x1b[31m\\udc80" in page.text
-    figures = json.loads(page.scripts[0])
-    assert "<" not in json.dumps(figures), "plotly reads tags in labels"
+    assert not any("alert" in text for attributes, text in page.scripts if attributes.get("id") != "run-data")
+    assert "img" not in page.tags
+    html = (run_folder / "report.html").read_text(encoding="utf-8")
+    assert html.count("alert(1)") > 15
+    assert "<img" not in html.partition("<style>")[0]
+    assert not re.search("[\x1b\ud800-\udfff\u2028]", json.dumps(page.data, ensure_ascii=False))
+    assert "<" not in json.dumps(page.data["run"]["charts"]), "plotly reads tags in labels"
 
 
-@pytest.mark.usefixtures("without_plotly")
 def test_a_run_that_has_only_begun_has_a_report_without_charts(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("name: begun\n")
-    page = page_of(tmp_path)
-    assert "No held-out evaluation yet." in page.words
-    assert "there is no metrics.jsonl yet" in page.words
-    assert page.scripts == []
+    folder = tmp_path / "begun"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: begun\n")
+    data = page_of(folder).data
+    assert data["run"]["summary"] == ["begun: no training step yet"]
+    assert data["run"]["notes"] == ["there is no metrics.jsonl yet"]
+    assert (data["run"]["charts"], data["run"]["families"], data["rows"]) == ([], [], [])
 
 
-@pytest.mark.usefixtures("without_plotly")
 def test_an_evaluation_without_a_second_one_says_so(run_folder: Path) -> None:
     write_metrics(run_folder, [{"kind": "eval", "step": 0, "solve_rate": 0.25}])
-    assert "25.0% of held-out problems solved at step 0; there is no later evaluation yet." in page_of(run_folder).words
+    run = page_of(run_folder).data["run"]
+    assert run["summary"][1] == "25.0% of the held-out problems solved before training"
+    assert [(row["before"], row["after"]) for row in run["families"]] == [(0.25, None)]
 
 
-@pytest.mark.usefixtures("without_plotly")
-def test_a_long_prompt_is_folded(run_folder: Path) -> None:
-    long = replace(solved_trajectory(), prompt="line\n" * 20 + ">>>")
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [long])
-    page = page_of(run_folder)
-    assert "the prompt, 20 rows" in page.words
-    assert [tag for tag, _ in page.tags].count("details") == 1
-
-
-@pytest.mark.usefixtures("without_plotly")
 def test_aborted_and_ungraded_trajectories_are_told_apart(run_folder: Path) -> None:
     aborted = Trajectory("a-1", ">>>", (1,), (), (), (), StopReason.ABORTED, error="the kernel went away")
     for step in (0, STEPS):
         write_jsonl(run_folder / "eval" / f"step_{step:05d}.jsonl", [aborted, make_trajectory("b-1", "q", [])])
-    words = page_of(run_folder).words
-    assert "· void a-1" in words
-    assert "failure: the kernel went away" in words
+    data = page_of(run_folder).data
+    assert [row["status"] for row in data["rows"] if row["split"] == "eval"] == ["void"] * 4
+    assert data["trajectories"]["eval-0-0"]["error"] == "the kernel went away"
 
 
 def test_charts_are_those_that_there_are_numbers_for(run_folder: Path) -> None:
@@ -217,34 +268,6 @@ def test_an_exception_that_a_step_does_not_name_counts_zero(run_folder: Path) ->
     write_metrics(run_folder, rows)
     (chart,) = [chart for chart in charts(read_run(run_folder)) if chart.id == "errors"]
     assert {trace["name"]: trace["y"] for trace in chart.data} == {"A": [0.5, 0.0], "B": [0.0, 0.25]}
-
-
-def test_examples_show_what_changed_first_and_one_task_solved_and_not(run_folder: Path) -> None:
-    groups = examples(read_run(run_folder))
-    assert [group.heading for group in groups] == [
-        "Learned: unsolved before, solved after",
-        "Learned: unsolved before, solved after",
-        "Learned: unsolved before, solved after",
-        "Unsolved before and after",
-        "Training, step 1: one task, solved and not",
-        f"Training, step {STEPS}",
-    ]
-    learned = [group.examples[0].trajectory.task_id.partition("-")[0] for group in groups[:3]]
-    assert len(set(learned)) == 3
-    for group in groups[:5]:
-        assert len({example.trajectory.task_id for example in group.examples}) == 1
-    assert [example.trajectory.outcome_reward for example in groups[4].examples] == [1.0, 0.0]
-
-
-def test_examples_of_a_step_where_nothing_was_solved(run_folder: Path) -> None:
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [failed_trajectory(), failed_trajectory()])
-    groups = examples(read_run(run_folder))
-    assert [len(group.examples) for group in groups if group.heading == "Training, step 1"] == [1]
-
-
-def test_counts_go_to_the_longest_family_that_fits() -> None:
-    ids = ["sum-heldout-1", "sum-range-heldout-1", "sum-range-heldout-2", "other-1"]
-    assert family_counts(ids, ["sum", "sum-range"]) == {"sum": 1, "sum-range": 2}
 
 
 @pytest.mark.parametrize(

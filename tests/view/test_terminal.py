@@ -114,7 +114,7 @@ def test_viewing_a_file_that_was_cut_off_prints_what_is_there(tmp_path: Path) ->
     path.write_text(path.read_text()[:-30])
     screen = console(width=300)
     view(path, screen)
-    assert shown(screen)[-2].startswith("note: x.jsonl is read up to its trajectory 1: ")
+    assert shown(screen)[-2].startswith("note: x.jsonl: 1 line is left out (line 2: ")
     assert shown(screen)[-1] == "1 trajectories, 1 of 1 graded ones solved"
 
 

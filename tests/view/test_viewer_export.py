@@ -15,8 +15,8 @@ import pytest
 
 from repl_rl.errors import RunError
 from repl_rl.trajectory import LineKind, write_jsonl
-from repl_rl.view.viewer import assets, export
-from repl_rl.view.viewer.source import Source
+from repl_rl.view.viewer import export
+from repl_rl.view.viewer.api import RunApi
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory
 
 EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
@@ -77,19 +77,19 @@ def small_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "page.css").write_text("main { color: red }\n")
     (folder / "one.js").write_text('const text = "</script><!--";\r\n')
     (folder / "plotly.min.js").write_text("window.Plotly = {};\n")
-    monkeypatch.setattr(assets, "page_folder", lambda: folder)
-    monkeypatch.setattr(assets, "plotly_path", lambda: folder / "plotly.min.js")
+    monkeypatch.setattr(export, "page_folder", lambda: folder)
+    monkeypatch.setattr(export, "plotly_path", lambda: folder / "plotly.min.js")
     return folder
 
 
 def exported(folder: Path, **options: Any) -> Page:
     path = folder.parent / "out.html"
-    export.export(Source(folder), path, **options)
+    export.export(RunApi(folder), path, **options)
     return Page(path.read_text(encoding="utf-8"))
 
 
 def test_all_of_a_small_run_is_in_it(run_folder: Path) -> None:
-    source = Source(run_folder)
+    source = RunApi(run_folder)
     written = export.export(source, run_folder / "viewer.html")
     assert (written.shown, written.total) == (30, 30)
     data = Page(written.path.read_text(encoding="utf-8")).data
@@ -146,7 +146,7 @@ def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pyte
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory()] * 20)
     monkeypatch.setattr(export, "MOST_BYTES", 150_000)
     path = run_folder.parent / "out.html"
-    written = export.export(Source(run_folder), path)
+    written = export.export(RunApi(run_folder), path)
     assert 26 < written.shown < written.total == 230
     assert 130_000 < path.stat().st_size <= 150_000
     steps = {row["step"] for row in Page(path.read_text(encoding="utf-8")).data["rows"]}
@@ -174,7 +174,7 @@ def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:
         with pytest.raises(
             RunError, match=rf"{place} can't be written: give the name of a file, in a folder that exists"
         ):
-            export.export(Source(run_folder), place)
+            export.export(RunApi(run_folder), place)
     assert not run_folder.with_name(run_folder.name + ".part").exists()
 
 
@@ -183,5 +183,5 @@ def test_a_file_without_a_trajectory_becomes_no_page(tmp_path: Path, monkeypatch
     file, page = tmp_path / "notes.txt", tmp_path / "notes.html"
     file.write_text("milk\n")
     with pytest.raises(RunError, match=r"notes.txt holds no trajectory that can be read: notes.txt: a line is no"):
-        export.export(Source(file), page)
+        export.export(RunApi(file), page)
     assert not page.exists()

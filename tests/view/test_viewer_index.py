@@ -17,8 +17,7 @@ import pytest
 from repl_rl.errors import RunError
 from repl_rl.trajectory import Trajectory, write_jsonl
 from repl_rl.view.viewer import indexer, queries
-from repl_rl.view.viewer.database import index_path, opened, revision
-from repl_rl.view.viewer.files import ends_first
+from repl_rl.view.viewer.index import ends_first, index_path, opened, revision
 from repl_rl.view.viewer.indexer import lock, update
 from tests.view.conftest import STEPS, failed_trajectory, solved_trajectory
 

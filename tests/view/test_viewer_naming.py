@@ -7,7 +7,7 @@ import pytest
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.trajectory import Message
-from repl_rl.view.viewer.naming import family_of, question_of
+from repl_rl.view.viewer.index import family_of, question_of
 
 QUESTION = "What is 2 + 2?\n\nSay it # twice."
 

@@ -12,8 +12,8 @@ import pytest
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
 from repl_rl.view.viewer import queries
+from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
-from repl_rl.view.viewer.source import NotFound, Source
 from tests.view.conftest import failed_trajectory, solved_trajectory
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ def some(random_: random.Random, step: int) -> Trajectory:
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory: pytest.TempPathFactory) -> RunApi:
     folder = tmp_path_factory.mktemp("runs") / "many"
     folder.mkdir()
     (folder / "config.yaml").write_text("name: many\n")
@@ -38,13 +38,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
         write_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl", [some(random_, step) for _ in range(20)])
         if step % 6 == 0:
             write_jsonl(folder / "eval" / f"step_{step:05d}.jsonl", [some(random_, step) for _ in range(10)])
-    made = Source(folder)
+    made = RunApi(folder)
     update(folder, made.index)
     return made
 
 
 @pytest.fixture(scope="module")
-def everything(source: Source) -> list[Row]:
+def everything(source: RunApi) -> list[Row]:
     rows: list[Row] = source.rows({"limit": "1000"})["rows"]
     assert len(rows) == 12 * 20 + 2 * 10
     return rows
@@ -74,7 +74,7 @@ def everything(source: Source) -> list[Row]:
     ],
 )
 def test_filters(
-    source: Source, everything: list[Row], parameters: dict[str, str], fits: Callable[[Row], bool]
+    source: RunApi, everything: list[Row], parameters: dict[str, str], fits: Callable[[Row], bool]
 ) -> None:
     fits = fits or (lambda row: 2 <= row["step"] <= 9 and row["status"] == "solved" and row["family"] == "gcd")
     expected = [row for row in everything if fits(row)]
@@ -85,7 +85,7 @@ def test_filters(
 @pytest.mark.parametrize(
     "name", ["task_id", "status", "reward", "outcome", "lines", "tokens", "errors", "duration_s", "position"]
 )
-def test_orders(source: Source, everything: list[Row], name: str, order: str) -> None:
+def test_orders(source: RunApi, everything: list[Row], name: str, order: str) -> None:
     found = source.rows({"sort": name, "order": order, "limit": "1000"})["rows"]
     values = [len(row[name]) if name == "errors" else row[name] for row in found]
     present = [value for value in values if value is not None]
@@ -94,13 +94,13 @@ def test_orders(source: Source, everything: list[Row], name: str, order: str) ->
     assert sorted(row["id"] for row in found) == sorted(row["id"] for row in everything)
 
 
-def test_the_newest_step_first_keeps_the_order_within_a_step(source: Source) -> None:
+def test_the_newest_step_first_keeps_the_order_within_a_step(source: RunApi) -> None:
     found = source.rows({"sort": "step", "order": "desc", "limit": "32"})["rows"]
     expected = [f"train-12-{n}" for n in range(20)] + [f"eval-12-{n}" for n in range(10)] + ["train-11-0", "train-11-1"]
     assert [row["id"] for row in found] == expected
 
 
-def test_windows_add_up(source: Source, everything: list[Row]) -> None:
+def test_windows_add_up(source: RunApi, everything: list[Row]) -> None:
     pages = [source.rows({"offset": str(start), "limit": "7"}) for start in range(0, 280, 7)]
     assert [row for page in pages for row in page["rows"]] == everything
     assert {page["total"] for page in pages} == {260}
@@ -114,8 +114,8 @@ def test_windows_add_up(source: Source, everything: list[Row]) -> None:
         ({"step": "x"}, "step is 'x'; give one step, as in 12, or a range, as in 3-20"),
         ({"step": "-3"}, "step is '-3'"),
         ({"step": "1" * 16}, "step is '1111"),
-        ({"min_reward": "much"}, "min_reward is 'much' and no number"),
-        ({"max_reward": "nan"}, "max_reward is 'nan' and no number"),
+        ({"min_reward": "much"}, "min_reward is 'much' and not a number"),
+        ({"max_reward": "nan"}, "max_reward is 'nan' and not a number"),
         ({"sort": "id; DROP TABLE trajectory"}, "sort is 'id; DROP TABLE trajectory'; give one of step, task_id,"),
         ({"order": "up"}, "order is 'up'; give asc or desc"),
         ({"offset": "-1"}, "offset is '-1'; give a number from 0 to"),
@@ -124,13 +124,13 @@ def test_windows_add_up(source: Source, everything: list[Row]) -> None:
         ({"colour": "red"}, "unknown parameter 'colour'; known ones: error, family,"),
     ],
 )
-def test_what_means_nothing_is_refused(source: Source, parameters: dict[str, str], message: str) -> None:
+def test_what_means_nothing_is_refused(source: RunApi, parameters: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         source.rows(parameters)
     assert message in str(caught.value)
 
 
-def test_a_group_is_one_task_in_one_step(source: Source, everything: list[Row]) -> None:
+def test_a_group_is_one_task_in_one_step(source: RunApi, everything: list[Row]) -> None:
     one = everything[25]
     keys = ("split", "step", "task_id")
     expected = [row for row in everything if all(row[key] == one[key] for key in keys)]
@@ -138,7 +138,7 @@ def test_a_group_is_one_task_in_one_step(source: Source, everything: list[Row]) 
     assert len(expected) > 1
 
 
-def test_a_task_over_steps(source: Source, everything: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_over_steps(source: RunApi, everything: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
     one = everything[25]
     expected = [row for row in everything if row["task_id"] == one["task_id"]]
     assert source.task(one["id"]) == {"rows": expected}
@@ -148,13 +148,13 @@ def test_a_task_over_steps(source: Source, everything: list[Row], monkeypatch: p
 
 
 @pytest.mark.parametrize("id", ["", "train-1", "train-1-999", "test-1-1", "train-1-1 OR 1", "train-01-1x", "../etc"])
-def test_unknown_ids(source: Source, id: str) -> None:
+def test_unknown_ids(source: RunApi, id: str) -> None:
     for ask in (source.trajectory, source.tokens, source.group, source.task):
         with pytest.raises(NotFound, match="there is no trajectory"):
             ask(id)
 
 
-def test_choices_are_what_there_is(source: Source, everything: list[Row]) -> None:
+def test_choices_are_what_there_is(source: RunApi, everything: list[Row]) -> None:
     choices = source.run()["choices"]
     assert choices == {
         "splits": ["train", "eval"],

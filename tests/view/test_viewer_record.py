@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from repl_rl.trajectory import LineKind, StopReason, ToolCall
-from repl_rl.view.viewer.record import read_record
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, ToolCall, read_record
 from tests.view.conftest import failed_trajectory, solved_trajectory
 
 
@@ -107,7 +106,7 @@ def test_numbers_that_are_not_finite_are_none() -> None:
 def test_bytes_that_are_no_utf_8_are_shown_as_such() -> None:
     found = read_record(stored(task_id="caf")[:-1] + b', "error": "\xff\xfe"}')
     assert found.trajectory.error == "\ufffd\ufffd"
-    assert found.note == "it holds bytes that are no UTF-8, shown as \ufffd"
+    assert found.note == "it holds bytes that are not UTF-8, shown as \ufffd"
 
 
 @pytest.mark.parametrize(
@@ -116,3 +115,17 @@ def test_bytes_that_are_no_utf_8_are_shown_as_such() -> None:
 def test_what_is_no_trajectory_raises(line: bytes) -> None:
     with pytest.raises(ValueError):
         read_record(line)
+
+
+def test_cells_come_back_and_what_is_not_a_list_of_them_is_left_out() -> None:
+    raw = record()
+    raw["lines"][0]["cells"] = [{"source": "1 + 1", "output": "2\n"}]
+    raw["lines"][1]["cells"] = [{"source": 3}, "x"]
+    raw["lines"][2]["cells"] = "x = 1"
+    found = read_record(json.dumps(raw).encode())
+    assert [line.cells for line in found.trajectory.lines[:4]] == [
+        (RecordedCell("1 + 1", "2\n"),),
+        (RecordedCell("3", ""), RecordedCell("", "")),
+        None,
+        None,
+    ]

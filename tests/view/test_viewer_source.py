@@ -15,11 +15,10 @@ from tokenizers import Tokenizer
 
 from repl_rl.errors import RunError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import Line, LineKind, ToolCall, Trajectory, write_jsonl
-from repl_rl.view.viewer import tokens
+from repl_rl.trajectory import Line, LineKind, Record, ToolCall, Trajectory, write_jsonl
+from repl_rl.view.viewer import transcript as transcripts
+from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
-from repl_rl.view.viewer.record import Record
-from repl_rl.view.viewer.source import NotFound, Source
 from repl_rl.view.viewer.transcript import returns_to_go, state_changes, transcript
 from tests.made_trajectories import line, made
 from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solved_trajectory, train_row, write_metrics
@@ -27,8 +26,8 @@ from tests.view.conftest import STEPS, failed_trajectory, make_trajectory, solve
 EVIL = "</script><img src=x onerror=alert(1)>\x1b[31m\udc80\u2028\x00"
 
 
-def opened(folder: Path) -> Source:
-    source = Source(folder)
+def opened(folder: Path) -> RunApi:
+    source = RunApi(folder)
     update(folder, source.index)
     return source
 
@@ -219,7 +218,7 @@ def test_tokens_are_spelled_by_the_run_s_own_vocabulary(run_folder: Path, monkey
         shown = source.tokens("train-1-0", number)["tokens"]
         assert "".join(token["text"] for token in shown) == text
         assert {token["line"] for token in shown} == {number}
-    monkeypatch.setattr(tokens, "MOST", 3)
+    monkeypatch.setattr(transcripts, "MOST_TOKENS", 3)
     cut = source.tokens("train-1-0")["tokens"]
     assert (len(cut), " x = 12\n".startswith("".join(token["text"] for token in cut))) == (3, True)
 
@@ -326,9 +325,9 @@ def test_a_trajectory_without_token_lists_says_so(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path, run_folder: Path) -> None:
     with pytest.raises(RunError, match="it holds runs, name one of them: quickstart"):
-        Source(run_folder.parent)
+        RunApi(run_folder.parent)
     with pytest.raises(RunError, match="nothing is there"):
-        Source(tmp_path / "absent")
+        RunApi(tmp_path / "absent")
 
 
 def test_lines_may_be_equal_and_are_told_apart() -> None:

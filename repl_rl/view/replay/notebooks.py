@@ -18,8 +18,8 @@ import yaml
 
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.kernel.limits import Limits
+from repl_rl.trajectory import read_jsonl
 from repl_rl.view.notebook import FORMAT, to_notebook
-from repl_rl.view.run import read_trajectories
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -56,10 +56,11 @@ def read_notebooks(
             continue
         if not path.is_file():
             raise RunError(f"nothing to replay at {path}: give files of rollouts (.jsonl) or notebooks (.ipynb)")
-        trajectories, note = read_trajectories(path)
-        if note is not None and not trajectories:
-            raise RunError(f"{path} holds no trajectory that can be read: {note}")
-        notes += [note] if note else []
+        found: list[str] = []
+        trajectories = list(read_jsonl(path, found))
+        if found and not trajectories:
+            raise RunError(f"{path} holds no trajectory that can be read: {found[0]}")
+        notes += found
         own_dialect, limits = _of_run(path)
         stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
         for number, trajectory in islice(enumerate(trajectories), first):

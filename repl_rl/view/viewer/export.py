@@ -1,9 +1,12 @@
 """A run as one HTML file: the page, its scripts and its data in it, to be sent around and opened without a server.
 
-A run is larger than what a file may be, so trajectories are chosen: the last and the first evaluation and the others,
-the last and the first step of training, then steps from evenly over the run, until the file is full. A note in the page
-says what is left out. Scripts run by their hash alone; what a run holds stands in a block of JSON that is no script and
-holds no `<`.
+A run is larger than what a file may be, so trajectories are chosen, and a note in the page says what is left out. Two
+files are written this way: an export on request, which indexes the whole run and holds as much of it as 25 MB do, and
+`report.html` of each run, which holds a sample and costs about the same however long the run was.
+
+Scripts run by their hash alone; what a run holds stands in a block of JSON that is not a script and holds no `<`. All
+files of the page lie in `page/`, except plotly's script, which is most of a file's size and comes from its package.
+Nothing comes from the network. Not covered: without JavaScript the page shows nothing.
 """
 
 from __future__ import annotations
@@ -11,25 +14,37 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
-from repl_rl.errors import RunError
-from repl_rl.view.report import write_whole
+from repl_rl.errors import DependencyError, RunError
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.assets import INDEX, asset, page_folder
-from repl_rl.view.viewer.database import SPLITS, opened
-from repl_rl.view.viewer.indexer import update
-from repl_rl.view.viewer.source import Answer, NotFound, Source
+from repl_rl.view.viewer.api import Answer, NotFound, RunApi
+from repl_rl.view.viewer.index import NAME, SPLITS, opened, step_files
+from repl_rl.view.viewer.indexer import fill, update
 
+PLOTLY = "plotly.js"
+INDEX = "index.html"
 MOST_BYTES = 25_000_000
-"""Of the whole file, where no number of trajectories is asked for."""
+"""Of a whole exported file, where no number of trajectories is asked for."""
+REPORT_STEPS = 12
+"""Evaluations of which a report holds trajectories, and steps of training."""
+REPORT_PER_STEP = 16
+REPORT_BYTES = 4_000_000
+"""Of a report's trajectories. The page around them has about 5 MB."""
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _STYLE = re.compile(r'<link\b[^>]*\bhref="/?assets/([\w.-]+)"[^>]*>')
 _SCRIPT = re.compile(r'<script\b[^>]*\bsrc="/?assets/([\w.-]+)"[^>]*></script>')
 _CLOSES = re.compile(r"<(?=/script|script|!--)", re.IGNORECASE)
+_HEAD = re.compile(r"<head\b[^>]*>\s*(?:<meta charset[^>]*>)?")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
 
 
@@ -42,30 +57,67 @@ class Exported:
     total: int
 
 
-def export(source: Source, path: Path, most: int | None = None) -> Exported:
+def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
     """Write the run to `path`, with at most `most` trajectories, or as many as a file of 25 MB holds.
 
-    An earlier file is replaced whole. Raises RunError if it can't be written, or if the source is a file in which
-    nothing can be read.
+    Evaluations come first: the last, the first, then those between; steps of training follow in the same order. An
+    earlier file is replaced whole. Raises RunError if it can't be written, or if the run is a file in which nothing can
+    be read.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RunError(f"{path} can't be written: give the name of a file, in a folder that exists")
-    update(source.target, source.index)
-    run = source.run()
-    if source.target.is_file() and not run["index"]["trajectories"] and run["notes"]:
-        raise RunError(f"{source.target} holds no trajectory that can be read: {run['notes'][0]}")
+    update(api.target, api.index)
+    run = api.run()
+    total = run["index"]["trajectories"]
+    if api.target.is_file() and not total and run["notes"]:
+        raise RunError(f"{api.target} holds no trajectory that can be read: {run['notes'][0]}")
     page, policy = _page()
     budget = MOST_BYTES - len(page.encode()) - len(json.dumps(run)) if most is None else None
-    rows, trajectories, tokens = _chosen(source, budget, most)
-    total = run["index"]["trajectories"]
-    run |= {"live": False, "notes": [*run["notes"], *_left_out(len(rows), total)]}
-    data = _in_script(_array(run, rows, trajectories, tokens))
-    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    head += f'<script type="application/json" id="run-data">{data}</script>\n'
-    write_whole(
-        path, re.sub(r"(<head\b[^>]*>\s*(?:<meta charset[^>]*>)?)", lambda found: found[1] + head, page, count=1)
-    )
-    return Exported(path, len(rows), total)
+    chosen = _chosen(api, chain.from_iterable(_steps_by_worth(api)), budget, most)
+    if len(chosen) < total:
+        run["notes"] = [
+            *run["notes"],
+            f"This file holds {len(chosen):,} of the run's {total:,} trajectories: evaluations, the first and the last "
+            "step, then steps from evenly over the run. `repl-rl view` shows all of them.",
+        ]
+    _write_whole(path, _filled(page, policy, run, chosen))
+    return Exported(path, len(chosen), total)
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into the run folder and return its path; an earlier one is replaced whole.
+
+    It shows all curves, held-out rates before and after, and a sample of the trajectories: the first 16 of at most 12
+    evaluations and 12 steps each (the last, the first, and others from evenly over the run). So it holds the same
+    problems before and after training, and whole groups. Where these take more than 4 MB, every step has fewer of them.
+
+    Only the sample is read, into an index that is thrown away: time and memory depend on the length of the run by its
+    metrics alone. Raises RunError if the folder is not a run or can't be written to, DependencyError without plotly.
+    """
+    path = run_dir / "report.html"
+    try:
+        with TemporaryDirectory(prefix="repl_rl_report_") as temporary:
+            api = RunApi(run_dir, Path(temporary) / NAME)
+            by_place = {(file.split, file.step): file for file in step_files(run_dir)}
+            steps = {split: [step for other, step in sorted(by_place) if other == split] for split in SPLITS}
+            places = [(split, step) for split in SPLITS for step in evenly(steps[split])[:REPORT_STEPS]]
+            fill(run_dir, api.index, [by_place[place] for place in places], REPORT_PER_STEP)
+            by_rank = chain.from_iterable(zip_longest(*_steps_by_worth(api)))
+            chosen = _chosen(api, (id for id in by_rank if id is not None), REPORT_BYTES, None)
+            run = api.run()
+            with opened(api.index) as connection:
+                is_cut = connection.execute("SELECT count(*) FROM file WHERE size < 0").fetchone()[0] > 0
+        if is_cut or len(places) < len(by_place) or len(chosen) < run["index"]["trajectories"]:
+            run["notes"] = [
+                *run["notes"],
+                f"This report holds {len(chosen):,} trajectories, the first ones of {len(places):,} of the run's "
+                f"{len(by_place):,} files of rollouts. `repl-rl view` shows all of them.",
+            ]
+        page, policy = _page()
+        _write_whole(path, _filled(page, policy, run, chosen, curves="all"))
+    except (OSError, sqlite3.Error) as error:
+        raise RunError(f"{path} can't be written: {error}") from error
+    return path
 
 
 def evenly(items: Sequence[int]) -> list[int]:
@@ -80,52 +132,105 @@ def evenly(items: Sequence[int]) -> list[int]:
     return [items[index] for index in order]
 
 
-def _chosen(source: Source, budget: int | None, most: int | None) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Rows, transcripts and tokens as JSON texts, in the order of the run."""
-    rows: dict[str, tuple[Any, str]] = {}
-    trajectories: dict[str, str] = {}
-    tokens: dict[str, str] = {}
-    for id in _by_worth(source):
-        if most is not None and len(rows) >= most:
+def asset(name: str) -> Path | None:
+    """The file that the page calls `name`; None if it has none. A name that is a path is none."""
+    if name == PLOTLY:
+        return plotly_path()
+    path = page_folder() / name
+    return path if _NAME.fullmatch(name) and path.is_file() else None
+
+
+def page_folder() -> Path:
+    return Path(str(files("repl_rl.view.viewer"))) / "page"
+
+
+def plotly_path() -> Path:
+    """Plotly's script, found without importing plotly. Raises DependencyError if the package lacks it."""
+    spec = find_spec("plotly")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "package_data" / "plotly.min.js"
+        if path.is_file():
+            return path
+    raise DependencyError("the script that draws the charts is missing; bring it with: pip install -I plotly")
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A trajectory in the file: its place in the run's order, and three JSON texts for the page."""
+
+    place: tuple[int, str, int]
+    id: str
+    row: str
+    transcript: str
+    tokens: str
+
+
+def _steps_by_worth(api: RunApi) -> Iterator[list[str]]:
+    """Ids of the trajectories of each step: evaluations first."""
+    with opened(api.index) as connection:
+        for split in SPLITS:
+            for step in evenly(queries.steps(connection, split)):
+                yield queries.places_of_step(connection, split, step)
+
+
+def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | None) -> list[_Chosen]:
+    """As many of the ids as fit, in the order of the run."""
+    found: list[_Chosen] = []
+    for id in ids:
+        if most is not None and len(found) >= most:
             break
         try:
-            shown, spelled = source.trajectory(id, 0, None), source.tokens(id)
+            shown, spelled = api.trajectory(id, 0, None), api.tokens(id)
         except NotFound:  # of a training that goes on beside us
             continue
         row = shown["row"]
         texts = [_in_script(json.dumps(value, allow_nan=False)) for value in (row, shown, spelled)]
         if budget is not None and (budget := budget - sum(map(len, texts)) - 60) < 0:
             break
-        rows[id] = ((row["step"], row["split"], row["position"]), texts[0])
-        trajectories[id], tokens[id] = texts[1:]
-    return [text for _, text in sorted(rows.values())], trajectories, tokens
+        found.append(_Chosen((row["step"], row["split"], row["position"]), id, *texts))
+    return sorted(found, key=lambda one: one.place)
 
 
-def _by_worth(source: Source) -> Iterator[str]:
-    """Ids: evaluations first."""
-    with opened(source.index) as connection:
-        for split in SPLITS:
-            for step in evenly(queries.steps(connection, split)):
-                yield from queries.places_of_step(connection, split, step)
+def _page() -> tuple[str, str]:
+    """The page with everything in it but the data, and its policy."""
+    hashes: list[str] = []
+
+    def style(found: re.Match[str]) -> str:
+        return f"<style>\n{_text(found[1])}</style>"
+
+    def script(found: re.Match[str]) -> str:
+        # `</script` and `<!--` would end or open something for HTML; in JavaScript both stand in strings only.
+        text = _CLOSES.sub(lambda closing: "\\x3c", _text(found[1]))
+        hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
+        return f"<script>{text}</script>"
+
+    page = _text(INDEX)
+    if "assets/" in _SCRIPT.sub("", _STYLE.sub("", page)):
+        raise RunError(f"{page_folder() / INDEX} asks for a file in a way that an export does not know")
+    page = _SCRIPT.sub(script, _STYLE.sub(style, page))
+    return page, f"{_POLICY}; script-src {' '.join(hashes)}"
 
 
-def _left_out(shown: int, total: int) -> list[str]:
-    if shown == total:
-        return []
-    return [
-        f"This file holds {shown:,} of the run's {total:,} trajectories: evaluations, the first and the last step, "
-        "then steps from evenly over the run. `repl-rl view` shows all of them."
-    ]
+def _text(name: str) -> str:
+    path = asset(name)
+    if path is None:
+        raise RunError(f"the page asks for {name}, and {page_folder()} has no such file; reinstall the package")
+    return path.read_text(encoding="utf-8")
 
 
-def _array(run: Answer, rows: Sequence[str], trajectories: dict[str, str], tokens: dict[str, str]) -> str:
+def _filled(page: str, policy: str, run: Answer, chosen: Sequence[_Chosen], curves: str = "some") -> str:
+    """The page with its policy and its data. `curves`: how many are shown at first, some or all."""
     parts = {
-        "run": json.dumps(run, allow_nan=False),
-        "rows": f"[{','.join(rows)}]",
-        "trajectories": _object(trajectories),
-        "tokens": _object(tokens),
+        "run": json.dumps(run | {"live": False}, allow_nan=False),
+        "rows": f"[{','.join(one.row for one in chosen)}]",
+        "trajectories": _object({one.id: one.transcript for one in chosen}),
+        "tokens": _object({one.id: one.tokens for one in chosen}),
     }
-    return _object(parts)
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    head += (
+        f'<script type="application/json" id="run-data" data-curves="{curves}">{_in_script(_object(parts))}</script>\n'
+    )
+    return _HEAD.sub(lambda found: found[0] + head, page, count=1)
 
 
 def _object(members: dict[str, str]) -> str:
@@ -137,27 +242,14 @@ def _in_script(text: str) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _page() -> tuple[str, str]:
-    """The page with everything in it but the data, and its policy."""
-    hashes: list[str] = []
-    page = _text(INDEX)
-    if "assets/" in _SCRIPT.sub("", _STYLE.sub("", page)):
-        raise RunError(f"{page_folder() / INDEX} asks for a file in a way that an export does not know")
-    page = _STYLE.sub(lambda found: f"<style>\n{_text(found[1])}</style>", page)
-    page = _SCRIPT.sub(lambda found: _script(found[1], hashes), page)
-    return page, f"{_POLICY}; script-src {' '.join(hashes)}"
-
-
-def _script(name: str, hashes: list[str]) -> str:
-    # `</script` and `<!--` would end or open something for HTML; in JavaScript both stand in strings only.
-    text = _CLOSES.sub(lambda found: "\\x3c", _text(name))
-    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    hashes.append(f"'sha256-{digest}'")
-    return f"<script>{text}</script>"
-
-
-def _text(name: str) -> str:
-    path = asset(name)
-    if path is None:
-        raise RunError(f"the page asks for {name}, and {page_folder()} has no such file; reinstall the package")
-    return path.read_text(encoding="utf-8")
+def _write_whole(path: Path, page: str) -> None:
+    """Write a page so that an earlier one is replaced whole or stays. Raises RunError if it can't be written."""
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        try:
+            unfinished.write_text(page, encoding="utf-8")
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunError(f"{path} can't be written: {error.strerror}") from error

@@ -13,31 +13,42 @@ sees the first trajectories at once, and whoever comes after a kill goes on from
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+from repl_rl.trajectory import read_record
 from repl_rl.utils.text import visible
-from repl_rl.view.viewer.columns import columns, error_names
-from repl_rl.view.viewer.database import discard, key, keys, opened
-from repl_rl.view.viewer.files import StepFile, step_files
-from repl_rl.view.viewer.naming import question_of
-from repl_rl.view.viewer.record import Record, read_record
+from repl_rl.view.viewer.index import (
+    StepFile,
+    columns,
+    discard,
+    error_names,
+    key,
+    keys,
+    opened,
+    question_of,
+    step_files,
+)
 
 _COMMIT_AFTER_S = 0.25
 _TAIL_BYTES = 4096
+_NOT_AGAIN_FOR_S = 0.8
 _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 
@@ -61,34 +72,39 @@ def update(target: Path, index: Path, wait: bool = True) -> bool:
     """Bring the index up to date; False if somebody else is at it and `wait` is not given. A damaged one is redone."""
     with lock(index, wait) as is_ours:
         if is_ours:
+            files = step_files(target)
             try:
-                _update(target, index)
+                fill(target, index, files)
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) and "disk i/o" not in str(error).lower():
                     raise
                 discard(index)
-                _update(target, index)
+                fill(target, index, files)
         return is_ours
 
 
-def _update(target: Path, index: Path) -> None:
-    files = step_files(target)
+def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None = None) -> None:
+    """Have the index hold these files and no others; of each at most `most` trajectories, the first ones."""
     with opened(index) as connection:
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
-        names = {_name(target, file): file for file in files}
+        folder = target if target.is_dir() else target.parent
+        names = {visible(str(file.path.relative_to(folder))): file for file in files}
         with _committed(connection) as changed:
             changed += [_forget(connection, row) for name, row in known.items() if name not in names]
             changed += [_expect(connection, known.get(name), name, file) for name, file in names.items()]
-            changed.append(_first_scan(connection))
+            first_scan = "UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0"
+            changed.append(connection.execute(first_scan).rowcount > 0)
         for name, file in names.items():
             row = connection.execute("SELECT * FROM file WHERE path = ?", (name,)).fetchone()
-            if not row["done"]:
-                _index_file(connection, row, file)
-
-
-def _name(target: Path, file: StepFile) -> str:
-    relative = file.path.relative_to(target) if target.is_dir() else Path(file.path.name)
-    return visible(str(relative))
+            if row["done"]:
+                continue
+            try:
+                _index_file(connection, row, file, most)
+            except OSError as error:
+                reason = f"it can't be read: {error.strerror}"
+                with _committed(connection) as changed:
+                    connection.execute("UPDATE file SET reason = ?, done = 1 WHERE id = ?", (reason, row["id"]))
+                    changed.append(True)
 
 
 @contextmanager
@@ -104,10 +120,6 @@ def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
     except BaseException:
         connection.execute("ROLLBACK")
         raise
-
-
-def _first_scan(connection: sqlite3.Connection) -> bool:
-    return connection.execute("UPDATE state SET value = 1 WHERE key = 'scans' AND value = 0").rowcount > 0
 
 
 def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
@@ -153,49 +165,15 @@ def _tail_of(file: Any, end: int) -> int:
     return zlib.crc32(file.read(min(end, _TAIL_BYTES)))
 
 
-def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile) -> None:
-    try:
-        with file.path.open("rb") as source:
-            _index_lines(connection, row, file, source)
-    except OSError as error:
-        with _committed(connection) as changed:
-            reason = f"it can't be read: {error.strerror}"
-            connection.execute("UPDATE file SET reason = ?, done = 1 WHERE id = ?", (reason, row["id"]))
-            changed.append(True)
-
-
-def _index_lines(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, source: Any) -> None:
-    source.seek(row["indexed"])
-    progress = Progress(row["id"], row["indexed"], row["records"], row["unreadable"], row["reason"])
-    lines = progress.complete_lines(source)
-    is_done = False
-    while not is_done:
-        with _committed(connection) as changed:
-            is_done = _index_some(connection, progress, file, lines)
-            size = file.size if is_done else -1
-            tail = _tail_of(source, progress.indexed)
-            source.seek(progress.read_to)
-            connection.execute(
-                "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
-                "unreadable = ?, reason = ?, done = ? WHERE id = ?",
-                (size, file.mtime_ns, file.inode, progress.indexed, tail, *progress.found(), is_done, row["id"]),
-            )
-            changed.append(True)
-
-
 @dataclass(slots=True)
-class Progress:
+class _Progress:
     """How far a file has been read: `indexed` bytes are in the index, `read_to` is where the next line begins."""
 
-    file: int
     indexed: int
     records: int
     unreadable: int
     reason: str | None
     read_to: int = 0
-
-    def found(self) -> tuple[int, int, str | None]:
-        return self.records, self.unreadable, self.reason
 
     def complete_lines(self, source: Any) -> Iterator[tuple[int, bytes]]:
         """Where each line begins, and its bytes; blank ones are passed over, a last one without its end is kept back
@@ -218,8 +196,32 @@ def _is_whole(line: bytes) -> bool:
         return False
 
 
+def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, most: int | None) -> None:
+    """Read on from where the file was left, and commit every quarter of a second."""
+    with file.path.open("rb") as source:
+        source.seek(row["indexed"])
+        progress = _Progress(row["indexed"], row["records"], row["unreadable"], row["reason"])
+        lines = islice(progress.complete_lines(source), most)
+        is_done = False
+        while not is_done:
+            with _committed(connection) as changed:
+                is_done = _index_some(connection, progress, file, lines)
+                # -1: the file holds more than was asked for, or than has been read so far.
+                is_cut = progress.records == most and progress.indexed < file.size
+                size = file.size if is_done and not is_cut else -1
+                tail = _tail_of(source, progress.indexed)
+                source.seek(progress.read_to)
+                found = (progress.indexed, tail, progress.records, progress.unreadable, progress.reason, is_done)
+                connection.execute(
+                    "UPDATE file SET size = ?, mtime_ns = ?, inode = ?, indexed = ?, tail = ?, records = ?, "
+                    "unreadable = ?, reason = ?, done = ? WHERE id = ?",
+                    (size, file.mtime_ns, file.inode, *found, row["id"]),
+                )
+                changed.append(True)
+
+
 def _index_some(
-    connection: sqlite3.Connection, progress: Progress, file: StepFile, lines: Iterator[tuple[int, bytes]]
+    connection: sqlite3.Connection, progress: _Progress, file: StepFile, lines: Iterator[tuple[int, bytes]]
 ) -> bool:
     """Read for a quarter of a second, or to the end; True at the end."""
     until_s = time.monotonic() + _COMMIT_AFTER_S
@@ -230,7 +232,14 @@ def _index_some(
             progress.unreadable += 1
             progress.reason = progress.reason or visible(f"trajectory {progress.records}: {error}"[:300])
         else:
-            _insert(connection, progress, file, start, len(line), record)
+            question = visible(question_of(record.trajectory.prompt))
+            digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
+            connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
+            id = key(file.split, file.step, progress.records)
+            place = (file.split, file.step, progress.records, start, len(line))
+            connection.execute(_INSERT, (id, *place, *columns(record), digest))
+            names = error_names(record.trajectory)
+            connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
         progress.records += 1
         progress.indexed = start + len(line)
         if time.monotonic() > until_s:
@@ -238,23 +247,53 @@ def _index_some(
     return True
 
 
-def _insert(
-    connection: sqlite3.Connection, progress: Progress, file: StepFile, start: int, length: int, record: Record
-) -> None:
-    trajectory = record.trajectory
-    question = visible(question_of(trajectory.prompt))
-    digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
-    connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
-    row = key(file.split, file.step, progress.records)
-    place = (file.split, file.step, progress.records, start, length)
-    connection.execute(_INSERT, (row, *place, *columns(record), digest))
-    connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, row) for name in error_names(trajectory)))
+class Follower:
+    """The indexer as a process, as a viewer holds it: started with it, asked to look again, ended with it.
 
+    Threads may share it.
+    """
 
-def pokes(descriptor: int) -> Iterator[bytes]:
-    """What comes through a pipe, until its other end is closed."""
-    while received := os.read(descriptor, 65536):
-        yield received
+    def __init__(self, target: Path, index: Path) -> None:
+        self._command = [sys.executable, "-m", "repl_rl.view.viewer.indexer", str(target), str(index)]
+        self._lock = threading.Lock()
+        self._poked_s = time.monotonic()
+        self._process = self._start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *ending: object) -> None:
+        self.close()
+
+    def poke(self) -> None:
+        """Have the files looked at again, unless that was only just asked for. Starts an indexer that has died anew."""
+        with self._lock:
+            if time.monotonic() - self._poked_s < _NOT_AGAIN_FOR_S:
+                return
+            self._poked_s = time.monotonic()
+            if self._process.poll() is not None:
+                self._process = self._start()
+                return
+            assert self._process.stdin is not None
+            with contextlib.suppress(BlockingIOError, BrokenPipeError):
+                self._process.stdin.write(b".")
+
+    def close(self) -> None:
+        """End the process; what it has committed stays."""
+        with self._lock:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+            self._process.terminate()
+            self._process.wait()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """In a session of its own, so that Ctrl-C reaches the viewer alone, which then ends it."""
+        process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
+        )
+        assert process.stdin is not None
+        return process
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -262,15 +301,14 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, index = map(Path, arguments)
     said = ""
-    for _ in chain([b""], pokes(0)):
+    for _ in chain([b""], iter(lambda: os.read(0, 65536), b"")):
         try:
             update(target, index, wait=False)
         except (sqlite3.Error, OSError) as error:
             if str(error) != said:
                 said = str(error)
-                print(
-                    f"repl-rl view: the index {index} can't be brought up to date: {said}", file=sys.stderr, flush=True
-                )
+                sentence = f"repl-rl view: the index {index} can't be brought up to date: {said}"
+                print(sentence, file=sys.stderr, flush=True)
         else:
             said = ""
 

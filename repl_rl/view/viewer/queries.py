@@ -6,33 +6,24 @@ What comes from outside is checked against lists of names, or travels as a bound
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.errors import ConfigError
-from repl_rl.view.viewer.database import SPLITS, key, keys
+from repl_rl.view.viewer.index import SPLITS, key, keys
 
 MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
 _MOST_OF_TASK = 200
 _STAYS_AFTER_S = 10.0
 """A last line without its end is no longer in the writing once its file has been left alone for this long."""
-_SORTS = {
-    "step": "step",
-    "task_id": "task_id",
-    "status": "status",
-    "reward": "reward",
-    "outcome": "outcome",
-    "lines": "lines",
-    "tokens": "tokens",
-    "errors": "n_errors",
-    "duration_s": "duration_s",
-    "position": "position",
-}
+_SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens")}
+_SORTS |= {"errors": "n_errors", "duration_s": "duration_s", "position": "position"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
 _KNOWN = {*_EQUALS, "step", "error", "min_reward", "max_reward", "q", "sort", "order", "offset", "limit"}
 _SHOWN = (
@@ -65,80 +56,50 @@ class Place:
     question: str
 
 
-@dataclass(slots=True)
-class _Conditions:
-    parts: list[str] = field(default_factory=list)
-    values: list[Any] = field(default_factory=list)
-
-    def add(self, part: str, *values: Any) -> None:
-        self.parts.append(part)
-        self.values += values
-
-
 def parse(parameters: Mapping[str, str]) -> Query:
     """What a table asks for. Raises ConfigError, naming the parameter, for values that mean nothing."""
     if unknown := sorted(parameters.keys() - _KNOWN):
         raise ConfigError(f"unknown parameter {unknown[0]!r}; known ones: {', '.join(sorted(_KNOWN))}")
     given = {name: value for name, value in parameters.items() if value != ""}
-    found = _Conditions()
-    for name, column in _EQUALS.items():
+    conditions: list[tuple[Any, ...]] = [
+        (f"{column} = ?", given[name]) for name, column in _EQUALS.items() if name in given
+    ]
+    if "step" in given:
+        steps = _STEPS.fullmatch(given["step"])
+        if steps is None:
+            raise ConfigError(f"step is {given['step']!r}; give one step, as in 12, or a range, as in 3-20")
+        conditions.append(("step BETWEEN ? AND ?", int(steps[1]), int(steps[2] or steps[1])))
+    for name, sign in (("min_reward", ">="), ("max_reward", "<=")):
         if name in given:
-            found.add(f"{column} = ?", given[name])
-    _add_steps(found, given)
-    _add_rewards(found, given)
+            try:
+                bound = float(given[name])
+            except ValueError:
+                bound = math.nan
+            if math.isnan(bound):
+                raise ConfigError(f"{name} is {given[name]!r} and not a number")
+            conditions.append((f"reward {sign} ?", bound))
     if "error" in given:
-        found.add("trajectory.id IN (SELECT trajectory FROM error WHERE name = ?)", given["error"])
+        conditions.append(("trajectory.id IN (SELECT trajectory FROM error WHERE name = ?)", given["error"]))
     if "q" in given:
-        pattern = f"%{_literal(given['q'])}%"
+        literal = re.sub(r"([\\%_])", r"\\\1", given["q"])
         matching = "SELECT id FROM question WHERE text LIKE ? ESCAPE '\\'"
-        found.add(f"(task_id LIKE ? ESCAPE '\\' OR question IN ({matching}))", pattern, pattern)
+        conditions.append((f"(task_id LIKE ? ESCAPE '\\' OR question IN ({matching}))", *[f"%{literal}%"] * 2))
+    sort, direction = given.get("sort", "step"), given.get("order", "asc")
+    if sort not in _SORTS:
+        raise ConfigError(f"sort is {sort!r}; give one of {', '.join(_SORTS)}")
+    if direction not in ("asc", "desc"):
+        raise ConfigError(f"order is {direction!r}; give asc or desc")
+    if sort == "step":
+        order = "id" if direction == "asc" else "step DESC, split DESC, id"
+    else:  # None is not a value to sort by: it stands last either way.
+        order = f"{_SORTS[sort]} {direction} NULLS LAST, id {direction}"
     return Query(
-        where=" AND ".join(found.parts) or "1",
-        values=tuple(found.values),
-        order=_order(given),
+        where=" AND ".join(part for part, *_ in conditions) or "1",
+        values=tuple(value for _, *values in conditions for value in values),
+        order=order,
         offset=_count(given, "offset", 0, 2**53),
         limit=_count(given, "limit", _DEFAULT_ROWS, MOST_ROWS),
     )
-
-
-def _add_steps(found: _Conditions, given: Mapping[str, str]) -> None:
-    if "step" not in given:
-        return
-    steps = _STEPS.fullmatch(given["step"])
-    if steps is None:
-        raise ConfigError(f"step is {given['step']!r}; give one step, as in 12, or a range, as in 3-20")
-    first = int(steps[1])
-    found.add("step BETWEEN ? AND ?", first, int(steps[2]) if steps[2] else first)
-
-
-def _add_rewards(found: _Conditions, given: Mapping[str, str]) -> None:
-    for name, sign in (("min_reward", ">="), ("max_reward", "<=")):
-        if name not in given:
-            continue
-        try:
-            bound = float(given[name])
-        except ValueError as error:
-            raise ConfigError(f"{name} is {given[name]!r} and no number") from error
-        if bound != bound:
-            raise ConfigError(f"{name} is {given[name]!r} and no number")
-        found.add(f"reward {sign} ?", bound)
-
-
-def _literal(text: str) -> str:
-    return re.sub(r"([\\%_])", r"\\\1", text)
-
-
-def _order(given: Mapping[str, str]) -> str:
-    name, direction = given.get("sort", "step"), given.get("order", "asc")
-    if name not in _SORTS:
-        raise ConfigError(f"sort is {name!r}; give one of {', '.join(_SORTS)}")
-    if direction not in ("asc", "desc"):
-        raise ConfigError(f"order is {direction!r}; give asc or desc")
-    column = _SORTS[name]
-    if column == "step":
-        return "id" if direction == "asc" else "step DESC, split DESC, id"
-    # None is no value to sort by: it stands last either way.
-    return f"{column} {direction} NULLS LAST, id {direction}"
 
 
 def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> int:

@@ -14,14 +14,13 @@ import json
 import signal
 import sqlite3
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from repl_rl.errors import ConfigError, ReplRLError
-from repl_rl.view.viewer.assets import INDEX, asset
-from repl_rl.view.viewer.source import Answer, NotFound, Source
+from repl_rl.view.viewer.api import Answer, NotFound, RunApi
+from repl_rl.view.viewer.export import INDEX, asset
 
 HOST = "127.0.0.1"
 _NAMES = {HOST, "localhost"}
@@ -43,77 +42,63 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def application(source: Source, poke: Callable[[], None]) -> web.Application:
+def application(api: RunApi, poke: Callable[[], None]) -> web.Application:
     """The viewer of one run. `poke` is called before each answer and has to return at once."""
     app = web.Application(middlewares=[_guarded(poke)])
-    app.router.add_get("/", _page)
+    app.router.add_get("/", _asset)
     app.router.add_get("/assets/{name}", _asset)
-    app.router.add_get("/api/run", _answering(lambda request: source.run()))
-    app.router.add_get("/api/trajectories", _answering(lambda request: source.rows(_parameters(request))))
-    app.router.add_get("/api/trajectory/{id}", _answering(lambda request: _trajectory(source, request)))
-    app.router.add_get("/api/tokens/{id}", _answering(lambda request: _tokens(source, request)))
-    app.router.add_get("/api/group/{id}", _answering(lambda request: source.group(request.match_info["id"])))
-    app.router.add_get("/api/task/{id}", _answering(lambda request: source.task(request.match_info["id"])))
+    app.router.add_get("/api/run", _answering(lambda request: api.run()))
+    app.router.add_get("/api/trajectories", _answering(lambda request: api.rows(dict(request.query))))
+    app.router.add_get("/api/trajectory/{id}", _answering(lambda request: _trajectory(api, request)))
+    app.router.add_get("/api/tokens/{id}", _answering(lambda request: _tokens(api, request)))
+    app.router.add_get("/api/group/{id}", _answering(lambda request: api.group(request.match_info["id"])))
+    app.router.add_get("/api/task/{id}", _answering(lambda request: api.task(request.match_info["id"])))
     return app
 
 
-async def serve(source: Source, poke: Callable[[], None], port: int, ready: Callable[[str], None]) -> None:
+async def serve(api: RunApi, poke: Callable[[], None], port: int, ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM; `ready` gets the address once it answers. Port 0: any that is free.
 
     Raises ConfigError if the port can't be had.
     """
-    runner = web.AppRunner(application(source, poke), access_log=None)
+    runner = web.AppRunner(application(api, poke), access_log=None)
     try:
         await runner.setup()
-        ready(f"http://{HOST}:{await _listen(runner, port)}/")
-        await _until_signal()
+        try:
+            await web.TCPSite(runner, HOST, port, shutdown_timeout=1.0).start()
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+            raise ConfigError(f"port {port} can't be had: {reason}; give another, or leave out --port") from error
+        ready(f"http://{HOST}:{runner.addresses[0][1]}/")
+        ended = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        await ended.wait()
     finally:
         await runner.cleanup()
-
-
-async def _listen(runner: web.AppRunner, port: int) -> int:
-    try:
-        await web.TCPSite(runner, HOST, port, shutdown_timeout=1.0).start()
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
-        raise ConfigError(f"port {port} can't be had: {reason}; give another, or leave out --port") from error
-    found: int = runner.addresses[0][1]
-    return found
-
-
-async def _until_signal() -> None:
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    await ended.wait()
 
 
 def _guarded(poke: Callable[[], None]) -> Any:
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if _host_name(request.host) not in _NAMES:
-            response: web.StreamResponse = _error(403, f"this viewer is for this machine alone, as {HOST} or localhost")
-        else:
-            poke()
-            response = await _answered(request, handler)
+        try:
+            if _host_name(request.host) in _NAMES:
+                poke()
+                response = await handler(request)
+            else:
+                response = _error(403, f"this viewer is for this machine alone, as {HOST} or localhost")
+        except web.HTTPException as error:
+            response = _error(error.status, error.reason.lower(), error.headers.get("Allow"))
+        except NotFound as error:
+            response = _error(404, str(error))
+        except ConfigError as error:
+            response = _error(400, str(error))
+        except (ReplRLError, sqlite3.Error, OSError) as error:
+            response = _error(503, f"the run can't be read just now: {error}")
         response.headers.update(_HEADERS)
         return response
 
     return guard
-
-
-async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        return _error(error.status, error.reason.lower(), error.headers.get("Allow"))
-    except NotFound as error:
-        return _error(404, str(error))
-    except ConfigError as error:
-        return _error(400, str(error))
-    except (ReplRLError, sqlite3.Error, OSError) as error:
-        return _error(503, f"the run can't be read just now: {error}")
 
 
 def _host_name(host: str) -> str:
@@ -141,18 +126,14 @@ def _answering(ask: Callable[[web.Request], Answer]) -> Handler:
     return handler
 
 
-def _parameters(request: web.Request) -> dict[str, str]:
-    return dict(request.query)
-
-
-def _trajectory(source: Source, request: web.Request) -> Answer:
+def _trajectory(api: RunApi, request: web.Request) -> Answer:
     first, count = _number(request, "first", 0), _number(request, "count", 400)
-    return source.trajectory(request.match_info["id"], first, min(count, _MOST_SCREEN_ROWS))
+    return api.trajectory(request.match_info["id"], first, min(count, _MOST_SCREEN_ROWS))
 
 
-def _tokens(source: Source, request: web.Request) -> Answer:
+def _tokens(api: RunApi, request: web.Request) -> Answer:
     line = _number(request, "line", -1)
-    return source.tokens(request.match_info["id"], None if line < 0 else line)
+    return api.tokens(request.match_info["id"], None if line < 0 else line)
 
 
 def _number(request: web.Request, name: str, otherwise: int) -> int:
@@ -164,18 +145,10 @@ def _number(request: web.Request, name: str, otherwise: int) -> int:
     return int(text)
 
 
-async def _page(request: web.Request) -> web.StreamResponse:
-    return await _asset(request, INDEX)
-
-
-async def _asset(request: web.Request, name: str | None = None) -> web.StreamResponse:
-    path = asset(request.match_info["name"] if name is None else name)
+async def _asset(request: web.Request) -> web.StreamResponse:
+    path = asset(request.match_info.get("name", INDEX))
     if path is None:
         raise web.HTTPNotFound
-    return web.FileResponse(path, headers=_UNTIL_CHANGED | _type_of(path))
-
-
-def _type_of(path: Path) -> dict[str, str]:
-    """Told here for what a page is made of: what a system thinks of a suffix differs, and `nosniff` takes it at its
-    word."""
-    return {"Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8"} if path.suffix in _TYPES else {}
+    # The types are told here: what a system thinks of a suffix differs, and `nosniff` takes it at its word.
+    type = {"Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8"} if path.suffix in _TYPES else {}
+    return web.FileResponse(path, headers=_UNTIL_CHANGED | type)

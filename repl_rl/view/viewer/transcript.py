@@ -1,16 +1,23 @@
-"""A trajectory as the page shows it: its screen in windows, and what is known of each line in the window. Pure."""
+"""A trajectory as the page shows it: its screen in windows, what is known of each line in the window, and its tokens.
+
+Tokens are spelled by the run's own vocabulary where there is one to be found.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from repl_rl.credit.return_to_go import discounted_returns
-from repl_rl.trajectory import Line, Trajectory
-from repl_rl.view.transcript import ScreenRow, screen_rows
-from repl_rl.view.viewer.record import Record
+from repl_rl.trajectory import Line, Record, Trajectory
+from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
+from repl_rl.view.transcript import screen_rows
 from repl_rl.view.words import FAULTS, line_logprob
 
+MOST_TOKENS = 2000
+"""Tokens of a completion that are shown at once."""
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
@@ -28,10 +35,16 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
     return {
         "answer": trajectory.answer,
         "error": trajectory.error,
-        "times": {
-            name: getattr(trajectory, name) for name in ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
-        },
-        "screen": [_row(row, index_of) for row in window],
+        "times": {name: getattr(trajectory, name) for name in _TIMES},
+        "screen": [
+            {
+                "origin": str(row.origin),
+                "mark": row.mark,
+                "pieces": [{"origin": str(piece.origin), "text": piece.text} for piece in row.pieces],
+                "lines": [index_of[line.start] for line in row.lines],
+            }
+            for row in window
+        ],
         "screen_total": len(rows),
         "lines": {str(index): _line(record, index, returns[index], changed[index]) for index in shown},
     }
@@ -58,15 +71,6 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
     return changes
 
 
-def _row(row: ScreenRow, index_of: dict[int, int]) -> dict[str, Any]:
-    return {
-        "origin": str(row.origin),
-        "mark": row.mark,
-        "pieces": [{"origin": str(piece.origin), "text": piece.text} for piece in row.pieces],
-        "lines": [index_of[line.start] for line in row.lines],
-    }
-
-
 def _line(record: Record, index: int, following: float | None, changed: bool | None) -> dict[str, Any]:
     line = record.trajectory.lines[index]
     count = line.end - line.start if record.has_tokens else 0
@@ -83,8 +87,74 @@ def _line(record: Record, index: int, following: float | None, changed: bool | N
         "logprob_mean": None if logprob is None else logprob / count,
         "tokens": count,
         "duration_s": line.duration_s,
-        "calls": [
-            {"name": call.name, "error_name": call.error_name, "duration_s": call.duration_s} for call in line.calls
-        ],
+        "calls": [dataclasses.asdict(call) for call in line.calls],
         "state_changed": changed,
     }
+
+
+class TokenReader:
+    """Loads a vocabulary when the first token is asked for, and keeps it."""
+
+    def __init__(self) -> None:
+        self._loaded: dict[str, TokenTexts | None] = {}
+        self._lock = threading.Lock()
+
+    def rows(self, models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
+        """The tokens of line `line` with those of its output, or the first of the completion; none without tokens.
+
+        The vocabulary is that of the first model that spells what was typed.
+        """
+        if not record.has_tokens:
+            return []
+        part, before = _part(record.trajectory, line)
+        loaded = (self._load(model) for model in models)
+        texts = next((texts for texts in loaded if texts is not None and texts_fit(part, texts)), None)
+        return [
+            {
+                "id": row.id,
+                "text": row.text,
+                "logprob": row.logprob,
+                "sampled": row.sampled,
+                "line": None if row.line is None else row.line + before,
+            }
+            for row in token_rows(part, texts)
+        ]
+
+    def _load(self, model: str) -> TokenTexts | None:
+        with self._lock:
+            if model not in self._loaded:
+                self._loaded[model] = load_token_texts(model)
+            return self._loaded[model]
+
+
+def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
+    """The trajectory cut to what is asked for, and how many lines are in front of it."""
+    lines = trajectory.lines
+    if line is None:
+        return _cut(trajectory, 0, min(MOST_TOKENS, len(trajectory.completion_ids)), 0, len(lines)), 0
+    if line >= len(lines):
+        return _cut(trajectory, 0, 0, 0, 0), 0
+    end = lines[line + 1].start if line + 1 < len(lines) else len(trajectory.completion_ids)
+    start = lines[line].start
+    return _cut(trajectory, start, min(end, start + MOST_TOKENS), line, line + 1), line
+
+
+def _cut(trajectory: Trajectory, start: int, end: int, first: int, last: int) -> Trajectory:
+    """Its tokens from `start` to `end` with the lines from `first` to `last`.
+
+    A line that is cut through has no text that its tokens would have to spell.
+    """
+    lines = [
+        dataclasses.replace(
+            line, start=line.start - start, end=min(line.end, end) - start, text=line.text if line.end <= end else ""
+        )
+        for line in trajectory.lines[first:last]
+        if line.start < end
+    ]
+    return dataclasses.replace(
+        trajectory,
+        completion_ids=trajectory.completion_ids[start:end],
+        sampled_mask=trajectory.sampled_mask[start:end],
+        logprobs=trajectory.logprobs[start:end],
+        lines=tuple(lines),
+    )

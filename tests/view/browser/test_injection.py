@@ -12,8 +12,8 @@ import yaml
 from playwright.sync_api import Page, expect
 
 from repl_rl.trajectory import LineKind, ToolCall, Trajectory, write_jsonl
+from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
-from repl_rl.view.viewer.source import Source
 from tests.view.browser.conftest import Visit
 from tests.view.conftest import make_trajectory, train_row, write_metrics
 from tests.view.test_viewer_server import viewing
@@ -78,7 +78,7 @@ def served(folder: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def exported(folder: Path) -> str:
-    return export(Source(folder), folder.parent / "evil.html").path.as_uri()
+    return export(RunApi(folder), folder.parent / "evil.html").path.as_uri()
 
 
 def harmless(page: Page) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
+from repl_rl.view import write_report
+from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
-from repl_rl.view.viewer.source import Source
 from tests.view.browser.conftest import Visit, row_texts, screen_texts
 
 pytestmark = pytest.mark.slow
@@ -34,14 +36,14 @@ QUERIES: list[Mapping[str, str]] = [
 
 @pytest.fixture(scope="module")
 def exported(shown_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    written = export(Source(shown_folder), tmp_path_factory.mktemp("exported") / "run.html")
+    written = export(RunApi(shown_folder), tmp_path_factory.mktemp("exported") / "run.html")
     assert (written.shown, written.total) == (122, 122)
     return written.path.as_uri()
 
 
 def test_filters_and_orders_give_what_the_server_gives(visit: Visit, exported: str, shown_folder: Path) -> None:
     page = visit(exported)
-    source = Source(shown_folder)
+    source = RunApi(shown_folder)
     for query in QUERIES:
         asked = {"sort": "step", "order": "desc", "offset": "5", "limit": "40", **query}
         answer = source.rows(asked)
@@ -69,6 +71,22 @@ def test_the_file_is_used_like_the_viewer(visit: Visit, exported: str) -> None:
     expect(page.locator("#pane")).to_be_hidden()
 
 
+def test_a_report_shows_curves_and_rates_at_once_and_trajectories_by_step(
+    visit: Visit, shown_folder: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(shown_folder, tmp_path / "quickstart")
+    page = visit(write_report(folder).as_uri())
+    expect(page.locator("#charts .main-svg:first-child")).to_have_count(8)
+    expect(page.locator(".families tbody tr").first).to_contain_text("41.2%92.5%")
+    expect(page.locator("#summary")).to_contain_text("92.5% of 240 held-out problems solved after training.")
+    expect(page.locator("#notes")).to_contain_text("This report holds ")
+    expect(page.locator("#live")).to_have_text("exported file, does not change")
+    page.get_by_role("link", name="Show one row").click()
+    expect(page.locator(".families")).to_have_count(0)
+    page = visit(f"{folder.as_uri()}/report.html#open=eval-24-1&mode=steps&with=eval-0-1")
+    expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
+
+
 def test_a_link_into_the_file_is_restored(visit: Visit, exported: str) -> None:
     page = visit(f"{exported}#status=not+solved&open=eval-24-1&mode=steps&with=eval-0-1")
     expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
@@ -78,7 +96,7 @@ def test_a_link_into_the_file_is_restored(visit: Visit, exported: str) -> None:
 
 
 def test_bad_filters_and_missing_trajectories_are_said(visit: Visit, shown_folder: Path, tmp_path: Path) -> None:
-    address = export(Source(shown_folder), tmp_path / "part.html", 3).path.as_uri()
+    address = export(RunApi(shown_folder), tmp_path / "part.html", 3).path.as_uri()
     page = visit(f"{address}#open=train-1-0")
     expect(page.locator("#pane [role=alert]")).to_have_text(
         "trajectory train-1-0 is not in this file: only a part of the run was exported."

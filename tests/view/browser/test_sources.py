@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.view.viewer.assets import page_folder
+from repl_rl.view.viewer.export import page_folder
 
 FILES = sorted(page_folder().iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]

@@ -31,7 +31,7 @@ def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture
     code = main(["replay", str(path), "--notebooks", str(notebooks), "--json", str(figures)])
     said = capsys.readouterr().out
     assert code == 1
-    assert "note: some.jsonl is read up to its trajectory 2" in said
+    assert "note: some.jsonl: 1 line is left out (line 3: " in said
     assert "2 notebooks, 8 cells: 1 equal, 1 differ\n" in said
     assert "1 with an unexplained difference, 0 that could not be replayed" in said
     names = sorted(child.name for child in notebooks.iterdir())

@@ -4,11 +4,12 @@
   "use strict";
   const view = window.ReplView;
 
+  const embedded = document.getElementById("run-data"); // of an exported file; it stands before every script
   const DEFAULTS = Object.freeze({
     q: "", task: "", split: "", step: "", family: "", status: "", error: "", stop: "", min_reward: "", max_reward: "",
     sort: "step", order: "desc", page: "1",
     open: "", mode: "transcript", line: "", with: "",
-    curves: "some", follow: "",
+    curves: (embedded && embedded.dataset.curves) || "some", follow: "",
   });
   const FILTERS = ["q", "task", "split", "step", "family", "status", "error", "stop", "min_reward", "max_reward"];
   const PER_PAGE = 50;

@@ -1,4 +1,4 @@
-"""What the page asks for, answered from a run's files and its index, in plain JSON types.
+"""What the page asks for (`/api/...`), answered from a run's files and its index, in plain JSON types.
 
 Every string of an answer has been through `visible` and every number is finite. Of the files nothing is kept but the
 curves: a trajectory is read, by its place, when somebody asks for it. Safe to call from several threads.
@@ -13,19 +13,18 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
+from repl_rl.trajectory import Record, read_record
 from repl_rl.utils.text import visible
 from repl_rl.view.charts import charts
-from repl_rl.view.facts import facts, family_rows, summary
-from repl_rl.view.run import Run, number, read_run
+from repl_rl.view.run import Run, facts, family_rows, number, read_run, summary
 from repl_rl.view.viewer import queries
-from repl_rl.view.viewer.database import index_path, opened, revision
-from repl_rl.view.viewer.record import Record, read_record
-from repl_rl.view.viewer.tokens import TokenReader
-from repl_rl.view.viewer.transcript import transcript
+from repl_rl.view.viewer.index import index_path, opened, revision
+from repl_rl.view.viewer.transcript import TokenReader, transcript
 
 _LIVE_FOR_S = 300.0
 """A run whose metrics have been left alone for longer is taken for stopped."""
@@ -39,15 +38,18 @@ class NotFound(RunError):
     """The run holds no trajectory of this id, or no longer where the index has it."""
 
 
-class Source:
+class RunApi:
     """The answers for one run folder, or one file of rollouts."""
 
-    def __init__(self, target: Path) -> None:
-        """Raises RunError if `target` is neither, or if no place can be written to for its index."""
+    def __init__(self, target: Path, index: Path | None = None) -> None:
+        """Without `index`, it is the one that belongs to the target.
+
+        Raises RunError if `target` is neither, or if no place can be written to for its index.
+        """
         self.target = target
         if not target.is_file():
             read_run(target, with_rollouts=False)
-        self.index = index_path(target)
+        self.index = index_path(target) if index is None else index
         self._about: tuple[Stamp, Answer] | None = None
         self._choices: tuple[int, Answer] | None = None
         self._tokens = TokenReader()
@@ -57,7 +59,9 @@ class Source:
         with opened(self.index) as connection:
             changes = revision(connection)
             progress, index_notes = queries.progress(connection), queries.notes(connection)
-            choices = self._choices_of(changes, connection)
+            if self._choices is None or self._choices[0] != changes:
+                self._choices = (changes, queries.choices(connection))
+            choices = self._choices[1]
             counted = _counted(connection) if self.target.is_file() else None
         stamp = self._stamp()
         about = self._about_run(stamp)
@@ -77,7 +81,8 @@ class Source:
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with the window of its screen; None: all of it."""
         place, record = self._read(id)
-        shown = transcript(record, self._gamma(), first, count)
+        gamma = self._about_run(self._stamp())["gamma"]
+        shown = transcript(record, 1.0 if gamma is None else float(gamma), first, count)
         return plain_members({"row": place.row, "question": place.question, **shown})
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
@@ -87,36 +92,32 @@ class Source:
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.group(connection, _found(id, queries.place(connection, id)).row)}
+            return {"rows": queries.group(connection, _place(connection, id).row)}
 
     def task(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.of_task(connection, _found(id, queries.place(connection, id)).row["task_id"])}
+            return {"rows": queries.of_task(connection, _place(connection, id).row["task_id"])}
 
     def _read(self, id: str) -> tuple[queries.Place, Record]:
         with opened(self.index) as connection:
-            place = _found(id, queries.place(connection, id))
+            place = _place(connection, id)
         path = self.target / place.path if self.target.is_dir() else self.target
         try:
             with path.open("rb") as file:
                 file.seek(place.start)
                 record = read_record(file.read(place.length))
+            if visible(record.trajectory.task_id) != place.row["task_id"]:
+                raise ValueError("it is another one")
         except (OSError, ValueError) as error:
             raise NotFound(f"{place.path} is not what it was when {id} was indexed; it is being read again") from error
-        if visible(record.trajectory.task_id) != place.row["task_id"]:
-            raise NotFound(f"{place.path} is not what it was when {id} was indexed; it is being read again")
         return place, record
 
     def _about_run(self, stamp: Stamp) -> Answer:
         if self._about is None or self._about[0] != stamp:
-            run = _file_run(self.target) if self.target.is_file() else read_run(self.target, with_rollouts=False)
+            is_file = self.target.is_file()
+            run = Run(self.target, {}, (), (), (), (), ()) if is_file else read_run(self.target, with_rollouts=False)
             self._about = (stamp, plain_members(_about(run, self.target)))
         return dict(self._about[1])
-
-    def _choices_of(self, changes: int, connection: sqlite3.Connection) -> Answer:
-        if self._choices is None or self._choices[0] != changes:
-            self._choices = (changes, queries.choices(connection))
-        return self._choices[1]
 
     def _stamp(self) -> Stamp:
         return tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
@@ -128,15 +129,11 @@ class Source:
         newest_ns = max(mtime_ns for _, mtime_ns in self._stamp())
         return time.time() - newest_ns / 1e9 < _LIVE_FOR_S
 
-    def _gamma(self) -> float:
-        gamma = self._about_run(self._stamp())["gamma"]
-        return 1.0 if gamma is None else float(gamma)
-
     def _models(self) -> list[str]:
         """Where this run's vocabulary may be: the model that it began with, its newest checkpoint."""
         model = self._about_run(self._stamp())["model"]
-        newest = max(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=_stat_time, default=None)
-        return [*([model] if isinstance(model, str) else []), *([] if newest is None else [str(newest.parent)])]
+        found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
+        return [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in found[-1:])]
 
 
 def plain(value: Any) -> Any:
@@ -164,20 +161,13 @@ def _about(run: Run, target: Path) -> Answer:
         "facts": facts(run) if target.is_dir() else [],
         "summary": summary(run),
         "notes": run.notes,
-        "charts": [
-            {name: getattr(chart, name) for name in ("id", "title", "caption", "data", "layout", "height")}
-            for chart in charts(run)
-        ],
+        "charts": [asdict(chart) for chart in charts(run)],
         "families": family_rows(run),
         "planned": planned if type(planned) is int else None,
         "done": int(steps[-1]["step"]) if steps else 0,
         "gamma": number({"gamma": run.setting("credit.gamma")}, "gamma"),
         "model": run.setting("model.path"),
     }
-
-
-def _file_run(path: Path) -> Run:
-    return Run(path, {}, (), (), (), (), ())
 
 
 def _counted(connection: sqlite3.Connection) -> str:
@@ -187,14 +177,11 @@ def _counted(connection: sqlite3.Connection) -> str:
     return f"{sum(counts.values())} trajectories{grades}"
 
 
-def _found(id: str, place: queries.Place | None) -> queries.Place:
+def _place(connection: sqlite3.Connection, id: str) -> queries.Place:
+    place = queries.place(connection, id)
     if place is None:
         raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
     return place
-
-
-def _stat_time(path: Path) -> int:
-    return _stat(path)[1]
 
 
 def _stat(path: Path) -> tuple[int, int]:

@@ -1,0 +1,248 @@
+"""The index of a run: an SQLite file with one row per trajectory, what stands in the row, and where its bytes are.
+
+It holds what the table filters, sorts and searches by; a trajectory itself is read from its file. The index is
+disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
+It lies in the run folder where that can be written to, else in this user's cache.
+
+Many may read and write it at once (WAL); that only one process indexes at a time is the indexer's business. Not
+covered: network file systems on which SQLite's locks don't hold.
+
+What a stored trajectory does not say outright is worked out here: the question of its prompt, and the family of its
+task. Prompts are text. The question of a shipped dialect is found where that dialect puts it (comments at the prompt, a
+`Problem:`, the user's message of a chat); of any other prompt it is the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from repl_rl.errors import RunError
+from repl_rl.trajectory import Record, Trajectory
+from repl_rl.utils.cache import cache_home
+from repl_rl.utils.text import visible
+from repl_rl.view.words import status, total_reward
+
+VERSION = 1
+"""Of the layout, and of what is read out of a record: raise it with either."""
+NAME = f"index-{VERSION}.sqlite"
+SPLITS = ("eval", "train")
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS file (
+    id INTEGER PRIMARY KEY, split TEXT NOT NULL, step INTEGER NOT NULL, path TEXT NOT NULL UNIQUE,
+    size INTEGER NOT NULL DEFAULT -1, mtime_ns INTEGER NOT NULL DEFAULT 0, inode INTEGER NOT NULL DEFAULT 0,
+    indexed INTEGER NOT NULL DEFAULT 0, tail INTEGER NOT NULL DEFAULT 0, records INTEGER NOT NULL DEFAULT 0,
+    unreadable INTEGER NOT NULL DEFAULT 0, reason TEXT, done INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE IF NOT EXISTS trajectory (
+    id INTEGER PRIMARY KEY, split TEXT NOT NULL, step INTEGER NOT NULL,
+    position INTEGER NOT NULL, start INTEGER NOT NULL, length INTEGER NOT NULL, task_id TEXT NOT NULL,
+    family TEXT NOT NULL, status TEXT NOT NULL, stop_reason TEXT NOT NULL, reward REAL, outcome REAL,
+    lines INTEGER NOT NULL, tokens INTEGER NOT NULL, errors TEXT NOT NULL, n_errors INTEGER NOT NULL,
+    duration_s REAL NOT NULL, version INTEGER NOT NULL, note TEXT, question INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS error (name TEXT NOT NULL, trajectory INTEGER NOT NULL, PRIMARY KEY (name, trajectory))
+    WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS question (id INTEGER PRIMARY KEY, text TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+INSERT OR IGNORE INTO state VALUES ('revision', 0), ('scans', 0);
+CREATE INDEX IF NOT EXISTS by_newest ON trajectory (step DESC, split DESC, id);
+CREATE INDEX IF NOT EXISTS by_task ON trajectory (task_id);
+CREATE INDEX IF NOT EXISTS by_status ON trajectory (status);
+CREATE INDEX IF NOT EXISTS by_family ON trajectory (family);
+CREATE INDEX IF NOT EXISTS by_stop ON trajectory (stop_reason);
+CREATE INDEX IF NOT EXISTS by_reward ON trajectory (reward);
+CREATE INDEX IF NOT EXISTS by_lines ON trajectory (lines);
+CREATE INDEX IF NOT EXISTS by_tokens ON trajectory (tokens);
+CREATE INDEX IF NOT EXISTS by_duration ON trajectory (duration_s);
+"""
+
+
+Item = TypeVar("Item")
+_STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
+_FOLDERS = {"train": "rollouts", "eval": "eval"}
+
+_LONGEST = 4000
+"""Characters of a question that are kept."""
+_TAIL = 400
+_USER = re.compile(
+    r"(?:<\|im_start\|>user\n|<start_of_turn>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n*|<\|user\|>\n?|\[INST\]\s?)"
+)
+_END_OF_MESSAGE = re.compile(r"<\|im_end\|>|<end_of_turn>|<\|eot_id\|>|<\|end\|>|<\|assistant\|>|</s>|\[/INST\]")
+_PROBLEM = re.compile(r"^(?:Problem|Question):[ \n]", re.MULTILINE)
+_END_OF_PROBLEM = re.compile(r"^(?:Solution|Answer):", re.MULTILINE)
+_WAITING = re.compile(r"(?:^|\n)(?:>>>|In \[\d+\]:)[ ]?\Z")
+_COMMENT = re.compile(r"(?:>>> |\.\.\. |In \[\d+\]: |   \.\.\.: )?#(?: |$)")
+_FAMILY = re.compile(r"(.+?)-(?:train|heldout|test|validation|eval|dev)-", re.DOTALL)
+_NUMBERED = re.compile(r"(.*?\D)(?:-\d+)+", re.DOTALL)
+
+
+def index_path(target: Path) -> Path:
+    """Where the index of a run folder, or of a single file of rollouts, lies; its folder is made.
+
+    Raises RunError if neither the run folder nor the cache can be written to.
+    """
+    target = target.resolve()
+    name = hashlib.blake2b(os.fsencode(target), digest_size=10).hexdigest()
+    homes = [target / ".view"] if target.is_dir() else []
+    for home in [*homes, cache_home() / "view" / name]:
+        with suppress(OSError):
+            home.mkdir(parents=True, exist_ok=True)
+            for file in ("lock", NAME):
+                (home / file).open("ab").close()
+            return home / NAME
+    raise RunError(f"there is no place for the index of {target}: neither it nor {cache_home()} can be written to")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection to the index, closed at the end; an empty index is made if there is none.
+
+    Raises sqlite3.DatabaseError if the file is damaged (see `discard`).
+    """
+    connection = sqlite3.connect(path, timeout=20.0, isolation_level=None)
+    try:
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA synchronous = NORMAL")
+        if connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            with suppress(sqlite3.OperationalError):  # in use by somebody who does the same, or no shared memory here
+                connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
+        yield connection
+    finally:
+        connection.close()
+
+
+def key(split: str, step: int, position: int) -> int:
+    """The id of a trajectory's row: ids are in the order of steps, then of `SPLITS`, then of positions.
+
+    Every index of SQLite ends in it, so that rows of one value come in that order without being sorted.
+    """
+    return (step << 33) | (SPLITS.index(split) << 32) | position
+
+
+def keys(split: str, step: int) -> tuple[int, int]:
+    """The first and the last id that a step's trajectories may have."""
+    return key(split, step, 0), key(split, step, 2**32 - 1)
+
+
+def discard(path: Path) -> None:
+    """Delete the index. Who has it open goes on reading the deleted one until it is opened again."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def revision(connection: sqlite3.Connection) -> int:
+    """Another number than before whenever anything in the index changed."""
+    return int(connection.execute("SELECT value FROM state WHERE key = 'revision'").fetchone()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class StepFile:
+    """A file of rollouts as the folder shows it now."""
+
+    split: str
+    step: int
+    path: Path
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+def step_files(target: Path) -> list[StepFile]:
+    """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
+    if target.is_dir():
+        named = [(split, path) for split, name in _FOLDERS.items() for path in _in_folder(target / name)]
+    else:
+        named = [("eval" if target.parent.name == "eval" else "train", target)]
+    by_step: dict[tuple[int, str], StepFile] = {}
+    # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the later name counts.
+    for split, path in sorted(named, key=lambda item: item[1].name, reverse=True):
+        digits = _STEP_FILE.fullmatch(path.name)
+        step = int(digits[1]) if digits else 0
+        with suppress(OSError):
+            stat = path.stat()
+            by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
+    return ends_first([by_step[place] for place in sorted(by_step)])
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder) if _STEP_FILE.fullmatch(entry.name)]
+    except OSError:
+        return []
+
+
+def ends_first(items: Sequence[Item]) -> list[Item]:
+    """Last, first, last but one, second, and so on."""
+    half = len(items) // 2
+    pairs = zip(reversed(items), items, strict=True)
+    return [item for pair in list(pairs)[:half] for item in pair] + list(items[half : len(items) - half])
+
+
+def columns(record: Record) -> tuple[Any, ...]:
+    """What the table shows of a trajectory: from `task_id` to `note`, in the order of the columns."""
+    trajectory = record.trajectory
+    errors = error_names(trajectory)
+    return (
+        visible(trajectory.task_id),
+        visible(family_of(trajectory.task_id)),
+        status(trajectory),
+        str(trajectory.stop_reason),
+        total_reward(trajectory),
+        trajectory.outcome_reward,
+        len(trajectory.lines),
+        trajectory.sampled_tokens if record.has_tokens else 0,
+        json.dumps(errors),
+        len(errors),
+        trajectory.duration_s,
+        trajectory.version,
+        None if record.note is None else visible(record.note),
+    )
+
+
+def error_names(trajectory: Trajectory) -> list[str]:
+    """The exceptions of its lines, each once, in the order of their first one."""
+    return list(dict.fromkeys(visible(line.error_name) for line in trajectory.lines if line.error_name))
+
+
+def question_of(prompt: str) -> str:
+    """The problem as the user put it, as far as the prompt shows it."""
+    found = _between(prompt, _USER, _END_OF_MESSAGE) or _comments(prompt) or _between(prompt, _PROBLEM, _END_OF_PROBLEM)
+    if found:
+        return found[:_LONGEST]
+    tail = prompt.rstrip()
+    return tail if len(tail) <= _TAIL else "…" + tail[-_TAIL:]
+
+
+def family_of(task_id: str) -> str:
+    """`gcd` of `gcd-train-12-18`, `task` of `task-3`; "" where the id tells none."""
+    found = _FAMILY.match(task_id) or _NUMBERED.fullmatch(task_id)
+    return found[1] if found else ""
+
+
+def _between(prompt: str, begins: re.Pattern[str], ends: re.Pattern[str]) -> str:
+    """What follows the last beginning, up to its end."""
+    found = list(begins.finditer(prompt))
+    return ends.split(prompt[found[-1].end() :], maxsplit=1)[0].strip() if found else ""
+
+
+def _comments(prompt: str) -> str:
+    """The last comments before the waiting prompt, without their `#`."""
+    waiting = _WAITING.search(prompt)
+    if waiting is None:
+        return ""
+    lines = prompt[: waiting.start()].rstrip().split("\n")
+    first = len(lines)
+    while first and _COMMENT.match(lines[first - 1]):
+        first -= 1
+    return "\n".join(_COMMENT.sub("", line, count=1) for line in lines[first:]).strip()
