@@ -287,7 +287,8 @@ def make_stepper(engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: b
     core = getattr(engine.llm.llm_engine.engine_core, "engine_core", None)
     scheduler = getattr(core, "scheduler", None)
     if isinstance(scheduler, LineScheduler):
-        scheduler.parks_blocks = scheduler.parks_blocks and not is_deterministic
+        if is_deterministic:
+            scheduler.parks_blocks = False
         return LineStepper(engine, vocabulary, is_deterministic)
     return RequestStepper(engine, vocabulary, is_deterministic)
 
