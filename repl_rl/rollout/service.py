@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from repl_rl.config import Config, SamplingConfig, load_config, parse_config, shipped_configs
 from repl_rl.dialect import require_dialect
@@ -151,19 +151,12 @@ def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Con
     return parse_config({"model": {"path": name}}, given)
 
 
-class Loaded(NamedTuple):
-    """The model of a config, and what its rollouts need. The caller closes the engine."""
-
-    engine: Engine
-    setup: RolloutSetup
-
-
 def load_engine(
     config: Config,
     extensions: Extensions | None = None,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
-) -> Loaded:
-    """Load the config's model into an engine. Blocks while it does.
+) -> tuple[Engine, RolloutSetup]:
+    """Load the config's model into an engine, which the caller closes, and make what its rollouts need. Blocks.
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
@@ -175,7 +168,7 @@ def load_engine(
     vocabulary = load_vocabulary(path, require_dialect(config.dialect).stops)
     setup = RolloutSetup.from_config(config, vocabulary, extensions, wrap_kernels)
     setup.dialect_with(extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
-    return Loaded(make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup)
+    return make_engine(path, vocabulary, config.model, config.engine, seed=config.seed), setup
 
 
 @contextmanager
@@ -209,20 +202,21 @@ async def open_rollout(config: Config | Path | str, overrides: Sequence[str] = (
     loading = thread.submit(load_engine, config, extensions)
     thread.shutdown(wait=False)
     try:
-        loaded = await asyncio.wrap_future(loading)
+        engine, setup = await asyncio.wrap_future(loading)
     except asyncio.CancelledError:
         loading.add_done_callback(_close_what_was_loaded)
         raise
     try:
         async with make_pool(config.kernel) as pool:
-            yield Rollout(loaded.engine, pool, loaded.setup)
+            yield Rollout(engine, pool, setup)
     finally:
-        loaded.engine.close()
+        engine.close()
 
 
-def _close_what_was_loaded(loading: Future[Loaded]) -> None:
+def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None:
     if not loading.cancelled() and loading.exception() is None:
-        loading.result().engine.close()
+        engine, _ = loading.result()
+        engine.close()
 
 
 def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
