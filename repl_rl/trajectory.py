@@ -127,7 +127,7 @@ class Line:
 
     `text` is what their bytes read as, the end-of-text token left out; a character that two lines share stands in the
     second, so that the texts of all lines together are the text of all sampled bytes. `output` is what the interpreter
-    showed, next prompt included; it follows the line in the sequence except after the last line, behind which nothing
+    showed, next prompt included; it follows the line in the sequence except after the last line, after which nothing
     is sampled. `reward` is the line's reward before discounting and `advantage` the mean over its tokens; None means
     that nobody has assigned one yet.
     """

@@ -76,7 +76,7 @@ class Run:
 
 
 def number(row: Row, key: str) -> float | None:
-    """The finite number under `key`; None where there is none. True and False are no numbers."""
+    """The finite number under `key`; None where there is none. True and False are not numbers."""
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -84,8 +84,8 @@ def number(row: Row, key: str) -> float | None:
 
 
 def read_run(path: Path, with_rollouts: bool = True) -> Run:
-    """Read the run folder at `path`; its trajectories only if asked for. Raises RunError if it is no run, saying what a
-    run holds.
+    """Read the run folder at `path`; its trajectories only if asked for. Raises RunError if it is not a run, saying
+    what a run holds.
     """
     _require_run(path)
     notes: list[str] = []
@@ -170,7 +170,7 @@ def _require_run(path: Path) -> None:
         return
     inside = sorted(child.parent.name for child in path.glob("*/metrics.jsonl"))
     hint = f"; it holds runs, name one of them: {', '.join(inside)}" if inside else ""
-    raise RunError(f"{path} is no run folder: it has neither config.yaml nor metrics.jsonl{hint}")
+    raise RunError(f"{path} is not a run folder: it has neither config.yaml nor metrics.jsonl{hint}")
 
 
 def _read_config(path: Path, notes: list[str]) -> Mapping[str, Any]:

@@ -48,7 +48,7 @@ def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: P
 def test_a_folder_that_is_no_run_gets_no_report(tmp_path: Path) -> None:
     folder = tmp_path / "empty"
     folder.mkdir()
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         write_report(folder)
     assert list(folder.iterdir()) == []
 
@@ -169,7 +169,7 @@ def test_a_rollout_file_that_a_crash_cut_off_is_told(run_folder: Path) -> None:
     path = run_folder / "rollouts" / "step_00001.jsonl"
     path.write_text(path.read_text()[:-40] + "\n")
     (note,) = page_of(run_folder).data["run"]["notes"]
-    assert note.startswith("rollouts/step_00001.jsonl: a line is no trajectory and left out; the first: trajectory 2: ")
+    assert note.startswith("rollouts/step_00001.jsonl: a line is left out; the first: trajectory 2: ")
 
 
 def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
