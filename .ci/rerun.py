@@ -5,15 +5,12 @@ If all of them do, the run is a success. None is run again if more failed than c
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
 import pytest
 
 MOST = 20
-GROUP = re.compile(r"@[^\]@]+$")
-"""What pytest-xdist appends to a test's name."""
 
 
 class Rerun:
@@ -23,7 +20,7 @@ class Rerun:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            self.failed[GROUP.sub("", report.nodeid)] = None
+            self.failed[report.nodeid] = None
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -1,14 +1,19 @@
-"""What the CPU engine needs, set before torch is imported anywhere, and which tests share a process."""
+"""What the CPU engine needs, set before torch is imported anywhere; which tests share a process, and what in it."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from repl_rl.engine.environment import prepare_environment
+from repl_rl.kernel import KernelPool, Limits, landlock
+from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.background import BackgroundLoop
 
 prepare_environment()
 if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
@@ -20,28 +25,66 @@ settings.register_profile("repl_rl", deadline=None, max_examples=25)
 settings.register_profile("thorough", deadline=None, max_examples=150)
 settings.load_profile("repl_rl")
 
-TESTS = Path(__file__).parent
 GROUPS = {
-    "engine": ("engine/", "rollout/test_exact_tokens.py"),
-    "kernel": ("kernel/",),
+    "vocabulary": ("tests/engine/test_vocabulary.py", "tests/rollout/test_three_views.py", "tests/view/test_tokens.py"),
+    "engine": ("tests/engine/", "tests/rollout/test_exact_tokens.py"),
+    "kernel": ("tests/kernel/",),
 }
 """Tests of one group run in one process and share its engines and pools. Each other file is a group of its own."""
-LONG = ("trainer/", "run/", "rollout/", "integrations/", "tools/", "dialect/", "view/")
+ROOMS = ("trainer", "run", "rollout", "integrations", "tools", "dialect", "view")
+"""Those that take long."""
 
 
-@pytest.hookimpl(tryfirst=True)
+class GroupScheduling(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """For `--dist loadgroup`: groups follow from paths. xdist looks for marks, which pytest 9.2 hides from it."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long comes first: a process that comes to it last would leave the other one idle."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=_place)
+    order = [*GROUPS, *(f"tests/{room}/" for room in ROOMS)]
+
+    def place(item: pytest.Item) -> int:
+        return next((place for place, start in enumerate(order) if group_of(item.nodeid).startswith(start)), len(order))
+
+    items.sort(key=place)
 
 
-def _group(item: pytest.Item) -> str:
-    path = item.path.relative_to(TESTS).as_posix()
-    return next((name for name, starts in GROUPS.items() if path.startswith(starts)), path)
+def group_of(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return next((name for name, starts in GROUPS.items() if file.startswith(starts)), file)
 
 
-def _place(item: pytest.Item) -> int:
-    order = [*GROUPS, *LONG]
-    return next((place for place, start in enumerate(order) if _group(item).startswith(start)), len(order))
+Pools = Callable[..., KernelPool]
+
+
+@pytest.fixture(scope="session")
+def loop() -> Iterator[BackgroundLoop]:
+    """An event loop in a thread, as a trainer has one."""
+    with BackgroundLoop() as loop:
+        yield loop
+
+
+@pytest.fixture(scope="session")
+def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
+    """Real pools on that loop by their settings: each is opened once, when it is first asked for."""
+    opened: dict[tuple[Limits, int, str, str], KernelPool] = {}
+
+    def pool(limits: Limits, *, size: int = 3, backend: str = "fork", sandbox: SandboxKind = "bwrap") -> KernelPool:
+        if sandbox == "sandlock" and (problem := landlock.problem()):
+            pytest.skip(problem)
+        settings = limits, size, backend, sandbox
+        if settings not in opened:
+            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox)
+            loop.run(made.__aenter__())
+            opened[settings] = made
+        return opened[settings]
+
+    yield pool
+    for each in opened.values():
+        loop.run(each.__aexit__(None, None, None))

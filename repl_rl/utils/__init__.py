@@ -1,1 +1,1 @@
-"""What is not about us: an event loop in a thread, a pickled channel, cache folders, import paths, process groups."""
+"""What is not about us: loops, threads, processes, a pickled channel, cache folders, import paths, text, statistics."""

@@ -105,7 +105,7 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -
     told = shows.get(type(reader), "frames")
     if told != "ipython" and any(line.cells is not None for line in trajectory.lines):
         told = "output"
-    return SessionText(name, told, spoken.setup, tuple(_Telling(trajectory, spoken, reader).cells()))
+    return SessionText(name, told, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
 
 
 def dialect_of(trajectory: Trajectory) -> str:
@@ -139,8 +139,8 @@ class _Hermes:
         return ToolCallReader(cast(ToolCallDialect, self), frozenset({"python", "submit_final_answer"}))
 
 
-class _Telling:
-    """One trajectory on its way to cells."""
+class _SessionReader:
+    """Reads one trajectory into cells."""
 
     def __init__(self, trajectory: Trajectory, dialect: Dialect, reader: Reader) -> None:
         self._trajectory = trajectory
@@ -166,7 +166,7 @@ class _Telling:
             told += self._of_turn(index, line, self._reading.feed(index, text, ends))
         return [cell for cell in [*told, *self._rest()] if cell.text.strip() or cell.role is Role.RAN]
 
-    def _of_turn(self, index: int, line: Line, pieces: list[Piece]) -> list[SessionCell]:
+    def _of_turn(self, index: int, line: Line, pieces: list[TypedPart]) -> list[SessionCell]:
         if line.cells is not None:
             read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
             ran = [encodable(cell.source) for cell in line.cells]
@@ -175,7 +175,7 @@ class _Telling:
                 pieces = [words] if words else []
                 for source, cell in zip(ran, line.cells, strict=True):
                     refusal = None if source else Refusal(line.error_name or "", cell.output)
-                    pieces.append(Piece((index,), source, Cell(source, line.kind, refusal)))
+                    pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
         if index + 1 == len(self._trajectory.lines) and self._trajectory.stop_reason in _FAILED and not line.output:
             lost = line.kind is LineKind.KILLED
@@ -183,18 +183,16 @@ class _Telling:
         cells = _without_unreached(cells, line)
         return self._with_outputs(index, line, cells)
 
-    def _cell(self, piece: Piece) -> SessionCell:
+    def _cell(self, piece: TypedPart) -> SessionCell:
         if piece.cell is None:
             return SessionCell(self._idle, piece.text, piece.lines)
         self._number += 1
         if piece.cell.refusal is not None:
             note = f"refused: {piece.cell.refusal.message.rstrip().rpartition(chr(10))[2]}"
-            return SessionCell(Role.NOT_RUN, piece.text or self._typed(piece.lines), piece.lines, note=note)
+            typed = "".join(encodable(self._trajectory.lines[index].text) for index in piece.lines)
+            return SessionCell(Role.NOT_RUN, piece.text or typed, piece.lines, note=note)
         role = Role.THOUGHT if piece.cell.kind is LineKind.COMMENT else Role.RAN
         return SessionCell(role, piece.text, piece.lines, number=self._number)
-
-    def _typed(self, lines: Sequence[int]) -> str:
-        return "".join(encodable(self._trajectory.lines[index].text) for index in lines)
 
     def _with_outputs(self, index: int, line: Line, cells: Sequence[SessionCell]) -> list[SessionCell]:
         """What each of them showed, where it is recorded or the dialect divides it; else all of it at the last one."""
@@ -284,7 +282,7 @@ Typed = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TypedPart:
     """What came to its end: words, or a cell. `lines` are the indices of those that it was typed in."""
 
     lines: tuple[int, ...]
@@ -308,9 +306,9 @@ class _ByLines:
         self._begun: tuple[int, ...] = ()
         """Where the physical line began that has not ended yet."""
 
-    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+    def feed(self, index: int, text: str, ends: bool) -> list[TypedPart]:
         """Take in a line; `ends` where the end of the input, and no newline, ended it."""
-        pieces: list[Piece] = []
+        pieces: list[TypedPart] = []
         for line in self._lines(index, text, ends):
             self._held.append((self._begun, line))
             self._begun = (index,)
@@ -323,7 +321,7 @@ class _ByLines:
             pieces += self._released(turn)
         return pieces
 
-    def give_up(self, index: int, text: str = "") -> Piece | None:
+    def give_up(self, index: int, text: str = "") -> TypedPart | None:
         """What has come to no end, and `text` that was typed and never read; None if there is nothing."""
         self._held += [(self._begun, line) for line in self._lines(index, text, ends=True)]
         return self._piece(self._cut(0)) if self._held else None
@@ -333,7 +331,7 @@ class _ByLines:
         self._begun = (*self._begun, index) if self._typed.is_ahead else (index,)
         return self._typed.take(text.encode(), ends).lines
 
-    def _released(self, turn: Turn) -> list[Piece]:
+    def _released(self, turn: Turn) -> list[TypedPart]:
         if self._is_open:
             return []
         if not turn.cells:
@@ -343,7 +341,7 @@ class _ByLines:
         lines = cell.source.count("\n") + 1 + self._frame_lines
         before = [] if isinstance(self._reader, IPythonReader) else self._cut(lines)
         own = self._piece(self._cut(0))
-        return [*([self._piece(before)] if before else []), Piece(own.lines, cell.source, cell)]
+        return [*([self._piece(before)] if before else []), TypedPart(own.lines, cell.source, cell)]
 
     def _cut(self, keep: int) -> list[Typed]:
         """Take what stands before the last `keep` lines."""
@@ -351,8 +349,8 @@ class _ByLines:
         before, self._held = self._held[:count], self._held[count:]
         return before
 
-    def _piece(self, typed: Sequence[Typed]) -> Piece:
-        return Piece(_indices(typed), "\n".join(text for _, text in typed))
+    def _piece(self, typed: Sequence[Typed]) -> TypedPart:
+        return TypedPart(_indices(typed), "\n".join(text for _, text in typed))
 
 
 class _ByTurns:
@@ -362,7 +360,7 @@ class _ByTurns:
         self._reader = reader
         self._held: list[Typed] = []
 
-    def feed(self, index: int, text: str, ends: bool) -> list[Piece]:
+    def feed(self, index: int, text: str, ends: bool) -> list[TypedPart]:
         self._held.append(((index,), text))
         turn = self._reader.read(text, ends)
         if not turn.cells:
@@ -375,16 +373,16 @@ class _ByTurns:
         else:
             prose, rest = ["" if text.strip() == turn.cells[0].source.strip() else text], ""
         self._held = [((index,), rest)] if rest.strip() else []
-        pieces: list[Piece] = []
+        pieces: list[TypedPart] = []
         for number, cell in enumerate(turn.cells):
-            pieces += [Piece(lines, words) for words in prose[number : number + 1] if words.strip()]
-            pieces.append(Piece(lines, cell.source, cell))
+            pieces += [TypedPart(lines, words) for words in prose[number : number + 1] if words.strip()]
+            pieces.append(TypedPart(lines, cell.source, cell))
         return pieces
 
-    def give_up(self, index: int, text: str = "") -> Piece | None:
+    def give_up(self, index: int, text: str = "") -> TypedPart | None:
         held = [*self._held, *([((index,), text)] if text else [])]
         self._held = []
-        return Piece(_indices(held), "".join(text for _, text in held)) if held else None
+        return TypedPart(_indices(held), "".join(text for _, text in held)) if held else None
 
 
 def _indices(typed: Sequence[Typed]) -> tuple[int, ...]:

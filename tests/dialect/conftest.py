@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -18,17 +18,8 @@ Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[TurnResult]]]
 
 
 @pytest.fixture(scope="session")
-def loop() -> Iterator[BackgroundLoop]:
-    with BackgroundLoop() as loop:
-        yield loop
-
-
-@pytest.fixture(scope="session")
-def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
-    pool = KernelPool(size=2, limits=replace(LIMITS, line_s=1.0), sandbox="bwrap")
-    loop.run(pool.__aenter__())
-    yield pool
-    loop.run(pool.__aexit__(None, None, None))
+def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    return kernel_pools(replace(LIMITS, line_s=4.0), size=2)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import os
 import pty
 import subprocess
 import termios
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -953,20 +953,8 @@ async def ours(lines: list[str], pool: KernelPool) -> str:
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[BackgroundLoop]:
-    with BackgroundLoop() as loop:
-        yield loop
-
-
-@pytest.fixture(scope="module")
-def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
-    pool = loop.run(_open(KernelPool(size=4, limits=Limits(line_s=20.0))))
-    yield pool
-    loop.run(pool.__aexit__(None, None, None))
-
-
-async def _open(pool: KernelPool) -> KernelPool:
-    return await pool.__aenter__()
+def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    return kernel_pools(Limits(line_s=20.0), size=4)
 
 
 @pytest.mark.parametrize("name", SESSIONS)

@@ -744,7 +744,5 @@ def test_texts_that_say_nothing_are_refused(tmp_path: Path, texts: str, complain
 
 
 def test_a_dialect_whose_module_can_not_be_imported() -> None:
-    with pytest.raises(
-        ConfigError, match=r"dialect.name: ':Calculator' is not an import path; write it as package.module"
-    ):
+    with pytest.raises(ConfigError, match=r"dialect.name: ':Calculator' is not an import path; write it as package"):
         make_dialect(DialectConfig(name=":Calculator"))

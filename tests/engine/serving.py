@@ -29,7 +29,7 @@ FLAGS = (
     "--worker-extension-cls=repl_rl.engine.server.worker.WeightsFromFiles",
     "--disable-uvicorn-access-log",
 )
-_START_S = 180.0
+_START_S = 500.0
 
 
 @dataclass
@@ -49,7 +49,7 @@ class RunningServer:
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"vllm serve ended:\n{self.log.read_text()[-3000:]}"
             try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                with urllib.request.urlopen(f"{self.url}/health", timeout=30):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)

@@ -28,6 +28,7 @@ from repl_rl.engine.vocabulary import Vocabulary, bytes_of_tokens, load_vocabula
 from repl_rl.errors import ModelError
 from repl_rl.rollout.loop import Rollout
 
+ALL_TOKENS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "gemma")) for kind in KINDS]
 CODE = (Path(inspect.getfile(dialect)).read_text(encoding="utf-8") + inspect.getsource(Rollout)) * 2
 
 
@@ -87,6 +88,7 @@ def test_the_bytes_of_a_token_are_those_of_qwens_own_tokenizer(
     assert len(vocabulary.newline_ids) == newline_tokens
 
 
+@pytest.mark.slow
 def test_the_bytes_of_gemmas_tokens() -> None:
     """`▁` is a space in runs of spaces too, and 256 tokens hold a byte each, the newline once more among them."""
     vocabulary = vocabularies.gemma()
@@ -100,7 +102,7 @@ def test_the_bytes_of_gemmas_tokens() -> None:
     assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_TOKENS)
 def test_each_token_reads_as_the_tokenizer_decodes_it(kind: str) -> None:
     vocabulary = KINDS[kind]()
     ids = range(len(vocabulary.token_bytes))
@@ -110,7 +112,7 @@ def test_each_token_reads_as_the_tokenizer_decodes_it(kind: str) -> None:
     assert [vocabulary.decode([index]) for index in ids] == decoded
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_TOKENS)
 def test_other_bytes_end_turns_too(kind: str) -> None:
     vocabulary = KINDS[kind]()
     assert vocabulary.stop_ids == vocabulary.newline_ids

@@ -21,7 +21,7 @@ from repl_rl.integrations.shared import STATE_LOST, shared_kernels
 from repl_rl.tasks import make_tasks
 
 pytestmark = pytest.mark.usefixtures("verifiers_path")
-KERNEL = KernelConfig(size=2, line_s=1.0, grace_s=0.3)
+KERNEL = KernelConfig(size=2, line_s=30.0, grace_s=5.0)
 ENDING = {"lines/answer": 1.0, "lines/statement": 1.0, "lines": 3.0, "lines/expression": 1.0}
 
 

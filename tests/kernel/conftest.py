@@ -1,23 +1,23 @@
-"""Real kernels for the tests of this folder, on an event loop in a thread, as a trainer runs them."""
+"""Real kernels for the tests of this folder, under small limits."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, landlock
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.background import BackgroundLoop
 
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
     line_s=2.0,
-    grace_s=0.5,
+    grace_s=2.0,
     memory_mb=256,
     cpu_s=20,
     processes=24,
@@ -29,38 +29,14 @@ LIMITS = Limits(
 
 
 @pytest.fixture(scope="session")
-def loop() -> Iterator[BackgroundLoop]:
-    with BackgroundLoop() as loop:
-        yield loop
+def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    return kernel_pools(LIMITS)
 
 
 @pytest.fixture(scope="session")
-def pool(loop: BackgroundLoop) -> Iterator[KernelPool]:
-    pool = KernelPool(size=3, limits=LIMITS, sandbox="bwrap")
-    loop.run(pool.__aenter__())
-    yield pool
-    loop.run(pool.__aexit__(None, None, None))
-
-
-@pytest.fixture(scope="session")
-def pools(loop: BackgroundLoop, pool: KernelPool) -> Iterator[Callable[[str, SandboxKind], KernelPool]]:
-    """Pools by backend and sandbox, opened when they are first asked for."""
-    opened: dict[tuple[str, str], KernelPool] = {}
-
-    def open_pool(backend: str, sandbox: SandboxKind) -> KernelPool:
-        if (backend, sandbox) == ("fork", "bwrap"):
-            return pool
-        if sandbox == "sandlock" and (problem := landlock.problem()):
-            pytest.skip(problem)
-        if (backend, sandbox) not in opened:
-            another = KernelPool(size=3, limits=LIMITS, backend=backend, sandbox=sandbox)
-            loop.run(another.__aenter__())
-            opened[backend, sandbox] = another
-        return opened[backend, sandbox]
-
-    yield open_pool
-    for each in opened.values():
-        loop.run(each.__aexit__(None, None, None))
+def pools(kernel_pools: Callable[..., KernelPool]) -> Callable[[str, SandboxKind], KernelPool]:
+    """Pools by backend and sandbox."""
+    return lambda backend, sandbox: kernel_pools(LIMITS, backend=backend, sandbox=sandbox)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -172,13 +172,10 @@ def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary
 
 
 @pytest.fixture(scope="module")
-def roll() -> Iterator[Callable[..., Trajectory]]:
+def roll(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Callable[..., Trajectory]:
     """`roll_out` on kernels of one pool."""
-    with BackgroundLoop() as loop:
-        pool = KernelPool(2, Limits(), sandbox="bwrap")
-        loop.run(pool.__aenter__())
-        yield lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
-        loop.run(pool.__aexit__(None, None, None))
+    pool = kernel_pools(Limits(), size=2)
+    return lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
 
 
 def lines_of(typed: Sequence[str], stops: bytes) -> list[str]:

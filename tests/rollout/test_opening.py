@@ -71,6 +71,7 @@ def test_nano_answers_in_a_real_kernel_and_all_is_gone_behind_it() -> None:
     assert engine.version == 0
 
 
+@pytest.mark.slow
 def test_the_guides_program_about_events_runs() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "notebooks.md").read_text(encoding="utf-8")
     [program] = [block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "asyncio.run" in block]

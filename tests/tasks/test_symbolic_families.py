@@ -9,9 +9,13 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks import FAMILIES, SYMBOLIC_FAMILIES, grade_many, make_tasks, require_gradable
 
 DRAWS = 40
+FAMILIES_BY_COST = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("integral-2", "integral-3"))) for name in SYMBOLIC_FAMILIES
+]
+"""These integrals take as long as all others together."""
 
 
-@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES_BY_COST)
 def test_answers_hold_by_a_second_method(name):
     family = SYMBOLIC_FAMILIES[name]
     for task in make_tasks([name], DRAWS, 0, "train"):
@@ -29,7 +33,7 @@ def test_the_second_method_refuses_the_answer_to_another_problem(name):
     assert not any(family.check(other, *first) for other in others)
 
 
-@pytest.mark.parametrize("name", SYMBOLIC_FAMILIES)
+@pytest.mark.parametrize("name", FAMILIES_BY_COST)
 def test_answers_are_gradable_and_right_for_their_own_problem_alone(name):
     tasks = make_tasks([name], DRAWS, 2, "heldout")
     require_gradable(tasks)

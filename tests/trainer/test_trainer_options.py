@@ -65,7 +65,7 @@ def weights_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("backend", ["transformers", "vllm"])
+@pytest.mark.parametrize("backend", [pytest.param("transformers", marks=pytest.mark.slow), "vllm"])
 def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it_merged(
     make_trainer: Callable[..., ReplGRPOTrainer], backend: str
 ) -> None:
@@ -86,6 +86,7 @@ def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it_merged(
     assert (adapted - plain).abs().max() > 1e-2, "the adapter says enough for the drift to show its absence"
 
 
+@pytest.mark.slow
 def test_evaluation_takes_larger_batches_than_training(make_trainer: Callable[..., ReplGRPOTrainer]) -> None:
     """Six problems of four rollouts, sixteen at a time: the last batch is a smaller one."""
     heldout = make_tasks(["product"], 6, seed=2, split="heldout")
@@ -102,6 +103,7 @@ def test_evaluation_takes_larger_batches_than_training(make_trainer: Callable[..
     assert all("credit/redrawn_groups" in row for row in history)
 
 
+@pytest.mark.slow
 def test_several_epochs_learn_from_one_batch_of_rollouts(make_trainer: Callable[..., ReplGRPOTrainer]) -> None:
     trainer = make_trainer(num_iterations=2, max_steps=4)
     trainer.train()
@@ -185,7 +187,7 @@ def test_in_the_second_epoch_ratios_are_to_the_policy_that_sampled(tmp_path: Pat
     assert apart[1] > 1e-3
 
 
-@pytest.mark.parametrize("with_lora", [False, True])
+@pytest.mark.parametrize("with_lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_gradient_checkpointing_changes_no_weight(tmp_path: Path, with_lora: bool) -> None:
     adapter = LoraConfig(r=4, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights="gaussian")
     moved: list[dict[str, torch.Tensor]] = []

@@ -68,6 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs" / "two"
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_run(run: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == ["two"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -81,6 +82,7 @@ def test_two_processes_make_one_run(run: Path) -> None:
     assert (run / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_processes_share_a_step_by_whole_groups(run: Path) -> None:
     for step in (1, 2):
         trajectories = list(read_jsonl(run / "rollouts" / f"step_{step:05d}.jsonl"))
@@ -93,6 +95,7 @@ def test_the_processes_share_a_step_by_whole_groups(run: Path) -> None:
             assert sum(advantages) == pytest.approx(0.0, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_processes_share_the_held_out_problems(run: Path) -> None:
     for step in (0, 2):
         trajectories = list(read_jsonl(run / "eval" / f"step_{step:05d}.jsonl"))
@@ -123,6 +126,7 @@ leave()
 """
 
 
+@pytest.mark.slow
 def test_credit_over_the_batch_is_over_that_of_all_processes(tmp_path: Path) -> None:
     """Less their group's mean: 1 (1 token) and -1 (2) here, 4 (1) and -4 (2) there. Mean -5/6, over both."""
     (tmp_path / "shared.py").write_text(SHARED_CREDIT)

@@ -54,7 +54,7 @@ class Viewer:
         return json.loads(body)
 
     def until(self, path: str, fits: Callable[[Any], bool]) -> Any:
-        for _ in range(600):
+        for _ in range(3000):
             answer = self.json(path)
             if fits(answer):
                 return answer
@@ -190,7 +190,7 @@ def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewe
     for path in (run_folder / ".view").glob("index-*"):
         path.write_bytes(b"no database" * 1000)
     statuses = []
-    for _ in range(100):
+    for _ in range(1000):
         statuses.append(viewer.ask("/api/trajectories")[0])
         if statuses[-1] == 200 and viewer.json("/api/trajectories")["total"] == 30:
             break

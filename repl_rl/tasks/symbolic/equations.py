@@ -72,10 +72,6 @@ def _radicals(root: int, middle: int, square: int) -> Any:
     return FiniteSet(root, middle - sqrt(square), middle + sqrt(square))
 
 
-def _draw_exponential(rng: Random) -> Operands:
-    return rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 60)
-
-
 def _exponential(factor: int, rate: int, ratio: int) -> tuple[Any, ...]:
     from sympy import exp
 
@@ -132,7 +128,7 @@ FAMILIES = (
     ),
     Family(
         "equation-4",
-        _draw_exponential,
+        lambda rng: (rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 60)),
         _logarithm,
         ("Solve {0} = {1} for the real x.", "Which real x makes {0} equal to {1}?", "Find the real x with {0} = {1}."),
         _exponential,

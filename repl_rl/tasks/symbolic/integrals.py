@@ -48,10 +48,6 @@ def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int
     return answer == Fraction(upper - lower, 6) * (ends + 4 * height(Fraction(lower + upper, 2)))
 
 
-def _draw_exponential(rng: Random) -> Operands:
-    return _some(rng, 6), _some(rng, 9), _some(rng, 9), _some(rng, 9)
-
-
 def _primitive(rate: int, *coefficients: int) -> Any:
     """Zero at zero."""
     from sympy import exp
@@ -73,10 +69,6 @@ def _differentiates_back(answer: Any, *operands: int) -> bool:
 
     back = simplify(answer.diff(_x()) - _integrand(*operands)[0])
     return bool(back == 0 and answer.subs(_x(), 0) == 0)
-
-
-def _draw_trigonometric(rng: Random) -> Operands:
-    return rng.randint(1, 9), _some(rng, 12), rng.randint(-12, 12)
 
 
 def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
@@ -117,7 +109,7 @@ FAMILIES = (
     ),
     Family(
         "integral-2",
-        _draw_exponential,
+        lambda rng: (_some(rng, 6), _some(rng, 9), _some(rng, 9), _some(rng, 9)),
         _primitive,
         (
             "Find the antiderivative F of {0} with F(0) = 0.",
@@ -129,7 +121,7 @@ FAMILIES = (
     ),
     Family(
         "integral-3",
-        _draw_trigonometric,
+        lambda rng: (rng.randint(1, 9), _some(rng, 12), rng.randint(-12, 12)),
         _between_zero_and_pi,
         (
             "Integrate {0} from x = 0 to x = pi. Give the exact value.",

@@ -55,10 +55,6 @@ def _roots_limit(first: int, _constant1: int, second: int, _constant2: int) -> A
     return Rational(first - second, 2)
 
 
-def _draw_growth(rng: Random) -> Operands:
-    return _some(rng, 12), _some(rng, 12), rng.randint(-9, 9)
-
-
 def _growth(gain: int, times: int, shift: int) -> tuple[Any, ...]:
     x = _x()
     return f"({1 + gain / x})**({times * x + shift})", "oo"
@@ -100,7 +96,7 @@ FAMILIES = (
     ),
     Family(
         "limit-3",
-        _draw_growth,
+        lambda rng: (_some(rng, 12), _some(rng, 12), rng.randint(-9, 9)),
         _growth_limit,
         _PHRASINGS,
         _growth,

@@ -66,10 +66,6 @@ def _similar_pair(first: int, second: int, shear: int, other: int) -> tuple[Any,
     return ((change * diag(first, second) * change.inv()).tolist(),)
 
 
-def _draw_triple(rng: Random) -> Operands:
-    return (*rng.sample(range(-9, 10), 3), *(rng.randint(-5, 5) for _ in range(3)))
-
-
 def _similar_triple(first: int, second: int, third: int, *above: int) -> tuple[Any, ...]:
     from sympy import Matrix
 
@@ -141,7 +137,7 @@ FAMILIES = (
     ),
     Family(
         "eigenvalues-2",
-        _draw_triple,
+        lambda rng: (*rng.sample(range(-9, 10), 3), *(rng.randint(-5, 5) for _ in range(3))),
         lambda first, second, third, *_: _set_of(first, second, third),
         _EIGENVALUES,
         _similar_triple,

@@ -44,10 +44,6 @@ def _modular_inverse(unit: int, modulus: int) -> int:
     return int(mod_inverse(unit, modulus))
 
 
-def _draw_number(rng: Random) -> Operands:
-    return (rng.randint(2, 99) * rng.randint(11, 99),)
-
-
 def _totient(number: int) -> int:
     from sympy import totient
 
@@ -106,7 +102,7 @@ FAMILIES = (
     ),
     _family(
         "totient-1",
-        _draw_number,
+        lambda rng: (rng.randint(2, 99) * rng.randint(11, 99),),
         _totient,
         lambda answer, number: answer == sum(math.gcd(n, number) == 1 for n in range(1, number + 1)),
         "What is Euler's totient of {0}?",

@@ -16,6 +16,7 @@ def _digests(folder):
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
+@pytest.mark.slow
 def test_one_seed_gives_one_set_of_files(tmp_path):
     steps = []
     built = build(tmp_path / "a", seed=3, steps=4, sessions=96, progress=lambda step, loss: steps.append(step))
@@ -77,6 +78,7 @@ def test_the_model_of_conventions_begins_with_what_nano_has_learnt():
     assert model.lm_head.weight is embeddings
 
 
+@pytest.mark.slow
 def test_a_small_build_of_conventions_has_its_template_and_two_ends(tmp_path):
     build(tmp_path, steps=1, sessions=100, recipe=RECIPES["nano-conventions"])
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)

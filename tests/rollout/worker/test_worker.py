@@ -107,6 +107,7 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
     assert [line.error_name for line in there[1].lines] == [None, "NameError", None, None]
 
 
+@pytest.mark.slow
 def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_usual_one(
     vocabulary: Vocabulary,
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: 
         assert [t.answer for t in service.generate(TASKS)] == [("7",), ("14",), ("21",), ("28",)]
 
 
+@pytest.mark.slow
 def test_what_is_no_error_of_ours_arrives_as_an_engine_error(vocabulary: Vocabulary) -> None:
     class Broken(ScriptedEngine):
         async def sample_line(self, *arguments: Any) -> SampledLine:
@@ -281,7 +283,9 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
         assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
 
 
-@pytest.mark.parametrize(("value", "why"), [(lambda: 1, "pickle"), (Task.__init__, None)])
+@pytest.mark.parametrize(
+    ("value", "why"), [(lambda: 1, "pickle"), pytest.param(Task.__init__, None, marks=pytest.mark.slow)]
+)
 def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
     vocabulary: Vocabulary, value: Any, why: str | None
 ) -> None:

@@ -28,7 +28,7 @@ TRAINED = 12
 LONG_ID, LONG_LINES = "train-13-1", 10_000
 IDS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
 Visit = Callable[..., Page]
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=200_000)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,9 @@ def browser(chromium: str) -> Iterator[BrowserContext]:
     tests elsewhere start their own. Its pages share a cache, or each would compile plotly anew."""
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started.new_context()
+        context = started.new_context()
+        context.set_default_timeout(200_000)
+        yield context
         started.close()
 
 
