@@ -209,7 +209,11 @@ def test_calls_in_a_message(form: CallForm, message: str, calls: list[str], pros
         ("python(1)", "JSONDecodeError", "the call is not JSON"),
         ("[" * 100_000, "JSONDecodeError", "the call is not JSON"),
         ('{"name": "python", "arguments": "{"}', "JSONDecodeError", "the call is not JSON"),
-        ('{"name": "python", "arguments": {"code": NaN}}', "JSONDecodeError", "not JSON: NaN is not a number"),
+        (
+            '{"name": "python", "arguments": {"code": NaN}}',
+            "JSONDecodeError",
+            "the call is not JSON: NaN is not a number",
+        ),
         (
             '{"name": "python", "arguments": {"code": 1e999}}',
             "JSONDecodeError",

@@ -169,7 +169,7 @@ def test_a_rollout_file_that_a_crash_cut_off_is_told(run_folder: Path) -> None:
     path = run_folder / "rollouts" / "step_00001.jsonl"
     path.write_text(path.read_text()[:-40] + "\n")
     (note,) = page_of(run_folder).data["run"]["notes"]
-    assert note.startswith("rollouts/step_00001.jsonl: a line is no trajectory and left out; the first: trajectory 2: ")
+    assert note.startswith("rollouts/step_00001.jsonl: a line is left out; the first: trajectory 2: ")
 
 
 def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:

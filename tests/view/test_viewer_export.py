@@ -182,6 +182,8 @@ def test_a_file_without_a_trajectory_becomes_no_page(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file, page = tmp_path / "notes.txt", tmp_path / "notes.html"
     file.write_text("milk\n")
-    with pytest.raises(RunError, match=r"notes.txt holds no trajectory that can be read: notes.txt: a line is no"):
+    with pytest.raises(
+        RunError, match=r"notes.txt holds no trajectory that can be read: notes.txt: a line is left out"
+    ):
         export.export(RunApi(file), page)
     assert not page.exists()

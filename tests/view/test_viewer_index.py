@@ -155,9 +155,7 @@ def test_garbage_keeps_its_place_and_becomes_a_note(small: Path) -> None:
     write(step_file(small, 3), f"{first}\nnonsense \x1b[2J\n[1]\n{second}\n")
     assert refreshed(small) == ["train-3-0", "train-3-3"]
     (note,) = notes(small)
-    assert note.startswith(
-        "rollouts/step_00003.jsonl: 2 lines are no trajectory and left out; the first: trajectory 1:"
-    )
+    assert note.startswith("rollouts/step_00003.jsonl: 2 lines are left out; the first: trajectory 1:")
     assert "\x1b" not in note
 
 

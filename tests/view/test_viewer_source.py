@@ -266,7 +266,7 @@ def test_hostile_text_steers_nothing_and_is_utf_8(run_folder: Path) -> None:
         (lambda folder: (folder / "metrics.jsonl").write_bytes(b"\xff{\n"), "metrics.jsonl, line 1, is not a row"),
         (
             lambda folder: (folder / "rollouts" / "step_00001.jsonl").write_bytes(b"\xff\n{}\n"),
-            "rollouts/step_00001.jsonl: 2 lines are no trajectory and left out; the first: trajectory 0: ",
+            "rollouts/step_00001.jsonl: 2 lines are left out; the first: trajectory 0: ",
         ),
         (lambda folder: (folder / "rollouts" / "step_00009.jsonl").mkdir(), "rollouts/step_00009.jsonl: it can't be"),
     ],

@@ -2,7 +2,7 @@
 
     python -m repl_rl.view.viewer.indexer RUN INDEX
 
-is what a viewer runs beside itself: it looks at the files once, and again for every byte on its standard input, until
+is a process that a viewer starts: it looks at the files once, and again for every byte on its standard input, until
 that ends. A file that grew is read on from where it was left, one that is other than before is forgotten and read
 again, one that is gone is forgotten. A last line without its end waits until it is complete. Lines that are not
 trajectories are counted and keep their number.

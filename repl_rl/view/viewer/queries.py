@@ -187,7 +187,7 @@ def notes(connection: sqlite3.Connection) -> list[str]:
     for row in connection.execute(bad):
         if row["unreadable"]:
             what = "a line is" if row["unreadable"] == 1 else f"{row['unreadable']} lines are"
-            sentences.append(f"{row['path']}: {what} no trajectory and left out; the first: {row['reason']}")
+            sentences.append(f"{row['path']}: {what} left out; the first: {row['reason']}")
         elif row["reason"]:
             sentences.append(f"{row['path']}: {row['reason']}")
         if row["indexed"] < row["size"] and time.time() - row["mtime_ns"] / 1e9 > _STAYS_AFTER_S:
