@@ -86,7 +86,7 @@ def measure(settings: ViewSettings, say: Callable[[str], None]) -> dict[str, Any
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for the terminal."""
-    drawn = Table(title=f"view: {report['settings']['trajectories']:,} trajectories, {report['run_mb']:,.0f} MB")
+    drawn = Table(title=f"view: {report['plan']['trajectories']:,} trajectories, {report['run_mb']:,.0f} MB")
     for column in ("", "cold", "warm"):
         drawn.add_column(column, justify="right" if column else "left")
     cold, warm = report["cold"], report["warm"]
