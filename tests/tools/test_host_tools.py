@@ -369,8 +369,8 @@ def test_a_long_queue_that_moves_is_waited_for() -> None:
     semaphore = CallSemaphore(1)
 
     async def hold() -> bool:
-        served = await semaphore.acquire(0.5)
-        await asyncio.sleep(0.001)
+        served = await semaphore.acquire(2.0)
+        await asyncio.sleep(0.005)
         semaphore.release()
         return served
 
