@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ LIMITS = Limits(
     tmp_mb=8,
     output_bytes=10_000,
 )
+PATIENT = replace(LIMITS, line_s=30.0)
+"""For lines that end by themselves: a busy machine may take its time over them."""
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +43,15 @@ def pools(kernel_pools: Callable[..., KernelPool]) -> Callable[[str, SandboxKind
 
 
 @pytest.fixture
-def typed(loop: BackgroundLoop, pool: KernelPool) -> Typed:
+def typed(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Typed:
     """Runs cells in one fresh session and returns their results."""
+    return lambda *cells: loop.run(in_one_session(kernel_pools(PATIENT), *cells))
 
-    def run(*cells: str) -> list[ExecResult]:
-        return loop.run(in_one_session(pool, *cells))
 
-    return run
+@pytest.fixture
+def typed_in_haste(loop: BackgroundLoop, pool: KernelPool) -> Typed:
+    """The same for lines that end because their time does."""
+    return lambda *cells: loop.run(in_one_session(pool, *cells))
 
 
 async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
