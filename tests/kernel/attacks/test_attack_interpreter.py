@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel.attacks.arena import BOTH, ERROR, KILLED, OK, SHORT, SOON_S, TIMEOUT
+from kernel.attacks.arena import BOTH, ERROR, KILLED, OK, SOON_S, TIMEOUT
 from kernel.attacks.conftest import Arenas
 
 REBOUND = {
@@ -60,7 +60,7 @@ REBOUND = {
 @pytest.mark.parametrize("name", REBOUND)
 def test_what_is_rebound_is_the_sessions_own(kind: str, name: str, arenas: Arenas) -> None:
     """Its own lines may fail from then on, or its session end; the arena looks after the others."""
-    results = arenas(kind, SHORT).attack(REBOUND[name], "1 + 1", "submit_final_answer(5)")
+    results = arenas(kind).attack(REBOUND[name], "1 + 1", "submit_final_answer(5)")
     assert all(result.status in (OK, ERROR, TIMEOUT, KILLED) for result in results)
     assert all(isinstance(text, str) for result in results for text in (result.output, *(result.answer or ())))
 
