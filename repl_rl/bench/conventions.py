@@ -82,7 +82,7 @@ class Heldout:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredConvention:
     """One convention. Rates are of rolling out, medians over the training steps."""
 
     convention: str
@@ -121,7 +121,7 @@ def table(report: dict[str, Any]) -> Table:
     return shown
 
 
-def read_run(folder: RunFolder, name: str) -> Measured:
+def read_run(folder: RunFolder, name: str) -> MeasuredConvention:
     """The figures of a run that is complete. Raises RunError if it is not."""
     rows = list(folder.rows())
     steps = [row for row in rows if row["kind"] == "train"]
@@ -129,7 +129,7 @@ def read_run(folder: RunFolder, name: str) -> Measured:
     if len(evaluations) != 2 or not steps:
         raise RunError(f"{folder.path} has no training steps between two evaluations, so nothing can be said about it")
     before, after = (_heldout(folder, row) for row in evaluations)
-    return Measured(
+    return MeasuredConvention(
         name,
         evaluations[0]["problems"],
         before,
@@ -171,7 +171,7 @@ def _train(settings: ConventionsSettings, name: str, runs: Path) -> RunFolder:
     return RunFolder(runs / name)
 
 
-def _in_short(one: Measured) -> str:
+def _in_short(one: MeasuredConvention) -> str:
     return f"{one.convention}: {one.before.solve_rate:.1%} before, {one.after.solve_rate:.1%} after {one.steps} steps"
 
 

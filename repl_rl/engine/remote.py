@@ -60,7 +60,7 @@ class SlotTaken(NamedTuple):  # there is room
     slot: int
 
 
-class Sampled(NamedTuple):  # the line; both sides have its ids from now on
+class LineSampled(NamedTuple):  # the line; both sides have its ids from now on
     slot: int
     number: int
     line: SampledLine
@@ -102,7 +102,7 @@ class RemoteEngine:
             del self._slots[slot.number]
             self._channel.send(LeaveSlot(slot.number))
 
-    def _on_answer(self, answer: SlotTaken | Sampled | Refused) -> None:
+    def _on_answer(self, answer: SlotTaken | LineSampled | Refused) -> None:
         slot = self._slots.get(answer.slot)
         if slot is not None:
             slot.on_answer(answer)
@@ -151,14 +151,14 @@ class RemoteSlot:
         self._theirs = whole
         return line
 
-    def on_answer(self, answer: SlotTaken | Sampled | Refused) -> None:
+    def on_answer(self, answer: SlotTaken | LineSampled | Refused) -> None:
         is_late = not isinstance(answer, SlotTaken) and answer.number != self._asked
         if is_late or self._waiter is None or self._waiter.done():
             return
         if isinstance(answer, Refused):
             self._waiter.set_exception(answer.error)
         else:
-            self._waiter.set_result(answer.line if isinstance(answer, Sampled) else None)
+            self._waiter.set_result(answer.line if isinstance(answer, LineSampled) else None)
 
     def fail(self, error: EngineError) -> None:
         """There will be no more answers."""
@@ -253,7 +253,7 @@ class SlotHost(Generic[HeldT]):
             self._send(Refused(slot.number, number, result))
         else:
             slot.ids.extend(result.ids)
-            self._send(Sampled(slot.number, number, result))
+            self._send(LineSampled(slot.number, number, result))
 
 
 @dataclass(eq=False, slots=True)

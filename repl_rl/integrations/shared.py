@@ -131,7 +131,7 @@ class SharedKernels:
         """A fresh interpreter, gone at exit; `KernelSource` of what runs on the loop."""
         return self._pool.session()
 
-    def slot(self) -> Slot:
+    def slot(self) -> EpisodeKernel:
         """A place for one more environment with an interpreter of its own.
 
         Raises ConfigError where the pool has no kernel left for it: the others hold theirs, so waiting would not end.
@@ -145,7 +145,7 @@ class SharedKernels:
                     "the number of rollouts that run at once, in training or evaluation, whichever is more"
                 )
             self._taken += 1
-        return Slot(self)
+        return EpisodeKernel(self)
 
     def give_back(self) -> None:
         """One environment less."""
@@ -164,7 +164,7 @@ class SharedKernels:
         self._loop.close()
 
 
-class Slot:
+class EpisodeKernel:
     """What one environment holds: the right to a kernel, and the session of its present episode."""
 
     def __init__(self, kernels: SharedKernels) -> None:

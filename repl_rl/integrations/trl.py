@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import SMALLEST_LIMIT_CHARS, Cell, PythonReader, Turn, truncate_middle
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.shared import Slot, shared_kernels
+from repl_rl.integrations.shared import EpisodeKernel, shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task
 
@@ -108,7 +108,7 @@ class ReplEnvironment:
     """Longer outputs are cut in the middle."""
 
     def __init__(self) -> None:
-        self._slot: Slot = shared_kernels(self.kernel_config).slot()
+        self._slot: EpisodeKernel = shared_kernels(self.kernel_config).slot()
         weakref.finalize(self, self._slot.leave).atexit = False
 
     @classmethod

@@ -61,7 +61,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """How a run ended: its evaluation rows, None where it did not get that far."""
 
     folder: RunFolder
@@ -111,7 +111,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
 
-def train(prepared: Prepared, progress: Progress) -> Outcome:
+def train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
     """Run it. Kernels and engine are gone when this returns or raises."""
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
@@ -139,10 +139,10 @@ def train(prepared: Prepared, progress: Progress) -> Outcome:
             seconds = time.perf_counter() - started
             step = trainer.state.global_step
             if step < config.train.steps and is_in_time:
-                return Outcome(prepared.folder, before, None, seconds, stopped_at=step)
+                return TrainingOutcome(prepared.folder, before, None, seconds, stopped_at=step)
             after = _evaluate(trainer, prepared, step, progress, trackers)
             trainer.save_model(str(prepared.folder.path / "model"))
-            return Outcome(prepared.folder, before, after, seconds)
+            return TrainingOutcome(prepared.folder, before, after, seconds)
     finally:
         trainer.close()
 

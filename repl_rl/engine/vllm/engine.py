@@ -104,7 +104,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         raise ModelError(f"vLLM can't load {path!r}: {error}") from error
 
 
-class Outcome(NamedTuple):
+class VLLMLine(NamedTuple):
     """What vLLM made of a line. `reason` is vLLM's: stop, length, abort or error."""
 
     slot: str
@@ -177,7 +177,7 @@ class VLLMStepper(ABC):
         """Ask vLLM for the line that follows `ids`."""
 
     @abstractmethod
-    def step_vllm(self) -> Iterator[Outcome]:
+    def step_vllm(self) -> Iterator[VLLMLine]:
         """Let vLLM sample one token for every running line."""
 
     @abstractmethod
@@ -225,7 +225,7 @@ class LineStepper(VLLMStepper):
         self._names[slot] = name
         self._scheduler.add_line(request)
 
-    def step_vllm(self) -> Iterator[Outcome]:
+    def step_vllm(self) -> Iterator[VLLMLine]:
         for output in self._client.get_output().outputs:
             running = self._running.get(output.request_id)
             if running is None:
@@ -236,7 +236,7 @@ class LineStepper(VLLMStepper):
                 del self._running[output.request_id]
                 self._past[running.slot] = running.request
                 ids = list(running.request.output_token_ids)
-                yield Outcome(running.slot, ids, running.logprobs, str(output.finish_reason))
+                yield VLLMLine(running.slot, ids, running.logprobs, str(output.finish_reason))
 
     def abort_request(self, slot: str) -> None:
         name = self._names[slot]
@@ -263,7 +263,7 @@ class RequestStepper(VLLMStepper):
         prompt = {"prompt_token_ids": ids, "cache_salt": salt}
         self._llm.add_request(slot, prompt, stopping, arrival_time=arrival)
 
-    def step_vllm(self) -> Iterator[Outcome]:
+    def step_vllm(self) -> Iterator[VLLMLine]:
         for output in self._llm.step():
             if not output.finished:
                 continue
@@ -272,7 +272,7 @@ class RequestStepper(VLLMStepper):
                 raise EngineError(f"vLLM continued other ids than {slot} was given")
             ids = list(completion.token_ids)
             logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
-            yield Outcome(slot, ids, logprobs, completion.finish_reason)
+            yield VLLMLine(slot, ids, logprobs, completion.finish_reason)
 
     def abort_request(self, slot: str) -> None:
         self._llm.abort_request([slot])

@@ -19,7 +19,7 @@ from sympy.core.relational import Relational
 
 from repl_rl.tasks.grading.latex_text import as_set, read_latex, tidy
 from repl_rl.tasks.grading.python_text import read_python
-from repl_rl.tasks.grading.values import Grid, Group, Leaf, Text, Unreadable, Value, is_worked_out, leaf
+from repl_rl.tasks.grading.values import Grid, Leaf, Text, Unreadable, Value, Values, is_worked_out, leaf
 
 MAX_CHARS = 10_000
 """Longer answers are not read."""
@@ -53,7 +53,7 @@ def read_submission(answer: Sequence[str]) -> Value:
         if not isinstance(quoted, str):
             raise Unreadable("not a string")
         values.append(read_text(quoted))
-    return values[0] if len(values) == 1 else Group(tuple(values), "")
+    return values[0] if len(values) == 1 else Values(tuple(values), "")
 
 
 def read_text(text: str) -> Value:
@@ -87,9 +87,9 @@ def same(reference: Value, submitted: Value) -> bool:
             return words == others
         case Grid(), _:
             return _same_grid(reference, submitted)
-        case Group(), _:
+        case Values(), _:
             return _same_group(reference, submitted)
-        case Leaf(), Group(items=(single,), brackets="{}"):
+        case Leaf(), Values(items=(single,), brackets="{}"):
             # A set of one says what that one says: `{5}` is 5, and the dict `{x: 3}` is the equation.
             if isinstance(reference.expr, Relational):
                 may_be = isinstance(single, Leaf) and isinstance(single.expr, Relational)
@@ -105,24 +105,24 @@ def _same_grid(reference: Grid, submitted: Value) -> bool:
     rows: list[tuple[Value, ...]] | None = None
     if isinstance(submitted, Grid):
         rows = list(submitted.rows)
-    elif isinstance(submitted, Group) and submitted.brackets in _SEQUENCES:
-        inner = [item for item in submitted.items if isinstance(item, Group) and item.brackets in _SEQUENCES]
+    elif isinstance(submitted, Values) and submitted.brackets in _SEQUENCES:
+        inner = [item for item in submitted.items if isinstance(item, Values) and item.brackets in _SEQUENCES]
         rows = [item.items for item in inner] if len(inner) == len(submitted.items) > 0 else None
     is_vector = len(reference.rows) == 1 or all(len(row) == 1 for row in reference.rows)
-    if rows is None and isinstance(submitted, Group) and submitted.brackets in _SEQUENCES and is_vector:
+    if rows is None and isinstance(submitted, Values) and submitted.brackets in _SEQUENCES and is_vector:
         return _in_order([item for row in reference.rows for item in row], submitted.items)
     if rows is None or len(rows) != len(reference.rows):
         return False
     return all(_in_order(expected, row) for expected, row in zip(reference.rows, rows, strict=True))
 
 
-def _same_group(reference: Group, submitted: Value) -> bool:
+def _same_group(reference: Values, submitted: Value) -> bool:
     is_set = isinstance(submitted, Leaf) and isinstance(submitted.expr, sympy.Set | Relational | sympy.And)
     if reference.may_be_interval and is_set and len(reference.items) == 2 and reference.brackets != "{}":
         return _same_expr(as_set(reference), _set_of(submitted))
     if reference.brackets in ("{}", ""):
         return _without_order(reference.items, _members(submitted, reference))
-    if not isinstance(submitted, Group):
+    if not isinstance(submitted, Values):
         return False
     if submitted.brackets not in ("", reference.brackets) and (
         reference.may_be_interval or submitted.brackets not in _SEQUENCES
@@ -131,9 +131,9 @@ def _same_group(reference: Group, submitted: Value) -> bool:
     return _in_order(reference.items, submitted.items)
 
 
-def _members(submitted: Value, reference: Group) -> Sequence[Value]:
+def _members(submitted: Value, reference: Values) -> Sequence[Value]:
     match submitted:
-        case Group(items=items):
+        case Values(items=items):
             return items
         case Leaf(expr=sympy.FiniteSet(args=args)):
             return [leaf(item, item.is_Rational) for item in args]
@@ -177,7 +177,7 @@ def _same_leaf(reference: Leaf, submitted: Value) -> bool:
 def _set_of(value: Value) -> Any:
     if isinstance(value, Leaf) and isinstance(value.expr, Relational | sympy.And | sympy.Or):
         return value.expr.as_set()
-    if isinstance(value, Group) and not value.items:
+    if isinstance(value, Values) and not value.items:
         return sympy.S.EmptySet
     return as_set(value)
 

@@ -15,7 +15,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
 from math_verify.grader import should_treat_as_complex
 
-from repl_rl.tasks.grading.values import Grid, Group, Leaf, Text, Unreadable, Value, leaf, require_bounded
+from repl_rl.tasks.grading.values import Grid, Leaf, Text, Unreadable, Value, Values, leaf, require_bounded
 
 _NORMALIZED = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
@@ -88,9 +88,9 @@ def read_latex(text: str) -> Value:
     if _THOUSANDS.fullmatch(text):
         return _single(text.replace(",", ""))
     if len(parts := _split(text, ",")) > 1:
-        return Group(_members(parts), "")
+        return Values(_members(parts), "")
     if text.count(r"\pm") == 1:
-        return Group(tuple(_single(text.replace(r"\pm", sign)) for sign in ("+", "-")), "")
+        return Values(tuple(_single(text.replace(r"\pm", sign)) for sign in ("+", "-")), "")
     return _single(text)
 
 
@@ -140,7 +140,7 @@ def as_set(value: Value) -> sympy.Set:
     """The set that a value is, brackets of text read as an interval's. Raises Unreadable where it is not one."""
     if isinstance(value, Leaf) and isinstance(value.expr, sympy.Set):
         return value.expr
-    if isinstance(value, Group) and all(isinstance(item, Leaf) for item in value.items):
+    if isinstance(value, Values) and all(isinstance(item, Leaf) for item in value.items):
         exprs = [item.expr for item in value.items if isinstance(item, Leaf)]
         if value.brackets == "{}":
             return sympy.FiniteSet(*exprs)
@@ -164,13 +164,13 @@ def _bracketed(text: str) -> Value | None:
         return None
     if len(parts) == 1 and brackets == "()":
         return None if "," not in inner else read_latex(inner)
-    return Group(_members(parts), brackets, may_be_interval=len(parts) == 2)
+    return Values(_members(parts), brackets, may_be_interval=len(parts) == 2)
 
 
 def _members(parts: list[str]) -> tuple[Value, ...]:
     """Of one with a plus or minus, both."""
     values = [(part, read_latex(part)) for part in parts]
-    both = [value.items if r"\pm" in part and isinstance(value, Group) else (value,) for part, value in values]
+    both = [value.items if r"\pm" in part and isinstance(value, Values) else (value,) for part, value in values]
     return tuple(item for items in both for item in items)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import sympy
 
-from repl_rl.tasks.grading.values import Grid, Group, Unreadable, Value, leaf, require_call_bounded
+from repl_rl.tasks.grading.values import Grid, Unreadable, Value, Values, leaf, require_call_bounded
 
 _words = str.split
 
@@ -99,17 +99,17 @@ class _Reader:
             case ast.Tuple(elts=items):
                 # Values side by side have no brackets of their own.
                 is_bare = bool(items) and node.col_offset == items[0].col_offset
-                return Group(self._values(items), "" if is_bare else "()")
+                return Values(self._values(items), "" if is_bare else "()")
             case ast.List(elts=items):
-                return Group(self._values(items), "[]")
+                return Values(self._values(items), "[]")
             case ast.Set(elts=items):
-                return Group(self._values(items), "{}")
+                return Values(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
                 # What `solve(..., dict=True)` gives: {x: 1} says that x is 1.
                 if not all(isinstance(key, ast.Name) for key in keys):
                     raise Unreadable("a dict whose keys are not names")
                 sides = [(self.expr(key), self.expr(value)) for key, value in zip(keys, values, strict=True) if key]
-                return Group(tuple(leaf(sympy.Eq(*both, evaluate=False)) for both in sides), "{}")
+                return Values(tuple(leaf(sympy.Eq(*both, evaluate=False)) for both in sides), "{}")
             case ast.Call():
                 name = _called(node)
                 if name in _GRIDS or name == "array":
@@ -122,27 +122,27 @@ class _Reader:
     def _values(self, nodes: Sequence[ast.expr]) -> tuple[Value, ...]:
         return tuple(self.value(node) for node in nodes)
 
-    def _group(self, node: ast.Call, name: str) -> Group:
+    def _group(self, node: ast.Call, name: str) -> Values:
         items = node.args
         if name in ("set", "frozenset", "tuple", "list") and items:
             if len(items) != 1 or not isinstance(items[0], ast.List | ast.Set | ast.Tuple):
                 raise Unreadable(f"{name} of something that is not a list")
             items = items[0].elts
         brackets = "{}" if name in ("FiniteSet", "set", "frozenset") else "[]" if name == "list" else "()"
-        return Group(self._values(items), brackets)
+        return Values(self._values(items), brackets)
 
     def _grid(self, node: ast.Call, name: str) -> Value:
         if len(node.args) == 3 and name != "array":
             tall, wide, items = int(self.expr(node.args[0])), int(self.expr(node.args[1])), self.value(node.args[2])
-            if not isinstance(items, Group) or len(items.items) != tall * wide or min(tall, wide) < 1:
+            if not isinstance(items, Values) or len(items.items) != tall * wide or min(tall, wide) < 1:
                 raise Unreadable("a matrix whose shape does not fit")
             return Grid(tuple(items.items[start : start + wide] for start in range(0, tall * wide, wide)))
         rows = self.value(node.args[0]) if node.args else None
-        if not isinstance(rows, Group) or rows.brackets != "[]":
+        if not isinstance(rows, Values) or rows.brackets != "[]":
             raise Unreadable("a matrix that is not made from a list")
-        if name == "array" and not any(isinstance(row, Group) for row in rows.items):
+        if name == "array" and not any(isinstance(row, Values) for row in rows.items):
             return rows
-        return Grid(tuple(row.items if isinstance(row, Group) else (row,) for row in rows.items))
+        return Grid(tuple(row.items if isinstance(row, Values) else (row,) for row in rows.items))
 
     def expr(self, node: ast.expr) -> Any:
         """A sympy expression, relation or set. Raises Unreadable for all that is not on the lists."""

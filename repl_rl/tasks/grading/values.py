@@ -46,7 +46,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Values:
     """Several values. `brackets` is "{}" for a set, "" for values side by side, "()", "[]", "(]", "[)" else.
 
     With two items, the brackets of text may mean an interval too; those of a Python list or tuple don't.
@@ -71,7 +71,7 @@ class Text:
     words: str
 
 
-Value = Leaf | Group | Grid | Text
+Value = Leaf | Values | Grid | Text
 
 
 def leaf(expr: Any, is_plain: bool = False) -> Leaf:

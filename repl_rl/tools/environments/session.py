@@ -150,7 +150,7 @@ def _said(error: BaseException | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallOutcome:
     """What a call came to: a value, or the error it raised, or that it was late."""
 
     value: Any = None
@@ -160,30 +160,30 @@ class Outcome:
 
 async def call_within(
     thread: OneThread, function: Callable[..., Any], args: tuple[Any, ...], limit_s: float
-) -> Outcome:
+) -> CallOutcome:
     """Call an environment's own code: a plain function in its thread, an awaitable on the loop, all within a limit.
 
     Never raises for what the function does. A plain one that is late is left to itself in the thread.
     """
 
-    def caught() -> Outcome:
+    def caught() -> CallOutcome:
         """As a value: futures let no StopIteration through, and SystemExit would end the loop."""
         try:
-            return Outcome(function(*args))
+            return CallOutcome(function(*args))
         except BaseException as error:  # noqa: BLE001 - handed to the caller
-            return Outcome(error=error)
+            return CallOutcome(error=error)
 
-    async def called() -> Outcome:
+    async def called() -> CallOutcome:
         is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         outcome = caught() if is_async else await asyncio.wrap_future(thread.submit(caught))
         if not inspect.isawaitable(outcome.value):
             return outcome
         try:
-            return Outcome(await outcome.value)
+            return CallOutcome(await outcome.value)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - handed to the caller
-            return Outcome(error=error)
+            return CallOutcome(error=error)
 
     running = asyncio.ensure_future(called())
     try:
@@ -191,7 +191,7 @@ async def call_within(
     finally:
         running.cancel()
     if not done:
-        return Outcome(is_late=True)
+        return CallOutcome(is_late=True)
     if running.cancelled():
-        return Outcome(error=asyncio.CancelledError("it cancelled itself"))
+        return CallOutcome(error=asyncio.CancelledError("it cancelled itself"))
     return running.result()

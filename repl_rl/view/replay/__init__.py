@@ -9,12 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repl_rl.view.replay.comparison import EXPLAINED, Cause, Difference, Replayed, Shown
+    from repl_rl.view.replay.comparison import EXPLAINED, Cause, CellOutputs, Difference, Replayed
     from repl_rl.view.replay.notebooks import ExportedNotebook, read_notebooks
     from repl_rl.view.replay.run import replay
 
 __all__ = [
-    "EXPLAINED", "Cause", "Difference", "ExportedNotebook", "Replayed", "Shown", "read_notebooks", "replay",
+    "EXPLAINED",
+    "Cause",
+    "CellOutputs",
+    "Difference",
+    "ExportedNotebook",
+    "Replayed",
+    "read_notebooks",
+    "replay",
 ]  # fmt: skip
 
 _HOMES = {"replay": "run", "ExportedNotebook": "notebooks", "read_notebooks": "notebooks"}

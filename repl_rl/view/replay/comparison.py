@@ -62,7 +62,7 @@ EXPLAINED = frozenset(Cause) - {Cause.OTHER}
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class CellOutputs:
     """What showed in one cell, or in several of one turn: text, the exception's name, what was submitted."""
 
     text: str
@@ -82,8 +82,8 @@ class Difference:
     cell: int
     lines: tuple[int, ...]
     source: str
-    expected: Shown
-    got: Shown
+    expected: CellOutputs
+    got: CellOutputs
     cause: Cause
 
 
@@ -150,11 +150,11 @@ def _difference(
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
-    expected = Shown(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
+    expected = CellOutputs(text, _error_name(cells[-1]["outputs"]), tuple(answer) if isinstance(answer, list) else None)
     texts = [_told(cell, execution, shows) for cell, execution in zip(cells, ran, strict=False)]
     errors = [name for execution in ran if (name := _error_name(execution.outputs))]
     answers = [execution.answer for execution in ran if execution.answer is not None]
-    got = Shown("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
+    got = CellOutputs("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
 
     known: list[Cause] = []  # of the turn, without a look at its source
     if last.get("kind") == LineKind.TIMEOUT or any(execution.status == "timeout" for execution in ran):
