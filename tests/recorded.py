@@ -73,9 +73,9 @@ class RecordedTrainer(ReplGRPOTrainer):
         self.weight_syncs = 0
         super().__init__(*arguments, **named)
 
-    def _open_engine(self, path: str, vocabulary: Any) -> None:
+    def _open_engine(self, path: str, setup: Any) -> None:
         self.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
-        self.service = RecordedService(vocabulary, self._recording)
+        self.service = RecordedService(setup.vocabulary, self._recording)
         self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync)
         self.use_vllm = True
         self._last_loaded_step = -1

@@ -163,6 +163,7 @@ def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
         assert Trajectory.from_dict(json.loads(line)) == trajectory
 
 
+@pytest.mark.slow
 def test_functions_of_the_working_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "my_tools.py").write_text('def double(n: int) -> int:\n    """Twice n."""\n    return 2 * n\n')
     command = [Path(sys.executable).with_name("repl-rl"), "train", "quickstart", "--dry-run"]

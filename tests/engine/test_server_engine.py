@@ -31,6 +31,9 @@ from repl_rl.tasks import make_tasks
 PROMPT = ">>> # What is 17 * 23?\n>>>"
 
 
+pytestmark = pytest.mark.slow  # a server takes most of a minute to start
+
+
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
     return load_vocabulary(str(NANO_PATH))

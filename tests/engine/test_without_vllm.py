@@ -77,6 +77,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.slow
 def test_auto_rolls_out_with_transformers(found: dict[str, Any]) -> None:
     assert found["engine"] == "transformers"
     assert len(found["lines"]) == 4

@@ -61,6 +61,7 @@ def test_trl() -> None:
     close_shared_kernels()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("verifiers_path")
 def test_verifiers(capsys: pytest.CaptureFixture[str]) -> None:
     answers = {task.question: task.answer for task in make_tasks(["modpow"], 64, 0, "heldout")}

@@ -39,7 +39,9 @@ REAL: dict[str, tuple[str, SandboxKind]] = {
 }
 
 
-@pytest.fixture(params=["fake", *REAL])
+@pytest.fixture(
+    params=["fake", *(pytest.param(name, marks=[pytest.mark.slow] * (name == "stock ipykernel")) for name in REAL)]
+)
 def source(request: pytest.FixtureRequest, pools: Callable[[str, SandboxKind], KernelPool]) -> KernelSource:
     if request.param == "fake":
         return FakeKernelPool()

@@ -189,6 +189,7 @@ def test_a_session_ends_with_its_time() -> None:
     with_pool(use, limits=Limits(session_s=3.0, line_s=60))
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_replaced() -> None:
     async def use(pool: KernelPool) -> None:
         await in_one_session(pool, "1")

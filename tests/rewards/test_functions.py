@@ -84,7 +84,7 @@ def test_a_function_that_is_late_is_left_behind(function: Any) -> None:
     with pytest.raises(RewardError, match=rf"'{function.__name__}' took longer than 0.2 s.*raise rewards.function_s"):
         table(function, function_s=0.2)
     assert time.monotonic() - began < 30
-    late = [thread for thread in threading.enumerate() if thread.name.startswith("repl-rl-")]
+    late = [thread for thread in threading.enumerate() if thread.name.startswith("repl-rl-call")]
     assert all(thread.daemon for thread in late)
     assert table(lengths).score(SESSION, 0.0).components["lengths"] == (3.0, 3.0)
 

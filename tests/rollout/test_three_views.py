@@ -203,7 +203,7 @@ BUDGETS = st.just(AMPLE) | st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma")) for name in KINDS])
 @given(data=st.data())
 def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     vocabulary = KINDS[kind]()

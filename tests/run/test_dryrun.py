@@ -83,7 +83,7 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
     gpus: int, need: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dryrun, "_gpus", lambda: gpus)
-    monkeypatch.setattr(dryrun, "_check_trl", lambda *arguments: None)
+    monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
     code, shown = dry_run(capsys, "gpu-8")
     assert code == 0
     assert f"4 needed, one for each trainer process; {gpus} here" in shown

@@ -107,6 +107,7 @@ def test_the_sampler_has_the_trainers_weights_in_every_step(whole_run: Path) -> 
         assert row["grad_norm"] > 0  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_nothing(
     whole_run: Path, tmp_path: Path, scratch: Path
 ) -> None:

@@ -65,7 +65,8 @@ def weights_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
 
 
-@pytest.mark.parametrize("backend", [pytest.param("transformers", marks=pytest.mark.slow), "vllm"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["transformers", "vllm"])
 def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it_merged(
     make_trainer: Callable[..., ReplGRPOTrainer], backend: str
 ) -> None:

@@ -96,6 +96,7 @@ def test_a_step_as_trl_users_write_it(tmp_path: Path) -> None:
         assert " The counter is at 1" in trajectory.prompt
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_sees_it(tmp_path: Path) -> None:
     made: list[Counter] = []
 

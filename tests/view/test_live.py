@@ -412,6 +412,7 @@ def read_until(terminal: int, wanted: str, text: str = "") -> str:
     return text
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
     program = ASLEEP + SCRIPT.replace("EXTRA", "['kernel.line_s=300']")
     with script_in_terminal(program) as (process, screen):

@@ -146,6 +146,10 @@ class Host:
         )
 
 
+_MOST_SESSIONS = 10
+"""Tried until one is ready in the time that a line has."""
+
+
 class Arena:
     def __init__(self, loop: BackgroundLoop, kind: SandboxKind, limits: Limits = LIMITS) -> None:
         self.loop = loop
@@ -205,18 +209,22 @@ class Arena:
         return self.loop.run(self._typed(cells))[0]
 
     async def _typed(self, cells: tuple[str, ...]) -> tuple[list[ExecResult], list[int]]:
-        results: list[ExecResult] = []
-        async with self.pool.session() as kernel:
-            pid = kernel._kernel.pid  # type: ignore[attr-defined]
-            pids = [pid]
-            tools = await kernel.execute(TOOLS)
-            assert tools.status is OK, tools
-            for cell in cells:
-                results.append(await kernel.execute(cell))
-                if results[-1].state_lost:
-                    break
-                pids += descendants(pid)
-        return results, pids
+        tools = None
+        for _ in range(_MOST_SESSIONS):
+            async with self.pool.session() as kernel:
+                tools = await kernel.execute(TOOLS)
+                if tools.status is ExecStatus.TIMEOUT:  # a busy machine: the attack has not begun, so begin again
+                    continue
+                assert tools.status is OK, tools
+                pid = kernel._kernel.pid  # type: ignore[attr-defined]
+                pids, results = [pid], list[ExecResult]()
+                for cell in cells:
+                    results.append(await kernel.execute(cell))
+                    if results[-1].state_lost:
+                        break
+                    pids += descendants(pid)
+                return results, pids
+        raise AssertionError(f"no session could be got ready: {tools}")
 
     def _assert_well(self, before: Host | None) -> None:
         assert before is not None, "an attack ran outside `begin` and `end`"

@@ -63,6 +63,7 @@ def rows_of(trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     return [[untimed(one) for one in trajectories[start : start + size]] for start in range(0, 3 * size, size)]
 
 
+@pytest.mark.slow
 def test_every_model_gets_the_same_problems_in_the_same_order(
     compared: tuple[dict[str, Any], list[Trajectory], str],
 ) -> None:

@@ -34,7 +34,7 @@ def executed(notebook: Any, setup: str = "") -> dict[int, Execution]:
 CELLS = {"everything": 14, "exit": 1, "python": 4, "ipython": 3, "fenced": 1, "inline": 2, "tool_call": 3, "text": 0}
 
 
-@pytest.mark.parametrize("name", ["everything", "exit", *SESSIONS])
+@pytest.mark.parametrize("name", [pytest.param("everything", marks=pytest.mark.slow), "exit", *SESSIONS])
 def test_what_depends_on_nothing_else_is_equal(replayed: dict[str, Replayed], name: str) -> None:
     assert replayed[name].differences == ()
     assert replayed[name].failure is None

@@ -98,4 +98,4 @@ def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.C
     assert main(["replay", "x.jsonl", "--json", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "-n 0: give at least one trajectory" in said
-    assert "can't be written: Is a directory" in "".join(said.split("\n"))
+    assert "can't be written: Is a directory" in " ".join(said.split())
