@@ -173,7 +173,7 @@ def test_session_1_goes_on_with_its_state_after_an_error() -> None:
     assert trajectory.answer == ("3",)
 
 
-@pytest.mark.parametrize("where", ["sandbox", "host"])
+@pytest.mark.parametrize("where", [pytest.param("sandbox", marks=pytest.mark.slow), "host"])
 def test_session_3_calls_inside_prose(where: Any) -> None:
     asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")
     task = Task("umbrella", "Seattle.", "no", history=asked)

@@ -65,6 +65,7 @@ def test_the_config_of_the_page_loads_its_tools() -> None:
     assert trajectory.lines[2].error_name == "TypeError"
 
 
+@pytest.mark.slow
 def test_the_shop_of_the_page() -> None:
     lines = [" buy('tea')\n", " buy('milk')\n", " submit_final_answer(1)\n"]
     [trajectory] = roll(make_extensions(environment="my_shop:Shop"), lines, [Task("t", "Buy.", "")])

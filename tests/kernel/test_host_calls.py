@@ -219,6 +219,7 @@ def test_a_line_calls_the_host_a_thousand_times_at_most() -> None:
     assert (after.output, len(host.calls)) == ("[1000, {}]\n", 1001)
 
 
+@pytest.mark.slow
 def test_the_lines_time_stands_still_during_a_call(each_pool: KernelPool, loop: BackgroundLoop) -> None:
     seconds = LIMITS.line_s + 0.5
     cell = f"for n in range(2): print(search('sleep', {seconds / 2 + 0.3})[0])\n"

@@ -172,6 +172,7 @@ def test_a_foreign_kernelspec_needs_a_user_who_wants_no_sandbox(caplog: pytest.L
     assert "WITHOUT a sandbox" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "message"),
     [

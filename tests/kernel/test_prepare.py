@@ -202,6 +202,7 @@ def test_set_up_code_may_be_long_and_print_much(forked: Prepared) -> None:
     assert result.output == "8000000\n"
 
 
+@pytest.mark.slow
 def test_set_up_code_that_hangs_is_given_up(loop: BackgroundLoop) -> None:
     async def hang() -> None:
         async with KernelPool(1, replace(LIMITS, start_s=5.0)) as pool:

@@ -108,6 +108,7 @@ def test_a_request_beyond_its_time_is_no_answer_and_the_next_one_is(pool, monkey
     assert pool.ask([RIGHT]) == [{"right": True}]
 
 
+@pytest.mark.slow
 def test_processor_time_is_bounded(pool):
     slow = "Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(400)) + ")"
     assert pool.ask([{"answer": "x+1", "submitted": [slow]}, RIGHT]) == [None, {"right": True}]

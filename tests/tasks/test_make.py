@@ -62,6 +62,7 @@ def test_there_are_at_least_eight_families():
     assert len(FAMILIES) >= 8
 
 
+@pytest.mark.slow
 @given(st.integers(), st.integers())
 def test_train_and_heldout_share_no_problem_whatever_the_seeds(train_seed, heldout_seed):
     train = make_tasks(None, 300, train_seed, "train")
@@ -115,6 +116,7 @@ def test_an_unknown_split_is_refused():
         make_tasks(None, 1, 0, "test")
 
 
+@pytest.mark.slow
 def test_a_family_that_runs_out_says_so():
     with pytest.raises(ConfigError, match=r"'binomial' has no heldout problem left after \d+; ask for fewer"):
         make_tasks(["binomial"], 50_000, 0, "heldout")

@@ -253,6 +253,7 @@ def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
     )
 
 
+@pytest.mark.slow
 def test_plain_text_is_capped_and_safe() -> None:
     text = bundle(long_trajectory())["text/plain"]
     assert len(text) < 150_000

@@ -377,6 +377,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TERM": "xterm"}
 
 
+@pytest.mark.slow
 def test_a_script_in_a_pipe_says_nothing_but_the_session() -> None:
     command = [sys.executable, "-c", SCRIPT.replace("EXTRA", "[]")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, env=environment())

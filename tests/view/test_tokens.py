@@ -96,7 +96,7 @@ def test_ids_beyond_the_vocabulary_have_no_text() -> None:
     assert texts([-1, 640, 10**9]) == ["", "", ""]
 
 
-@pytest.mark.parametrize("kind", ["nano", "qwen", pytest.param("gemma", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["nano", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen", "gemma"))])
 def test_texts_are_the_bytes_that_the_engine_goes_by(kind: str, tmp_path: Path) -> None:
     vocabulary = getattr(vocabularies, kind)()
     texts = load_token_texts(checkpoint(tmp_path / "model", vocabulary.tokenizer.backend_tokenizer))

@@ -61,6 +61,7 @@ def test_sessions_use_training_problems_only():
     assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
 
 
+@pytest.mark.slow
 def test_sessions_run_again_show_the_same():
     for record in SESSIONS:
         shown = [segment.text for segment in record.segments[1:] if not segment.sampled]
