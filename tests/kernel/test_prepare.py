@@ -135,7 +135,7 @@ def test_a_cell_reports_its_message(source: KernelSource, loop: BackgroundLoop) 
 def test_calls_are_told_with_their_cell(forked: Prepared) -> None:
     some, none, failed = forked(MULTIPLY, "multiply(2, 3); multiply(4)", "5", "multiply()")
     assert [(call.name, call.error_name) for call in some.calls] == [("multiply", None)] * 2
-    assert all(0 <= call.duration_s < LIMITS.line_s for call in some.calls)
+    assert all(call.duration_s >= 0 for call in some.calls)
     assert none.calls == ()
     assert [(call.name, call.error_name) for call in failed.calls] == [("multiply", "TypeError")]
     assert failed.output == f"{TRACEBACK}TypeError: multiply() missing 1 required positional argument: 'a'\n"
