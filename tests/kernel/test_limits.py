@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel.conftest import LIMITS, PATIENT, Typed
+from kernel.conftest import LIMITS, Typed
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
