@@ -96,6 +96,20 @@ def test_no_circle_of_rooms() -> None:
     assert order.index("errors") < order.index("rollout") < order.index("cli")
 
 
+def test_no_circle_of_modules() -> None:
+    known = {".".join(["repl_rl", *path.relative_to(PACKAGE).with_suffix("").parts]): path for path in modules()}
+    imports = {
+        name: {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module in known
+        }
+        for name, path in known.items()
+    }
+    order = list(TopologicalSorter(imports).static_order())
+    assert order.index("repl_rl.rollout.loop") < order.index("repl_rl.trainer.grpo")
+
+
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_down_only(path: Path) -> None:
     inside = path.relative_to(PACKAGE)

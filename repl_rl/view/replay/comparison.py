@@ -30,8 +30,6 @@ from repl_rl.trajectory import LineKind
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-    from repl_rl.view.replay.run import Execution
-
 
 class Cause(StrEnum):
     """What a difference comes from."""
@@ -109,6 +107,19 @@ class Replayed:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return asdict(self) | {"is_equal": self.is_equal, "is_explained": self.is_explained}
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What a code cell did: its outputs as nbclient took them in, and what our kernel's reply says beyond Jupyter.
+
+    `status` is ok, error, incomplete (nothing but comments), timeout or killed.
+    """
+
+    outputs: tuple[Any, ...] = ()
+    status: str = "ok"
+    error_message: str | None = None
+    answer: tuple[str, ...] | None = None
 
 
 def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Execution]) -> Replayed:

@@ -13,7 +13,6 @@ import copy
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel.jupyter.backend import OWN_NAME, KernelspecBackend
 from repl_rl.kernel.limits import Limits
 from repl_rl.utils.threads import BackgroundLoop
-from repl_rl.view.replay.comparison import Replayed, compared
+from repl_rl.view.replay.comparison import Execution, Replayed, compared
 from repl_rl.view.replay.notebooks import ExportedNotebook
 
 if TYPE_CHECKING:
@@ -76,19 +75,6 @@ def replay(
         for limits, batch in groupby(notebooks, key=lambda exported: exported.limits):
             results += loop.run(replay_all(list(batch), limits))
     return results
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """What a code cell did: its outputs as nbclient took them in, and what our kernel's reply says beyond Jupyter.
-
-    `status` is ok, error, incomplete (nothing but comments), timeout or killed.
-    """
-
-    outputs: tuple[Any, ...] = ()
-    status: str = "ok"
-    error_message: str | None = None
-    answer: tuple[str, ...] | None = None
 
 
 class Kernels:
