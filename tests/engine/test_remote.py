@@ -21,9 +21,9 @@ from repl_rl.engine.remote import (
     CancelLine,
     EngineHost,
     LeaveSlot,
+    LineSampled,
     RemoteEngine,
     RemoteSlot,
-    Sampled,
     SlotTaken,
     TakeSlot,
 )
@@ -210,7 +210,7 @@ def test_only_what_the_engine_lacks_is_sent() -> None:
         async def line(ids: list[int], sampling: SamplingConfig, answer: SampledLine) -> None:
             asked = asyncio.create_task(slot.sample_line(ids, 5, sampling))
             await asyncio.sleep(0)
-            slot.on_answer(Sampled(4, sent[-1].number, answer))
+            slot.on_answer(LineSampled(4, sent[-1].number, answer))
             assert await asked == answer
 
         await line([1, 2], COLD, line_of([3]))
@@ -291,7 +291,7 @@ def test_a_line_cancelled_before_the_engine_has_seen_it_does_not_hide_the_next_o
             channel.send(CancelLine(0, 1))
             channel.send(AskLine(0, 2, 0, (8,), 2, None))
             await until(lambda: len(received) == 2)
-            assert received == [SlotTaken(0), Sampled(0, 2, line_of([9, 10]))]
+            assert received == [SlotTaken(0), LineSampled(0, 2, line_of([9, 10]))]
             channel.send(LeaveSlot(0))
             await served.is_given_back()
             channel.close()
