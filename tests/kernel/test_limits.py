@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel.conftest import LIMITS, Typed
+from kernel.conftest import LIMITS, PATIENT, Typed
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
@@ -68,6 +68,7 @@ def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) ->
     [killed] = typed(f"print('begun')\n{cell}")
     assert (killed.status, killed.state_lost) == (ExecStatus.KILLED, True)
     assert killed.output.startswith("begun\n")
+    assert killed.duration_s < PATIENT.line_s
 
 
 def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:
