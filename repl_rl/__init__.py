@@ -1,6 +1,6 @@
 """repl_rl: reinforcement learning for models that think inside a live Python interpreter.
 
-Data types are imported at once; everything that needs torch, vLLM or Jupyter is loaded on first use.
+Data types are imported immediately; everything that needs torch, vLLM or Jupyter is loaded on first use.
 """
 
 from __future__ import annotations

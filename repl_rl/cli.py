@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. Our errors are one message and exit code 2."""
+"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. A ReplRLError is one message and exit code 2."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point of the console script; the exit code."""
+    """Entry point of the console script. Returns the exit code."""
     options = _parser().parse_args(arguments)
     console = Console(quiet=not is_main_process())
-    if (here := os.getcwd()) not in sys.path:  # a config may name what lies here by import path
+    if (here := os.getcwd()) not in sys.path:  # a config may name modules in this folder by import path
         sys.path.append(here)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     if not options.verbose:
@@ -143,7 +143,7 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
     ),
     "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
 }
-"""What `repl-rl bench` measures: for each the module of `repl_rl.bench`, what it is, and the settings it takes."""
+"""What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and the settings it takes."""
 
 
 def _train(options: argparse.Namespace, console: Console) -> int:
@@ -244,7 +244,7 @@ def _bench(options: argparse.Namespace, console: Console) -> int:
     settings = bench.QUICK if options.quick else bench.DEFAULT
     given = {name: getattr(options, name, None) for name in settings.__dataclass_fields__}
     settings = dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
-    if options.json and not options.json.parent.is_dir():  # before anything is measured in vain
+    if options.json and not options.json.parent.is_dir():  # before any time is spent on measuring
         raise ConfigError(f"--json {options.json}: there is no folder {options.json.parent}; make it first")
     report = bench.measure(settings, lambda text: console.print(text, style="dim", highlight=False))
     console.print(bench.table(report))

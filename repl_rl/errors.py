@@ -4,14 +4,14 @@
     ├── ConfigError          the user's YAML, flags or arguments: fixed by editing them
     │   └── ToolError          a function that can't be given to the model as a tool
     ├── ModelError           a checkpoint or tokenizer that can't be used
-    ├── DependencyError      something that has to be installed first (vLLM, bwrap, ...)
+    ├── DependencyError      something has to be installed first (vLLM, bwrap, ...)
     ├── RewardError          a reward function or grader broke its contract
     ├── RunError             a run folder that can't be read or resumed
     ├── EngineError          the inference engine failed or lost a request
-    ├── TrainingError        training went wrong beyond what going on could mend
+    ├── TrainingError        training went wrong in a way that can't be recovered
     └── KernelError          the machinery around an interpreter failed
-        ├── KernelStartError   it did not come up
-        ├── KernelDiedError    it went away between two lines, through no fault of the code it ran
+        ├── KernelStartError   a kernel did not start
+        ├── KernelDiedError    a kernel ended between two lines, not because of the code it ran
         ├── SandboxError       this machine can't isolate a kernel
         └── EnvironmentFailure the code of the user's environment failed
 
@@ -37,11 +37,11 @@ class ModelError(ReplRLError):
 
 
 class DependencyError(ReplRLError):
-    """A package or program that this call needs is missing; the message holds the command that brings it."""
+    """A package or program that this call needs is missing; the message holds the command that installs it."""
 
 
 class RewardError(ReplRLError):
-    """A reward function, an estimator or a grader returned something other than what it promised."""
+    """A reward function, an estimator or a grader failed, or returned something other than what it promised."""
 
 
 class RunError(ReplRLError):
@@ -49,11 +49,11 @@ class RunError(ReplRLError):
 
 
 class EngineError(ReplRLError):
-    """The inference engine failed in a way that no retry of ours mends."""
+    """The inference engine failed in a way that a retry would not fix."""
 
 
 class TrainingError(ReplRLError):
-    """Training went wrong in a way that going on would only make worse, such as weights that are not numbers."""
+    """Training went wrong in a way that continuing would only make worse, such as weights that are not numbers."""
 
 
 class KernelError(ReplRLError):
@@ -61,11 +61,11 @@ class KernelError(ReplRLError):
 
 
 class KernelStartError(KernelError):
-    """A kernel did not come up."""
+    """A kernel did not start."""
 
 
 class KernelDiedError(KernelError):
-    """A kernel went away while no code was running in it, or its connection broke."""
+    """A kernel ended while no code was running in it, or its connection broke."""
 
 
 class SandboxError(KernelError):

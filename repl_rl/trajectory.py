@@ -1,12 +1,13 @@
 """What everything else passes around: lines, trajectories, and the task they answer. Stdlib only.
 
-A `Trajectory` is data and has no behaviour beyond checking itself and going to JSON and back without loss. How it looks
-in a notebook, and as one, is `repl_rl.view`'s: the methods that Jupyter looks for ask there, by name and when called.
-All indices (`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
+A `Trajectory` is data: it checks itself and converts to JSON and back without loss. How it is displayed in a notebook,
+or converted to one, is the business of `repl_rl.view`, which is imported when such a method is called. All indices
+(`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
 
-Files of trajectories are read in two ways. Strict reading raises at the first thing that is not as announced: training
-and measurements build on what it returns. Lenient reading is for looking: of a damaged, older, newer or hostile file it
-returns what can be shown, and a note says what could not. Either way every field has the type that it announces.
+Files of trajectories are read in two ways. Strict reading raises at the first thing that does not match the declared
+types: training and measurements rely on what it returns. Lenient reading is for viewing: from a damaged, older, newer
+or hostile file it returns what can be shown, and a note says what could not. Either way every field has its declared
+type.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from repl_rl.errors import RunError
 
 
 class LineKind(StrEnum):
-    """What became of a line, least telling kind first: the last one wins where a turn held several physical lines."""
+    """What became of a line, least telling kind first. If a turn has several kinds, the last of them here counts."""
 
     BLANK = "blank"
     COMMENT = "comment"
@@ -57,9 +58,9 @@ class StopReason(StrEnum):
     KILLED = "killed"
     """The interpreter was killed by what the model typed (time, memory, exit): its state is gone."""
     ABORTED = "aborted"
-    """The machinery failed. Takes part in no loss."""
+    """The machinery failed. The trajectory is left out of the loss."""
     UNFINISHED = "unfinished"
-    """Cut because enough of its batch had finished (`budget.finish_share`). Takes part in no loss."""
+    """Cut because enough of its batch had finished (`budget.finish_share`). The trajectory is left out of the loss."""
 
 
 _BUDGETS = frozenset(
@@ -74,12 +75,12 @@ _BUDGETS = frozenset(
 
 
 _PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
-"""The prompts that records without cells have at the end of an output."""
+"""The prompts at the end of an output, for records without cells."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One of a conversation's; `role` is system, user or assistant."""
+    """One message of a conversation; `role` is system, user or assistant."""
 
     role: str
     content: str
@@ -89,7 +90,7 @@ class Message:
 class Task:
     """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox.
 
-    `history` are the messages before the question, where it comes out of a conversation.
+    `history` holds the messages before the question, if it comes from a conversation.
     """
 
     id: str
@@ -102,7 +103,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool: `error_name` is the exception's class where it failed."""
+    """One call of a tool. `error_name` is the exception's class if the call failed."""
 
     name: str
     error_name: str | None = None
@@ -113,8 +114,8 @@ class ToolCall:
 class RecordedCell:
     """One complete statement of a line: the source as the kernel got it, and all that it showed.
 
-    `output` has nothing in it that the dialect puts around results: no prompt, no number, no tag. It is cut in the
-    middle as the model's is. Of a call that was refused, `source` may be empty, and `output` is the reason.
+    `output` holds nothing that the dialect puts around results: no prompt, no number, no tag. It is cut in the middle
+    like the output that the model sees. For a refused call, `source` may be empty, and `output` is the reason.
     """
 
     source: str
@@ -125,11 +126,11 @@ class RecordedCell:
 class Line:
     """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
 
-    `text` is what their bytes read as, the end-of-text token left out; a character that two lines share stands in the
-    second, so that the texts of all lines together are the text of all sampled bytes. `output` is what the interpreter
-    showed, next prompt included; it follows the line in the sequence except after the last line, after which nothing
-    is sampled. `reward` is the line's reward before discounting and `advantage` the mean over its tokens; None means
-    that nobody has assigned one yet.
+    `text` is the text of their bytes, without the end-of-text token. A character that is split between two lines
+    belongs to the second, so that the texts of all lines together are the text of all sampled bytes. `output` is what
+    the interpreter showed, next prompt included. It follows the line in the sequence, except after the last line, after
+    which nothing is sampled. `reward` is the line's reward before discounting and `advantage` the mean over its tokens;
+    None means that none has been assigned yet.
     """
 
     start: int
@@ -142,13 +143,13 @@ class Line:
     advantage: float | None = None
     duration_s: float = 0.0
     fingerprint: str | None = None
-    """Stands for what the session's names were bound to after the line: lines with equal state have equal ones. None
-    where nothing ran in it, or where the kernel tells none."""
+    """Identifies what the session's names were bound to after the line: equal states have equal fingerprints. None if
+    nothing ran in the line, or if the kernel reports no fingerprints."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of tools while it ran, in the order in which they ended."""
     cells: tuple[RecordedCell, ...] | None = None
-    """What ran in it, in order; () where nothing did. None where that was not recorded: in older files, in trajectories
-    of a loop of the user's, and of a line that was running when the machinery failed."""
+    """What ran in the line, in order; () if nothing did. None if that was not recorded: in older files, in trajectories
+    from a user's own loop, and for a line that was running when the machinery failed or the trajectory was cut."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -156,7 +157,7 @@ class Line:
 
     @property
     def shown(self) -> str:
-        """What its cells showed, in order. Without recorded cells: its output less the prompt of a known dialect."""
+        """What its cells showed, in order. Without recorded cells: its output minus the prompt of a known dialect."""
         if self.cells is None:
             return _PROMPT.sub("", self.output)
         return "".join(cell.output for cell in self.cells)
@@ -168,7 +169,8 @@ class Trajectory:
 
     `completion_ids`, `sampled_mask` and `logprobs` have length T. `logprobs` holds the sampler's log-probability of
     each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled it.
-    `answer` is the `repr` of each value that was handed to `submit_final_answer`, None if there was no submission.
+    `answer` holds the `repr` of each value passed to `submit_final_answer`, or the text of an answer given in prose; it
+    is None if there was no answer.
     """
 
     task_id: str
@@ -182,18 +184,18 @@ class Trajectory:
     answer: tuple[str, ...] | None = None
     outcome_reward: float | None = None
     environment_reward: float | None = None
-    """What the environment paid for it, where there is one that does."""
+    """The reward from the environment, if there is one that gives rewards."""
     version: int = 0
     error: str | None = None
-    """What failed, where `stop_reason` is aborted."""
+    """What failed, if `stop_reason` is aborted."""
     duration_s: float = 0.0
-    """Wall time from the call that asked for it to the end of its last line."""
+    """Wall time from the call that requested the trajectory to the end of its last line."""
     engine_s: float = 0.0
-    """Of `duration_s`: waiting for lines to be sampled."""
+    """The part of `duration_s` spent waiting for lines to be sampled."""
     kernel_s: float = 0.0
-    """Of `duration_s`: waiting for cells to run."""
+    """The part of `duration_s` spent waiting for cells to run."""
     queue_s: float = 0.0
-    """Of `duration_s`: waiting for its turn, a slot at the engine, and a kernel."""
+    """The part of `duration_s` spent waiting for its turn, for a slot at the engine, and for a kernel."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -207,17 +209,17 @@ class Trajectory:
 
     @property
     def is_void(self) -> bool:
-        """True where the machinery failed, it was cut, or nothing was sampled: no part of any loss."""
+        """Whether it is left out of the loss: the machinery failed, it was cut, or nothing was sampled."""
         return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED) or not self.lines
 
     @property
     def is_overlong(self) -> bool:
-        """True where a budget ended it: lines, tokens, context or time."""
+        """Whether a budget ended it: lines, tokens, context or time."""
         return self.stop_reason in _BUDGETS
 
     @property
     def own_s(self) -> float:
-        """What is left of `duration_s`: our own work. All of it in records that tell no other times."""
+        """The rest of `duration_s`, which is our own work; all of it in records without the other times."""
         return max(0.0, self.duration_s - self.engine_s - self.kernel_s - self.queue_s)
 
     @property
@@ -225,7 +227,7 @@ class Trajectory:
         return sum(self.sampled_mask)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types only. Raises ValueError on a logprob, reward, advantage or time that is not finite."""
+        """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
         record = dataclasses.asdict(self)
         numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
         numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
@@ -239,15 +241,15 @@ class Trajectory:
     def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
         """The inverse of `to_dict`. Unknown keys are ignored, keys with a default may be missing.
 
-        Raises ValueError for what is not a record of a trajectory.
+        Raises ValueError if `record` is not the record of a trajectory.
         """
         return _read_trajectory(record, None).trajectory
 
     def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None) -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
 
-        `thoughts` says what becomes of lines that are comments: `code` or `markdown`. `dialect` is the name of the one
-        that it was written in; without it, it is told from the transcript.
+        `thoughts` says what kind of cells lines of comments become: `code` or `markdown`. `dialect` is the name of the
+        trajectory's dialect; without it, the dialect is inferred from the transcript.
         """
         notebook = importlib.import_module("repl_rl.view.notebook")
         return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect)
@@ -262,7 +264,7 @@ class Trajectory:
 
 
 class Group(list[Trajectory]):
-    """Rollouts of one task, to be read beside each other."""
+    """Rollouts of one task, shown side by side in a notebook."""
 
     def _repr_html_(self) -> str:
         html: str = importlib.import_module("repl_rl.view.display").group_html(self)
@@ -273,12 +275,12 @@ class Group(list[Trajectory]):
         return bundle
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's own printer of lists would go before the bundle; this goes before that one."""
+        """Overrides IPython's printer of lists, which would otherwise be used instead of the bundle."""
         printer.text(self._repr_mimebundle_()["text/plain"])
 
 
 def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
-    """The mask that lines in order amount to; None where they overlap, run backwards or go beyond the end."""
+    """The mask that the lines give, in order; None if they overlap, run backwards or go beyond the end."""
     mask: list[bool] = []
     for line in lines:
         if line.start < len(mask) or line.end > length:
@@ -297,10 +299,10 @@ def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
 
 
 def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Trajectory]:
-    """The trajectories of one file, in order. Raises RunError naming the file, and the line that can't be read.
+    """The trajectories of one file, in order. Raises RunError naming the file and the line that can't be read.
 
-    With `notes` the file is read leniently and nothing is raised: what is not a trajectory, or has tokens that don't
-    fit its lines, is left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
+    With `notes` the file is read leniently and nothing is raised. Lines that are not trajectories, or whose tokens
+    don't fit, are left out. At the end of the file, sentences on what was left out or changed are added to `notes`.
     """
     path = Path(path)
     left_out, changed = list[str](), list[str]()
@@ -332,9 +334,9 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A trajectory as it was read. `note` says in what it differs from what is stored; None where it does not.
+    """A trajectory as it was read. `note` says how it differs from what is stored; None if it does not.
 
-    Without `has_tokens` its token lists are made up, one token to a line: only text, kinds and rewards are real.
+    Without `has_tokens`, its token lists are made up, one token per line: only text, kinds and rewards are real.
     """
 
     trajectory: Trajectory
@@ -345,9 +347,9 @@ class Record:
 def read_record(line: bytes, is_strict: bool = False) -> Record:
     """Read one line of a file of trajectories. The line is hostile data: whatever it holds, only ValueError is raised.
 
-    Lenient reading raises only where nothing can be shown. It fills in what a record lacks, replaces kinds that this
-    version doesn't know, turns what should be a text into one, and drops numbers that are not finite. Not covered:
-    records whose text is right and whose meaning is wrong.
+    Lenient reading raises only if nothing can be shown. It fills in what a record lacks, replaces kinds that this
+    version doesn't know, converts values that should be text to text, and drops numbers that are not finite. Not
+    covered: records that are well-formed but wrong.
     """
     notes: list[str] | None = None if is_strict else []
     try:
@@ -370,14 +372,14 @@ _PLAIN: Mapping[str, tuple[type, ...]] = {
     "float | None": (int, float, type(None)),
     "int": (int,),
 }
-"""Types of fields that hold one text or one number."""
+"""The types that fields with one text or one number accept."""
 _AS_IS = {kind: {*types} - {int, float} for kind, types in _PLAIN.items()}
-"""Of these, what a lenient reader takes as it is: numbers may be too large or not finite."""
+"""The types that a lenient reader accepts unchecked: not numbers, which may be too large or not finite."""
 _WORDS: Mapping[str, tuple[type[StrEnum], StrEnum]] = {
     "StopReason": (StopReason, StopReason.UNFINISHED),
     "LineKind": (LineKind, LineKind.STATEMENT),
 }
-"""Types of fields that hold one word of several, and what lenient reading shows an unknown word as."""
+"""Types of fields that hold one of several words, and the word that lenient reading shows for an unknown one."""
 _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
     part: [
         (known.name, str(known.type), known.default is dataclasses.MISSING)
@@ -386,14 +388,14 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
     ]
     for part in (Trajectory, Line, ToolCall, RecordedCell)
 }
-"""The fields of either kind: name, type, and whether a record has to have it."""
+"""The fields of these types: name, type, and whether a record must have it."""
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
-"""Types of what the lists of tokens hold; `logprobs` are numbers."""
+"""The item types of the token lists; `logprobs` holds numbers."""
 _LARGEST = 2**63 - 1
 
 
 def _read_trajectory(record: Any, notes: list[str] | None) -> Record:
-    """Strict without `notes`: raises ValueError for whatever is not as announced. Lenient with them."""
+    """Strict without `notes`: raises ValueError for anything that does not match its type. Lenient with `notes`."""
     found = record if isinstance(record, Mapping) else {}
     if not (isinstance(found.get("prompt"), str) or isinstance(found.get("lines"), list | tuple)):
         raise ValueError("it has neither a prompt nor lines")
@@ -434,7 +436,7 @@ def _read_trajectory(record: Any, notes: list[str] | None) -> Record:
 
 
 def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, Any]:
-    """The fields of a part that hold one text, number or word; what it may lack is left out."""
+    """The fields of a part that hold one text, number or word. Missing optional fields are left out."""
     if not isinstance(record, Mapping):
         if notes is None:
             raise ValueError(f"a part of it is {reprlib.repr(record)}, which has no fields")
@@ -466,7 +468,7 @@ def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, 
 
 
 def _mended(value: Any, name: str, kind: str) -> Any:
-    """`value` as the type that its field announces, and finite."""
+    """`value` converted to the declared type of its field, and finite."""
     if type(value) is float and kind[0] == "f" and math.isfinite(value):
         return value
     if value is not None and kind[0] == "s":
@@ -477,7 +479,7 @@ def _mended(value: Any, name: str, kind: str) -> Any:
 
 
 def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] = frozenset()) -> Any:
-    """The list as a tuple, if all that it holds is of these types; None where a lenient reader finds no such list."""
+    """The list as a tuple, if all its items have these types. Otherwise None for a lenient reader, else ValueError."""
     if isinstance(found, list | tuple) and (not kinds or set(map(type, found)) <= kinds):
         return tuple(found)
     if notes is None:
@@ -487,7 +489,7 @@ def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] 
 
 
 def _read_line(raw: Any, notes: list[str] | None) -> Line | None:
-    """None for what a lenient reader can't place: it is not a line, or holds no token."""
+    """The line; None for what a lenient reader can't use, because it is not a line or holds no token."""
     if notes is not None:
         start, end = (raw.get("start"), raw.get("end")) if isinstance(raw, Mapping) else (None, None)
         if not (type(start) is int and type(end) is int and 0 <= start < end <= _LARGEST):

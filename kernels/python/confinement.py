@@ -1,11 +1,11 @@
-"""The walls of one forked session, put up by itself between its fork and its first cell.
+"""The walls of one forked session, which it puts up itself between its fork and its first cell.
 
-In "bwrap" the fork server stands in a bubblewrap sandbox with the capabilities to divide it further. A session gets
+In "bwrap" the fork server runs in a bubblewrap sandbox, with the capabilities to divide it further. A session gets
 process, mount, IPC, network and user namespaces of its own; an empty /tmp, /dev/shm and /dev/pts; a /proc that shows
-itself alone; a user id that nothing else has (where the server is root); no capability, and no way to any.
-In "sandlock" there are no namespaces: Landlock rules (by the package sandlock) leave it the system's files to read and
-one folder to write, and keep it from signalling and tracing others; it can start no process.
-In both, a seccomp filter refuses what a session has no use for (seccomp_filter.py). In "none" there are no walls.
+only its own processes; a user id that nothing else has (where the server is root); no capabilities, and no way to gain
+any. In "sandlock" there are no namespaces: Landlock rules (by the package sandlock) let it read the system's files and
+write one folder, and keep it from signalling and tracing other processes; it can't start processes. In both, a seccomp
+filter refuses system calls that a session does not need (seccomp_filter.py). In "none" there are no walls.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ class Walls:
         `request` is the one for this session. Raises OSError where a wall can't be put up.
         """
         os.setsid()  # signals to a process group cross PID namespaces
-        own_proc = os.open("/proc/self", os.O_RDONLY)  # the /proc to come can't be written
+        own_proc = os.open("/proc/self", os.O_RDONLY)  # the /proc that is mounted below is read-only
         _give_way(own_proc)
         _own_standard_input()
         if self._kind == "bwrap":
@@ -99,14 +99,14 @@ class Walls:
 
 
 def die_with_parent(parent_pid):
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Have Linux kill this process when the thread that started it ends."""
     _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
     if os.getppid() not in (parent_pid, 0):  # 0 is a parent outside of the PID namespace
         os._exit(1)
 
 
 def _landlock(readable, writable):
-    """Leave this process these files, and no process but itself to signal or trace."""
+    """Let this process use only these files, and signal and trace only itself."""
     import sandlock
 
     sandlock.confine(sandlock.Sandbox(fs_readable=readable, fs_writable=writable))
@@ -134,7 +134,7 @@ def _settle_in(tmp):
 
 
 def _own_standard_input():
-    """Not the server's: flags of an open file show in all processes that it was inherited by."""
+    """Replace the server's, because all processes that inherit an open file share its flags."""
     empty = os.open("/dev/null", os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
@@ -145,10 +145,11 @@ def _go_first_when_memory_runs_out(own_proc):
 
 
 def _give_way(own_proc):
-    """What a model typed runs when nothing else wants the core: a line that never ends must not hold up the others.
+    """Lower the priority of what a model typed, so that a line that never ends does not hold up the others.
 
-    Where the scheduler groups processes by session (autogroup), the group's own niceness counts, and it is a new one.
-    Root may always set that; for others Linux allows it ten times a second, so of many sessions some keep their weight.
+    Where the scheduler groups processes by session (autogroup), the group's own niceness counts, and this session's
+    group is new. Root may always set it; for others Linux allows it ten times a second, so of many sessions some keep
+    the default.
     """
     os.nice(_NICENESS)
     with contextlib.suppress(OSError):
@@ -165,7 +166,7 @@ def _write(folder, name, text):
 
 def _own_user_namespace(own_proc):
     uid, gid = os.getuid(), os.getgid()
-    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # else its own maps are not its to write
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "dumpable")  # or it could not write its own maps
     _check(_libc.unshare(_CLONE_NEWUSER), "unshare user")
     for name, text in (
         ("setgroups", b"deny"),
@@ -176,7 +177,7 @@ def _own_user_namespace(own_proc):
 
 
 def _known_capabilities():
-    """All that this Linux knows."""
+    """The numbers of all capabilities that this Linux knows."""
     return [number for number in range(_MOST_CAPABILITIES) if _libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0]
 
 
@@ -189,7 +190,7 @@ def _drop_capabilities(capabilities):
 
 
 def _limit(rlimits):
-    """Returns what RLIMIT_AS became: it counts from what this process has mapped already."""
+    """Set the limits; returns that on RLIMIT_AS, which counts from what this process has mapped already."""
     memory_bytes = None
     for which, limits in rlimits:
         if which == resource.RLIMIT_AS:

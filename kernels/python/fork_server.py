@@ -1,21 +1,21 @@
-"""The fork server: imports a profile's packages once, and forks a session from what it then is whenever it is asked.
+"""The fork server: imports a profile's packages once, and then forks a session from itself on each request.
 
 Its boot record holds
 
-    control        a SOCK_SEQPACKET socket to the owner; when that one hangs up, the server ends
-    walls          "bwrap", "sandlock" or "none": what stands around the server, see confinement.py
+    control        a SOCK_SEQPACKET socket to the owner; when the owner hangs up, the server ends
+    walls          "bwrap", "sandlock" or "none": the sandbox around the server, see confinement.py
     rlimits        {"RLIMIT_CPU": [soft, hard], ...} of each session; RLIMIT_AS counts from what a session starts with,
                    and is held at its soft value while a cell runs
     tmp_mb         size of a session's /tmp, and of its /dev/shm
     readable       what a session may read, in "sandlock"
     preload        names of modules to import
-    warm_up        Python code to run once: what packages do at their first use is then done
+    warm_up        Python code to run once, so that what packages do at their first use is done
     site_packages  folders to import third-party packages from
 
-It says {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for each
-request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's
-channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or
-{"fork": number, "error": text}. The session goes on as repl_session.py tells.
+It first sends {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for
+each request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the
+session's channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or
+{"fork": number, "error": text}. The session then does what repl_session.py documents.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ _CHANNEL = 3
 
 
 class ForkServer:
-    """One server. Making it imports what the sessions will find imported."""
+    """One server. Its constructor imports what the sessions will find imported."""
 
     def __init__(self, boot):
         self._control = socket.socket(fileno=boot["control"])
@@ -62,7 +62,7 @@ class ForkServer:
         """Fork on request until the owner is gone. Never returns."""
         self._warm_up()
         gc.collect()
-        gc.freeze()  # the sessions' collections leave alone what they share
+        gc.freeze()  # garbage collections in sessions leave shared objects alone
         huge_pages.collapse()
         self._send({"ready": True, "missing": self._missing, "warm_up_error": self._warm_up_error})
         while True:
@@ -85,7 +85,7 @@ class ForkServer:
             os.close(descriptor)
 
     def _introduce(self, pid, request):
-        """Answer with a pidfd of the session. One that is gone already has been reaped, and has none."""
+        """Answer with a pidfd of the session. A session that is gone already has been reaped, and has none."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
@@ -122,7 +122,7 @@ def _imported(name):
 
 
 def _draw_new_chances():
-    """Python's own generator is seeded anew by each fork; those of packages are as they were in the server."""
+    """Seed the random generators of packages anew; for Python's own, each fork does so."""
     for name in ("numpy.random", "sympy.core.random"):
         if name in sys.modules:
             sys.modules[name].seed()

@@ -1,8 +1,8 @@
-"""Fewer page-table entries to copy: a process about to be forked many times moves its memory to huge pages.
+"""Moves the memory of a process to huge pages, so that forking it many times copies fewer page-table entries.
 
 A fork copies one entry for each page that the process has of its own, and the end of the child clears as many: 15,000
-after sympy and numpy are imported, and a third of what a session costs. A huge page is one entry for 512 of them, until
-somebody writes into it; what is copied then is still a single small page.
+after sympy and numpy are imported, which is a third of the cost of a session. A huge page needs one entry in place of
+512, until somebody writes to it; even then only a single small page is copied.
 """
 
 import ctypes
@@ -12,11 +12,11 @@ _HUGE_BYTES = 1 << 21
 
 
 def collapse():
-    """Move what lies in whole huge pages, as far as the kernel does it here."""
+    """Move all memory that fills whole huge pages, if Linux can do it here."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for start in _huge_pages():
-        madvise(start, _HUGE_BYTES, _MADV_COLLAPSE)  # where it can't, all stays as it is
+        madvise(start, _HUGE_BYTES, _MADV_COLLAPSE)  # on failure, all stays as it is
 
 
 def _huge_pages():

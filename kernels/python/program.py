@@ -8,7 +8,7 @@ Otherwise it is that of a Jupyter kernel:
     rlimits        {"RLIMIT_CPU": [soft, hard], ...}; RLIMIT_AS is held at its soft value while a cell runs
     uid            the ordinary user to become, or null to stay as started
     lifeline       a descriptor of a pipe that closes with the owner of the kernel. The sandbox ends the kernel too, but
-                   one that is being made while its owner dies may be missed: threads die first, descriptors last
+                   may miss one that is being made while its owner dies: threads die first, descriptors last
     watches_parent true where no sandbox ends the kernel together with its parent
     site_packages  folders to import third-party packages from
 

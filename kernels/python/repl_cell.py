@@ -1,4 +1,4 @@
-"""Runs cells in a process that does other things between them: what holds for cells alone is put up around each."""
+"""Runs cells in a process that does other things between them. What applies to cells only is set up around each."""
 
 import _signal
 import contextlib
@@ -28,7 +28,7 @@ class Cells:
         return self._run(self.interpreter.run, source)
 
     def prepare(self, source):
-        """As `run`, of set-up code."""
+        """As `run`, for set-up code."""
         return self._run(self.interpreter.prepare, source)
 
     def _run(self, function, source):
@@ -47,7 +47,7 @@ class Cells:
         return outcome
 
     def _limit_memory(self, soft_index):
-        """After a cell that used up its memory the reply needs some: the soft limit gives way to the hard one."""
+        """Set the soft limit to that of a cell (0) or to the hard one (1): the reply after a cell needs memory too."""
         if self._memory_bytes is not None:
             with contextlib.suppress(OSError, ValueError):  # the session may have lowered its own hard limit
                 resource.setrlimit(_RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))

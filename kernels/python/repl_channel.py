@@ -33,13 +33,13 @@ class Channel:
         return bool(select(self._readable, (), (), timeout_s)[0])
 
     def read(self):
-        """The next message, None once the other end is closed. Not a byte beyond it is taken."""
+        """The next message, None once the other end is closed. Reads no byte beyond it."""
         header = self._read(_HEADER.size)
         text = None if header is None else self._read(_HEADER.unpack(header)[0])
         return None if text is None else json.loads(text)
 
     def descriptors(self):
-        """Those that came since the last call."""
+        """The descriptors that came since the last call."""
         descriptors, self._descriptors = self._descriptors, []
         return descriptors
 

@@ -6,18 +6,18 @@ Two sessions that reached the same state have the same fingerprint, given the sa
 in which names were bound does not matter; that of a dict's keys does, as programs see it. Two names for one list (or
 dict, set, instance, function, class) differ from names for two equal lists; tuples and all that can't change are taken
 by value alone. Functions count by their code, not by where it was typed; what a module defines, by its name there.
-Expressions of sympy count by structure: hash(x - 1) == hash(x - 2) there.
+Expressions of sympy count by structure, because their hashes collide: hash(x - 1) == hash(x - 2).
 
 None of the session's own code runs, whatever it bound: objects are looked up by the identity of their exact type, and
 read through CPython's own descriptors, never by `repr`, `==`, `hash`, iteration or attributes that a class can define.
 
 Not covered, so that a change there goes unnoticed: what no name leads to (the state of `random`, of modules, of files);
-the state of objects made in C, but for builtin containers, what derives from builtins, arrays and scalars of numpy,
-Decimal, date, timedelta and partial (so iterators, generators, datetime and the cache of an `lru_cache` go by type and
-attributes); elements of arrays that hold objects, names of an array's fields; annotations of functions; what lies
-beyond the limits below, which keep a call within tens of milliseconds (of a long string or number, length and ends
-count, of a long list, length and head; of a long set, its length). A session that plants hostile keys in the dict of a
-class or in `sys.modules`, and audit hooks and tracers, which see this module's calls, can have code of theirs run.
+the state of objects made in C, except for builtin containers, what derives from builtins, arrays and scalars of numpy,
+Decimal, date, timedelta and partial (so iterators, generators, datetime and the cache of an `lru_cache` count by type
+and attributes); elements of arrays that hold objects, names of an array's fields; annotations of functions; what lies
+beyond the limits below, which keep a call within tens of milliseconds (a long string or number counts by length and
+ends, a long list by length and head, a long set by length). A session can have its code run here by hostile keys in the
+dict of a class or in `sys.modules`, and by audit hooks and tracers, which see this module's calls.
 """
 
 import gc
@@ -57,14 +57,14 @@ from operator import itemgetter
 from sys import getsizeof
 
 _STEPS = 16384
-"""Values looked at in one call; the names share them evenly, and what one leaves goes to those after it."""
+"""Values looked at in one call; the names share them evenly, and what one does not use goes to those after it."""
 _STEP_BITS = 10  # bytes that are read in C cost a step for each KiB,
 _FLAT_BITS = 4  # and numbers and strings in one container a step for each 16, if that is more
 _LARGE_BYTES = 1 << 16
 _EDGE_BYTES = 1 << 12
 _ARRAY_BYTES = 1 << 22
 _SET_DEPTH = 16
-_known = {}  # id -> (expression of sympy, encoding), of the names of the last call: expressions are immutable, and slow
+_known = {}  # id -> (expression of sympy, encoding), of the names of the last call: these never change, and are slow
 _MARSHAL_VERSION = 2  # the last whose bytes depend on nothing but values
 
 _CUT, _UNREADABLE, _EMPTY_CELL = b"<.", b"<!", b"<0"  # marshal begins no flat value with "<"
@@ -82,7 +82,7 @@ _CACHES = {"_mhash", "_assumptions", "_assumptions0"}  # of sympy's objects: the
 
 
 def fingerprint(namespace, hidden):
-    """The digest of `namespace`, an exact dict, but for the names in `hidden`, a set of exact strings. Never raises."""
+    """The digest of `namespace`, an exact dict, without the names in `hidden`, a set of exact strings. Never raises."""
     collecting = gc.isenabled()
     gc.disable()  # finalizers are the session's code
     try:
@@ -97,10 +97,9 @@ def fingerprint(namespace, hidden):
 
 
 class _Walk:
-    """One pass over a namespace, depth first, without recursion but for sets.
+    """One pass over a namespace, depth first, without recursion except for sets.
 
-    Each value becomes a header that tells how many values follow as its parts, so that the whole can be read in one way
-    only.
+    Each value becomes a header that tells how many values follow as its parts, so that the encoding is unambiguous.
     """
 
     __slots__ = ("_depth", "_kept", "_parts", "_seen", "_stack", "_steps")
@@ -108,13 +107,13 @@ class _Walk:
     def __init__(self):
         self._kept = {}
         self._parts = []
-        self._seen = {}  # id -> (number, the object: its id stays its own)
+        self._seen = {}  # id -> (number, the object, kept so that its id stays its own)
         self._stack = []
         self._steps = 0
         self._depth = 0
 
     def names(self, namespace, hidden):
-        """The encoded parts of all names, sorted; keys that are no strings come last, in the dict's order."""
+        """The encoded parts of all names, sorted; keys that are not strings come last, in the dict's order."""
         shown, odd = [], []
         for name, value in list(namespace.items()):
             if type(name) is not str:
@@ -204,7 +203,7 @@ class _Walk:
             self._stack.extend(reversed(items[: max(self._steps, 0) + 1]))
 
     def _takes_flat(self, items):
-        """Whether none of `items` has parts and there are steps left for all; these are then taken. All in C."""
+        """Whether none of `items` has parts and there are steps left for all, which are then taken. Loops only in C."""
         steps = len(items) >> _FLAT_BITS
         if steps > self._steps or not set(map(id, map(type, items))) <= _FLAT:
             return False
@@ -454,7 +453,7 @@ def _slots(value, base, slots):
 
 
 def _array(value):
-    """Of an exact numpy.ndarray."""
+    """The parts of an exact numpy.ndarray."""
     kind = value.dtype
     if kind.hasobject:
         return (kind.str, value.shape)

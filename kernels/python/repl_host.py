@@ -7,9 +7,9 @@ One call at a time: threads wait for each other. The host answers each call once
 of a line before the next request. A call whose line ends first is answered with an error, and so is one that was given
 up in favour of another one; an answer that nobody waits for any more is dropped by whoever reads next.
 
-SIGINT may come at any time, also of a line that waits here. It is let through while nothing has been read, and put off
-while a message is on its way in or out, so that the channel stays in step. Not covered: other signals whose handlers
-raise, while a message is on its way; they cost the session its channel, and with it its life.
+SIGINT may come at any time, also while a line waits here. It is let through while nothing has been read, and deferred
+while a message is being read or sent, so that the channel stays in step. Not covered: other signals whose handlers
+raise while a message is being read or sent; they break the channel, which ends the session.
 """
 
 import builtins
@@ -74,7 +74,7 @@ class HostLine:
 
 
 class _Seal:
-    """While this is open in the main thread, SIGINT takes effect in `wait` alone; otherwise it is put off until after.
+    """While this is open in the main thread, SIGINT takes effect only in `wait`, and is deferred at other times.
 
     Other threads are never interrupted.
     """
@@ -96,7 +96,7 @@ class _Seal:
             self._interrupt()
 
     def wait(self, channel):
-        """Until the channel can be read; nothing is read, so that an interrupt may end this."""
+        """Wait until the channel can be read. Reads nothing itself, so an interrupt may end it."""
         self._is_waiting = True
         try:
             if self._is_put_off:
@@ -113,7 +113,7 @@ class _Seal:
             self._is_put_off = True
 
     def _interrupt(self):
-        """By the line's own handler, which raises KeyboardInterrupt unless the line has put in another one."""
+        """Call the line's own handler, which raises KeyboardInterrupt unless the line has set another one."""
         if callable(self._handler):
             self._handler(SIGINT, None)
 

@@ -45,11 +45,10 @@ class Outcome:
     """What one cell did.
 
     `status` is "ok", "error" (an exception, or the cell did not compile), "incomplete" (nothing was run) or "killed"
-    (SystemExit: a terminal would have closed). `compiled` is False where the cell itself is no valid Python, which is
-    another thing than code that raises SyntaxError as it runs. `error_message` is the exception as
-    `traceback.format_exception_only` writes it. `answer` holds the `repr` of every value handed to
-    `submit_final_answer`, or None. `omitted_bytes` counts output beyond the screen's limit. `calls` are those of tools,
-    as `Tools.calls` gives them.
+    (SystemExit: a terminal would have closed). `compiled` is False if the cell itself is not valid Python, unlike code
+    that raises SyntaxError as it runs. `error_message` is the exception as `traceback.format_exception_only` writes it.
+    `answer` holds the `repr` of every value handed to `submit_final_answer`, or None. `omitted_bytes` counts output
+    beyond the screen's limit. `calls` are those of tools, as `Tools.calls` gives them.
     """
 
     __slots__ = ("answer", "calls", "compiled", "error_message", "error_name", "omitted_bytes", "output", "status")
@@ -108,7 +107,7 @@ class Interpreter:
         return submit_final_answer
 
     def run(self, source):
-        """Run one cell and return its `Outcome`; nothing that the cell does is raised, KeyboardInterrupt included."""
+        """Run one cell and return its `Outcome`; never raises what the cell raises, KeyboardInterrupt included."""
         if self._owns_process:
             return self._run_active(source)
         with self.active():
@@ -138,7 +137,7 @@ class Interpreter:
         self._owns_process = True
 
     def settle(self):
-        """Take what lies below cells on the stack as measured: run enough cells before, CPython adapts to them."""
+        """Measure the stack below cells only when its depth changes. Run some cells first, to which CPython adapts."""
         self._stack.is_steady = True
 
     def _run_active(self, source):
@@ -190,7 +189,7 @@ class Interpreter:
         probed = {}
         limit = self._stack.before_probe()
         for step in ((exec, PROBE, probed), (exec, code, self.namespace)):
-            # One place for both, and a call that CPython never specialises: what it counts as stays the same.
+            # Both run by the same call, one that CPython never specialises, so that it always takes up the same stack.
             if step[1] is not PROBE or limit is not None:
                 self._context.run(*step)
                 if step[1] is PROBE:
@@ -222,7 +221,7 @@ def _name(error):
 
 
 def _message(error):
-    """The exception without its traceback; its name where the session's own code keeps it from being written."""
+    """The exception without its traceback; only its name if the session's own code fails to write it."""
     try:
         import traceback
 
@@ -249,7 +248,7 @@ def _set_process_state(values):
 
 
 def _show(error):
-    """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if that one exits."""
+    """Print an exception as PyErr_Print does, through the session's own `sys.excepthook`. KILLED if the hook exits."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     hook = getattr(sys, "excepthook", None)
     if hook is None:

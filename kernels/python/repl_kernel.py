@@ -21,7 +21,8 @@ def make_kernel(connection, descriptors, cells, is_guest=False):
     """A kernel that answers on inherited listening sockets, with its heartbeat running.
 
     `connection` is what a Jupyter connection file holds, `descriptors` the socket of each channel, `cells` what runs
-    the session's cells (repl_cell.py). As a guest it keeps what its clients print to them: the session is somebody's.
+    the session's cells (repl_cell.py). As a guest in another's session, it shows what its clients print to clients
+    only.
     """
     context = zmq.Context()
     kinds = {"shell": zmq.ROUTER, "control": zmq.ROUTER, "stdin": zmq.ROUTER, "iopub": zmq.PUB}
@@ -88,7 +89,7 @@ class ReplKernel(kernelbase.Kernel):
         os._exit(0)
 
     def _without_loop(self, function, *arguments):
-        """Call a function for which asyncio knows of no loop: cells may want to run their own."""
+        """Call a function with no running asyncio loop, because cells may want to run their own."""
         loop, policy = asyncio._get_running_loop(), asyncio.get_event_loop_policy()
         asyncio._set_running_loop(None)
         asyncio.set_event_loop_policy(self._cells_policy)

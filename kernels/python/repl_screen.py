@@ -36,7 +36,7 @@ def _flush(stream):
 
 
 class Screen:
-    """Standard output and error as a terminal merges them: line-buffered both, in the order of their flushes.
+    """Standard output and error as a terminal merges them: both line-buffered, in the order of their flushes.
 
     With `descriptors` (out, err) the bytes also go there at once. Keeps the first `limit_bytes` between two `take`s.
     """
@@ -51,7 +51,7 @@ class Screen:
 
     @contextlib.contextmanager
     def recording(self):
-        """Keep what is printed meanwhile from the descriptors."""
+        """Inside the block, record what is printed but do not write it to the descriptors."""
         taps = [stream.buffer.raw for stream in (self.stdout, self.stderr)]
         for tap in taps:
             tap.passes_on = False
@@ -79,7 +79,7 @@ class Screen:
             self._chunks.append(kept)
 
     def flush(self):
-        """What CPython does after each statement: stderr, then stdout; a broken stream is no reason to stop."""
+        """Flush as CPython does after each statement: stderr, then stdout. Errors of a broken stream are ignored."""
         for name, own in (("stderr", self.stderr), ("stdout", self.stdout)):
             stream = getattr(sys, name, own)
             _flush(stream)

@@ -1,6 +1,6 @@
 """A forked session: serves its private channel, and opens Jupyter's channels beside it when it is asked to.
 
-Says {"id": "ready"}, then answers each request with one result that carries the request's id:
+Sends {"id": "ready"}, then answers each request with one result that carries the request's id:
 
     {"id": id, "prepare": source}          {"id", "status"}; runs set-up code (repl_tools.py)
     {"id": id, "run": source}              {"id", "status", "error_name", "error_message", "compiled", "answer",
@@ -36,8 +36,9 @@ _WARM_UP_CELLS = (
 
 
 def warm_up():
-    """Run cells in this process until CPython has adapted to it: sessions forked from it then share what that changed,
-    and what lies below their cells on the stack stays as it is.
+    """Run cells in this process until CPython has adapted its code to them.
+
+    Sessions forked from it then share the memory that this changed, and the stack below their cells stays the same.
     """
     ours, theirs = socket.socketpair()
     with ours, open(os.devnull, "wb") as output:
@@ -74,7 +75,7 @@ class Session:
         self._kernel.serve(self._channel.fileno(), self.answer_one)
 
     def answer_one(self):
-        """Wait for a message and answer it if it is a request; late answers of the host are for nobody."""
+        """Wait for a message and answer it if it is a request; late answers of the host are dropped."""
         self._channel.wait()
         with self._channel.turn:
             if not self._channel.wait(0):

@@ -1,4 +1,4 @@
-"""What lies below a cell on the stack must not show: neither in its tracebacks nor in how deep it can recurse."""
+"""Hides what lies below a cell on the stack: in its tracebacks, and in how deep it can recurse."""
 
 import gc
 import os
@@ -19,11 +19,11 @@ PROBE = compile(
 
 
 class Stack:
-    """The recursion limit that a session believes in, whatever lies below its cells on the stack.
+    """The recursion limit that a session sees, whatever lies below its cells on the stack.
 
     Cells recurse exactly as deep as at a terminal, so that their RecursionErrors read the same. What lies below a cell
-    is measured: frames can be counted, but C code counts as frames too, and not always in the same way, as long as
-    CPython still specialises the calls. `is_steady` says that it no longer does: then the same frames count the same.
+    is measured: frames can be counted, but C code takes up frames too, and their number varies as long as CPython still
+    specialises the calls. `is_steady` says that it no longer does, so that equal depths need no new measurement.
     """
 
     def __init__(self):
@@ -50,7 +50,7 @@ class Stack:
         self._limit = limit
 
     def before_probe(self):
-        """Leave the probe some frames to run through; returns the limit that it runs into, None if it need not run.
+        """Leave the probe some frames to use up; returns the limit that it runs into, or None if it need not run.
 
         Garbage is not collected meanwhile: finalizers would run out of stack.
         """

@@ -1,4 +1,4 @@
-"""Compiles cells as a terminal does, and words syntax errors as one that has not seen the end of the text yet.
+"""Compiles cells as a terminal does, which reports syntax errors before it has seen the end of the text.
 
 `compile` is given a whole cell; the interactive parser reads it line by line. Where the two report different errors,
 the functions here turn the former's into the latter's.
@@ -21,7 +21,7 @@ _MOST_BRACKETS = 200
 def compile_cell(source, future_flags):
     """The code of a cell. Raises the error that a terminal would show; several statements become one code object.
 
-    But not where a carriage return parts them: a terminal reads that as one line, and refuses all behind the first.
+    Statements separated by a bare carriage return are refused: a terminal takes them for one line.
     """
     flags = codeop.PyCF_ALLOW_INCOMPLETE_INPUT | future_flags
     try:
@@ -34,7 +34,7 @@ def compile_cell(source, future_flags):
 
 
 def compile_whole(source, future_flags):
-    """The code of a cell that is read as a file is: nothing comes behind it. Its expressions are echoed too."""
+    """The code of a cell that is read as a file is, with nothing to follow. Its expressions are echoed too."""
     body = compile(source, "<stdin>", "exec", future_flags | ast.PyCF_ONLY_AST, dont_inherit=True).body
     return _compile_single(ast.Interactive(body), future_flags)
 
@@ -46,8 +46,8 @@ def _compile_single(source, flags):
 def _terminal_error(source, flags, error):
     """The error that a terminal reports where `compile`, which has seen the end of the text, raises `error`.
 
-    A blank line ends a block there even if the block has no body yet. And an open bracket is no error there, since
-    more may come: what is wrong in front of it is.
+    At a terminal, a blank line ends a block even if the block has no body yet. An open bracket is not an error there,
+    since more may come, but what is wrong before it is.
     """
     if error.msg == INCOMPLETE:
         if not source.endswith("\n\n"):
@@ -65,7 +65,7 @@ def _terminal_error(source, flags, error):
 
 
 def _on_its_own_line(source, error):
-    """Cut the lines before a backslash off an error's text: a terminal shows only the line that it has just read."""
+    """Cut lines that end in a backslash off an error's text: a terminal shows only the line that it has just read."""
     shown, own_line = (error.text or "").split("\n"), source.split("\n")[(error.lineno or 1) - 1]
     if own_line not in shown[1:]:
         return error

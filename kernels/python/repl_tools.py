@@ -1,4 +1,4 @@
-"""Tools in a session: functions that a trainer brings, bound to names of the session and recorded at each call.
+"""Tools in a session: functions that a trainer provides, bound to names of the session; their calls are recorded.
 
 Set-up code (`Interpreter.prepare`) finds what `Tools` has to offer as the module `repl_tools`, which is there only
 while that code runs:
@@ -9,14 +9,14 @@ while that code runs:
     repl_tools.bind("data", [1, 2, 3])
     repl_tools.cells_are_whole()
 
-What these bind is the session's; all other names of set-up code go with it. Tools are no state of the session as long
-as their names are bound to them; what `bind` binds is. After `cells_are_whole`, a cell is read as a file is: a block
-needs no empty line behind it, and what lacks an end is an error. IPython does so anyway.
+What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
+state as long as its name is bound to it; what `bind` binds is. After `cells_are_whole`, a cell is read as a file is: a
+block needs no empty line after it, and an unfinished statement is an error. IPython always does so.
 
-A call is recorded when it ends, whatever it ends with: name, name of the exception's class, seconds. So is the call
-that one registered function makes to another one by a global name, where their globals are theirs alone (those of
-unpickled functions are), unless the other one is a coroutine function, which is awaited there. A function that calls
-itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not recorded.
+A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
+one registered function makes to another by a global name are recorded too if its globals are not those of an imported
+module (unpickled functions have globals of their own), unless the other is a coroutine function, which the caller
+awaits. A function that calls itself is recorded once. Beyond `_MOST_CALLS`, a cell's calls are not recorded.
 
 Standard library only, and nothing that takes time to import until a tool is registered. Not covered: generators
 are recorded as calls that end when they begin; the text of `traceback.format_exc` in code that catches a tool's
@@ -44,8 +44,8 @@ _NO_HOST = (
 class Tools:
     """The tools of one session, whose `__main__` has the dict `namespace`.
 
-    `call_host(name, args, kwargs)` makes a call of a host tool and returns or raises what became of it; None where the
-    host can't be called.
+    `call_host(name, args, kwargs)` calls a host tool and returns its value or raises its error; None where the host
+    can't be called.
     """
 
     def __init__(self, namespace, call_host=None):
@@ -68,7 +68,7 @@ class Tools:
         self.has_whole_cells = True
 
     def register(self, function, name):
-        """Bind `name` to `function`, recorded. Coroutines that it returns are run to their end."""
+        """Bind `name` to `function`, and record its calls. Coroutines that it returns are run to their end."""
         tool = self._recorded(function, name)
         _look_like(tool, function, name)
         self._bind_tool(name, tool)
@@ -78,7 +78,7 @@ class Tools:
         """Bind `name` to a function that calls the host's tool of that name.
 
         `signature_text` is "(a: int, b: int = 2) -> int", with or without the name before it. Raises RuntimeError where
-        the host can't be called, SyntaxError if the signature is no Python.
+        the host can't be called, SyntaxError if the signature is not valid Python.
         """
         call_host = self.call_host
         if call_host is None:
@@ -95,7 +95,7 @@ class Tools:
         self._bind_tool(name, tool)
 
     def bind(self, name, value):
-        """Bind a name of the session to a value that is no tool."""
+        """Bind a name of the session to a value that is not a tool."""
         self._namespace[name] = value
 
     def begin(self):
@@ -147,7 +147,7 @@ class Tools:
 
 
 def _replace(caller, name, code, tool):
-    """In the globals of `caller`, unless they are those of a module that others import."""
+    """Bind `name` to `tool` in the globals of `caller`, unless these are the globals of a module that others import."""
     names = getattr(caller, "__globals__", None)
     known = names.get(name) if type(names) is dict else None
     if code is None or getattr(known, "__code__", None) != code or code.co_flags & _COROUTINE:
@@ -158,7 +158,7 @@ def _replace(caller, name, code, tool):
 
 
 def _look_like(tool, function, name):
-    """Give a tool the face of its function for `help` and `inspect`, and nothing that leads around the record."""
+    """Make a tool look like its function to `help` and `inspect`, without a reference that would bypass the record."""
     import inspect
 
     tool.__name__ = tool.__qualname__ = name
@@ -170,7 +170,7 @@ def _look_like(tool, function, name):
 
 
 def _signature(name, text):
-    """The signature that `text` shows: annotations read as they are written, and are never evaluated."""
+    """The signature that `text` shows. Annotations are shown as they are written, and never evaluated."""
     import inspect
 
     text = text.strip()
@@ -198,7 +198,7 @@ def _as_written(annotation):
 
 
 def run_to_end(coroutine):
-    """The result of a coroutine: in an event loop of its own, and in a thread of its own where one runs already."""
+    """The result of a coroutine, run in an event loop of its own, and in a thread of its own if a loop runs here."""
     __tracebackhide__ = True
     import asyncio
 

@@ -1,6 +1,6 @@
 """A seccomp filter for a session: system calls that no Python session needs fail, the rest stay as they are.
 
-    install(may_fork=True)    # the calling thread, and every thread and process that it starts from then on
+    Filter(may_fork=True).install()    # for the calling thread, and all threads and processes that it starts afterwards
 
 A refused call answers EPERM, so Python raises PermissionError: data, not a dead session. Calls that programs try first
 and fall back from (`clone3`, whose flags a filter can't read, and all newer than this file) answer ENOSYS. Sockets are
@@ -12,7 +12,7 @@ change other processes or the metadata of files that can only be read are refuse
 For x86_64 and aarch64. It adds to the sandbox's walls and replaces none of them.
 
 Not covered: threads that run already; what the allowed calls do (files, signals, memory, /proc); AF_UNIX sockets of
-others that the session can reach; calls that arrive otherwise, on descriptors that the session was given (an io_uring).
+others that the session can reach; calls made by other means, on descriptors that the session was given (an io_uring).
 """
 
 import ctypes
@@ -46,7 +46,7 @@ DENIED = {
     },
     # In a user namespace of its own a session would be root, and reach the parts of the kernel that only root reaches.
     "namespaces": {"unshare": (272, 97), "setns": (308, 268)},
-    # Sessions run under one user id, which is all that these ask for.
+    # Sessions may share a user id, which is all that these check.
     "other processes": {
         "ptrace": (101, 117),
         "process_vm_readv": (310, 270),
@@ -83,7 +83,7 @@ DENIED = {
         "set_mempolicy_home_node": (450, 450),
     },
     "memory beyond the limits": {"memfd_create": (319, 279)},
-    # More of the same, and in the IPC namespace of the host what others have made: its number is all that is asked for.
+    # More memory beyond the limits. In the host's IPC namespace, they also reach what others have made, by its number.
     "System V and POSIX objects": {
         "shmget": (29, 194),
         "shmctl": (31, 195),
@@ -100,10 +100,10 @@ DENIED = {
         "mq_open": (240, 180),
         "mq_unlink": (241, 181),
     },
-    # The system's files are the same ones for all: watching them tells what others import and run. Two of
-    # fcntl's commands tell it as well, and a lease holds up for 45 seconds whoever opens the file.
+    # All sessions share the system's files: watching them tells what others import and run. Two of fcntl's commands
+    # tell it as well, and one of them, a lease, holds up whoever opens the file for 45 seconds.
     "what others do": {"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
-    # The machine as a whole: root's, whatever capabilities a kernel is started with.
+    # The machine as a whole: reserved to root, whatever capabilities a kernel is started with.
     "administration": {
         "kexec_load": (246, 104),
         "kexec_file_load": (320, 294),
@@ -140,14 +140,14 @@ PROCESSES = {
     "vfork": (58, None),
     "execve": (59, 221),
     "execveat": (322, 281),
-    # Without a PID namespace: others of the same user, by their number.
+    # Without a PID namespace, these reach other processes of the same user, by their number.
     "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
     "sched_setattr": (314, 274),
     "sched_setaffinity": (203, 122),
-    # Without a mount namespace: what Landlock leaves out of its rules.
+    # Without a mount namespace, these reach what Landlock's rules leave out.
     "connect": (42, 203),
     "bind": (49, 200),
     "chmod": (90, None),
@@ -215,7 +215,7 @@ class Filter:
         self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
 
     def install(self):
-        """Put it on the calling thread, for good; it also gives up new privileges (setuid programs) for good.
+        """Put it on the calling thread, for good; this also gives up new privileges (setuid programs) for good.
 
         Raises OSError where the kernel refuses.
         """
@@ -259,7 +259,7 @@ def build(machine, may_fork):
 
 
 def _verdicts(machine, may_fork):
-    """Call number -> the label to go on at, for every call that is not simply allowed."""
+    """Call number -> the label to jump to, for every call that is not simply allowed."""
     groups = list(DENIED.values()) if may_fork else [*DENIED.values(), PROCESSES]
     verdicts = {name: "EPERM" for group in groups for name in group}
     verdicts.update({name: name for name in EXAMINED}, clone3="ENOSYS")
@@ -291,7 +291,7 @@ def _search(ranges):
 
 
 def _examinations(may_fork):
-    """Looks at arguments. Only the lower halves: the kernel reads no more of these."""
+    """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     ioctls = [
         (f"ioctl {request:#x}", _JUMP_EQUAL, request, "EPERM", f"ioctl {after:#x}")
         for request, after in itertools.pairwise((*_REFUSED_IOCTLS, 0))
@@ -316,7 +316,7 @@ def _examinations(may_fork):
 
 
 def _socket_examination(call, may_fork):
-    """Where paths are the host's, a socket that takes an address with every message would reach them."""
+    """Where paths are the host's, a socket that takes an address with every message is refused: it would reach them."""
     return [
         (call, _LOAD, _argument_offset(0)),
         (None, _JUMP_EQUAL, int(socket.AF_UNIX), f"{call} type", "EAFNOSUPPORT"),
@@ -330,7 +330,7 @@ def _argument_offset(index):
 
 
 def _assemble(lines):
-    """Encode (label, operation, operand[, label if true, label if false]); jumps go forward, at most 255 over."""
+    """Encode (label, operation, operand[, label if true, label if false]); jumps go forward, by at most 255."""
     places = {line[0]: place for place, line in enumerate(lines)}
     encoded = []
     for place, (_, operation, operand, *targets) in enumerate(lines):

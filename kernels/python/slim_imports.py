@@ -1,7 +1,7 @@
-"""Imports ipykernel's base class without what it drags in: IPython's shell, jupyter_client's managers, dateutil, ssl.
+"""Imports ipykernel's base class without what that imports: IPython's shell, jupyter_client's managers, dateutil, ssl.
 
-A fresh interpreter per trajectory pays for its imports every time; these stand-ins halve them. All of them are gone
-from `sys.modules` again afterwards, so that code in the session imports the real packages.
+A fresh interpreter pays for its imports every time; these stand-ins halve that time. All of them are gone from
+`sys.modules` again afterwards, so that code in the session imports the real packages.
 """
 
 import contextlib

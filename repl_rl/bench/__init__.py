@@ -1,1 +1,1 @@
-"""Measurements that stand in BENCHMARKS.md, each a command."""
+"""The measurements in BENCHMARKS.md; each is a command."""

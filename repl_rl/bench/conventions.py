@@ -1,12 +1,12 @@
-"""`repl-rl bench conventions`: one model, five calling conventions, the same time of training for each.
+"""`repl-rl bench conventions`: one model, five calling conventions, the same training time for each.
 
 Each run is `repl-rl train conventions` in a process of its own, one after another, as a user would start it: the same
-checkpoint, problems, budgets, rewards and estimator; only `dialect.name` differs. Training stops at the first step
-that is over the time; held-out problems are rolled out before and after.
+checkpoint, problems, budgets, rewards and estimator; only `dialect.name` differs. Training stops after the first step
+that exceeds the time; held-out problems are rolled out before and after.
 
-A turn is what is sampled in one go, so conventions differ in how many they take for the same work: a block has one for
-each line and fence, a call between tags two. A call here is a turn that ran code or asked for it and did not submit;
-it failed if that raised, could not be read, took too long or died.
+A turn is what is sampled in one go, so conventions take different numbers of turns for the same work: a block takes one
+for each line and fence, a call between tags two. A call here is a turn that ran code or tried to, and did not submit;
+it failed if the code raised, could not be read, took too long or killed the interpreter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ConventionsSettings:
-    """What is measured. Raises ConfigError on what the config refuses, and on a convention that nano does not know.
+    """What is measured. Raises ConfigError for invalid config values, and for a convention that nano does not know.
 
     `minutes` is the training time of each convention; `settings` are further `a.b=value` overrides, the same for all.
     """
@@ -60,7 +60,7 @@ class ConventionsSettings:
             load_config(_CONFIG, self.overrides(name))
 
     def overrides(self, name: str) -> tuple[str, ...]:
-        """Of the shipped config, for one convention."""
+        """The overrides of the shipped config for one convention."""
         own = (f"name={name}", f"dialect.name={name}", f"seed={self.seed}", f"train.max_minutes={self.minutes}")
         return (*self.settings, *own)
 
@@ -70,20 +70,20 @@ DEFAULT = ConventionsSettings()
 
 @dataclass(frozen=True, slots=True)
 class Heldout:
-    """Held-out problems, one session each; means over sessions, shares in 0 to 1."""
+    """Results on held-out problems, one session each: means over sessions, and shares between 0 and 1."""
 
     solve_rate: float
     sampled_tokens: float
-    """Of a session."""
+    """Mean per session."""
     turns: float
-    """Of a session."""
+    """Mean per session."""
     failed_calls: float | None
-    """The share of calls that failed; None where there was none."""
+    """The share of calls that failed; None if there were no calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredConvention:
-    """One convention. Rates are of rolling out, medians over the training steps."""
+    """One convention. Rates per second are those of rollouts, medians over the training steps."""
 
     convention: str
     problems: int
@@ -94,11 +94,12 @@ class MeasuredConvention:
     turns_per_s: float
     tokens_per_s: float
     solve_rates: tuple[float, ...]
-    """Of each step's batch."""
+    """The solve rate of each step's batch."""
 
 
 def measure(settings: ConventionsSettings, say: Say) -> dict[str, Any]:
-    """Everything, as the JSON file holds it. Raises RunError if a run fails, with the end of what it printed."""
+    """Run the benchmark; returns the content of its JSON file. Raises RunError, with a run's last output, if it
+    fails."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
         measured = []
         for name in settings.conventions:
@@ -109,7 +110,7 @@ def measure(settings: ConventionsSettings, say: Say) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> Table:
-    """What `measure` found, a row per convention."""
+    """The results of `measure`, one row per convention."""
     settings = report["plan"]
     title = f"{settings['minutes']:g} minutes of training each, seed {settings['seed']}: before to after"
     shown = Table(title=title, box=SIMPLE_HEAD, pad_edge=False)
@@ -122,7 +123,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def read_run(folder: RunFolder, name: str) -> MeasuredConvention:
-    """The figures of a run that is complete. Raises RunError if it is not."""
+    """The figures of a complete run. Raises RunError if the run is not complete."""
     rows = list(folder.rows())
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "eval"]
@@ -143,7 +144,7 @@ def read_run(folder: RunFolder, name: str) -> MeasuredConvention:
 
 
 def failed_share(trajectories: Sequence[Trajectory]) -> float | None:
-    """The share of calls that failed; None where nothing was called."""
+    """The share of calls that failed; None if there were no calls."""
     kinds = [line.kind for trajectory in trajectories for line in trajectory.lines if line.kind in _CALLS]
     return statistics.fmean(kind in _FAILED for kind in kinds) if kinds else None
 

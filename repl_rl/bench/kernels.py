@@ -1,20 +1,21 @@
-"""`repl-rl bench kernels`: what a session of a pool costs, beside stock Jupyter kernels on the same machine.
+"""`repl-rl bench kernels`: what a session of a pool costs, compared with stock Jupyter kernels on the same machine.
 
-Both are measured in one run by the same code, in turns within each round, so that a busy machine hits both alike. Every
-session has imported sympy and numpy before anything else. Times run on this side, around `execute`:
+Both are measured in one run by the same code, alternating within each round, so that a busy machine affects both alike.
+Every session imports sympy and numpy first. Times are measured in this process, around `execute`:
 
-- start: from asking for a session that nobody prepared (`warm=0`) to its answer to the line `1`, while the others live;
+- start: from asking for a session that was not prepared (`warm=0`) to its answer to the line `1`, while others are
+  alive;
 - line: cheap lines in one session, the others idle; raise: the same for a line that ends in a traceback;
 - lines per second: all sessions at once, each runs lines one after another, driven by this one process;
 - unique memory: private pages (USS) of the processes that appear as the sessions open, per session, before any line;
-- many: lines per second with many live sessions and with 16, as many lines in both, each time in a fresh pool.
+- many: lines per second with many live sessions and with 16, the same number of lines in both, each in a fresh pool.
 
-The peer is stock Jupyter kernels, one ipykernel process each, driven by jupyter_client as its users drive it: starting
-is `start_kernel` and `wait_for_ready`, which ends by listening for 0.2 s; a line is done once its reply has come on the
-shell channel and `idle` on iopub. They have no sandbox and no limits. History goes into a folder that is removed at the
-end. A kernel that dies is noticed only by an error after a long wait.
+They are compared with stock Jupyter kernels, one ipykernel process each, driven by jupyter_client as its users do:
+starting is `start_kernel` and `wait_for_ready`, which ends by listening for 0.2 s; a line is done once its reply has
+come on the shell channel and `idle` on iopub. They have no sandbox and no limits. History goes into a folder that is
+removed at the end. A kernel that dies is noticed only by an error after a long wait.
 
-Not covered: a sampler that needs the same cores. Memory that sessions share is in `many.total_mb` (PSS) alone.
+Not covered: a sampler that needs the same cores. Only `many.total_mb` (PSS) includes memory that sessions share.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ LINES = (
 )
 RAISING = "1 / 0"
 FEW = 16
-"""Sessions that many are compared with."""
+"""The number of sessions that many sessions are compared with."""
 
 _PACKAGES = ("repl-rl", "ipykernel", "ipython", "jupyter_client", "pyzmq", "numpy", "sympy")
 _MIB = 1024 * 1024
 _STOCK_MB = 400
-"""Free memory that a stock kernel is counted with; it has about half of it to itself."""
+"""Free memory to allow for each stock kernel, in MB; about half of it is its private memory."""
 _LIMITS = Limits(line_s=60.0)
 _FREE_SHARE = 0.8
 
@@ -71,15 +72,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class KernelsSettings:
-    """How much is measured. `stock_kernels` None: as many as fit. Raises ConfigError on counts that measure nothing."""
+    """How much is measured. `stock_kernels=None` means as many as fit. Raises ConfigError for invalid counts."""
 
     sessions: int = 64
     rounds: int = 5
     stock_kernels: int | None = None
     many: int = 512
-    """0 leaves that part out."""
+    """0 leaves this part out."""
     starts: int = 3
-    """Per round, as all that follow; lines are per session."""
+    """Per round, like all that follow. Lines are per session."""
     solo_lines: int = 225
     raises: int = 20
     fleet_lines: int = 90
@@ -107,7 +108,7 @@ QUICK = KernelsSettings(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_li
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What is measured of either side."""
+    """The figures of one side."""
 
     start_ms_p50: float
     line_ms_p50: float
@@ -119,7 +120,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Side:
-    """Live sessions of one source, and what was measured so far."""
+    """Live sessions of one source, and the measurements so far."""
 
     source: KernelSource
     fleet: list[KernelSession]
@@ -130,7 +131,7 @@ class Side:
     lines_per_s: list[float] = field(default_factory=list)
 
     async def measure_starts(self, settings: KernelsSettings) -> None:
-        """Add start times of further sessions, one after another."""
+        """Add start times of further sessions, started one after another."""
         for _ in range(settings.starts):
             began = time.perf_counter()
             async with self.source.session() as kernel:
@@ -150,7 +151,7 @@ class Side:
         self.lines_per_s.append(await speed(self.fleet, settings.fleet_lines))
 
     def figures(self) -> Figures:
-        """Percentiles over all rounds; of the speeds, the median round."""
+        """Percentiles of the times over all rounds, and the speed of the median round."""
         return Figures(
             start_ms_p50=1000 * percentile(self.start_s, 50),
             line_ms_p50=1000 * percentile(self.line_s, 50),
@@ -165,7 +166,8 @@ _PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.me
 
 
 def measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
-    """The whole benchmark as the JSON object that it writes; `say` hears how far it is. Raises KernelError."""
+    """Run the benchmark; returns the JSON object that it writes. `say` is called with the progress. Raises
+    KernelError."""
     return asyncio.run(_measure(settings, say))
 
 
@@ -188,7 +190,7 @@ async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
 
 
 def table(report: dict[str, Any]) -> Group:
-    """Ours, stock, and by what factor ours is better; then, in words, what came out with many sessions."""
+    """Ours, stock, and the factor by which ours is better; then the result with many sessions in a sentence."""
     shown = Table(title=f"kernels, {report['cores']} cores", title_justify="left", header_style="bold")
     shown.add_column("")
     for column in (f"ours ({report['kernels']})", f"stock ({report['stock_kernels']})", "ratio"):
@@ -201,7 +203,7 @@ def table(report: dict[str, Any]) -> Group:
 
 
 def _many_line(report: dict[str, Any]) -> str | None:
-    """What came out with many sessions, in words; None if that was left out."""
+    """The result with many sessions in a sentence; None if that part was left out."""
     if (many := report["many"]) is None:
         return None
     return (
@@ -213,7 +215,7 @@ def _many_line(report: dict[str, Any]) -> str | None:
 async def timed_s(
     kernel: KernelSession, source: str, expected: Literal[ExecStatus.OK, ExecStatus.ERROR] = ExecStatus.OK
 ) -> float:
-    """Seconds that a line takes. Raises KernelError if it ends otherwise than expected: its time would mean nothing."""
+    """Seconds that a line takes. Raises KernelError if its status is not `expected`: its time would mean nothing."""
     began = time.perf_counter()
     result = await kernel.execute(source)
     took_s = time.perf_counter() - began
@@ -223,7 +225,7 @@ async def timed_s(
 
 
 async def speed(fleet: list[KernelSession], lines: int) -> float:
-    """Lines per second, all sessions at once, each of them running `lines` cheap lines one after another."""
+    """Lines per second of all sessions at once, each running `lines` cheap lines one after another."""
 
     async def run(kernel: KernelSession) -> None:
         for line in islice(cycle(LINES), lines):
@@ -236,7 +238,7 @@ async def speed(fleet: list[KernelSession], lines: int) -> float:
 
 @asynccontextmanager
 async def open_fleet(source: KernelSource, size: int) -> AsyncIterator[list[KernelSession]]:
-    """Sessions with sympy and numpy imported, as many coming up at once as there are cores."""
+    """Sessions with sympy and numpy imported; as many start at once as there are cores."""
     slots = asyncio.Semaphore(cores())
     fleet: list[KernelSession] = []
 
@@ -270,8 +272,8 @@ async def _measure_both(settings: KernelsSettings, say: Say) -> tuple[Figures, F
 
 @asynccontextmanager
 async def _open_side(source: KernelSource, size: int) -> AsyncIterator[Side]:
-    """A fleet whose memory is known, and which has run every line once."""
-    async with source.session():  # whatever the source starts for all of its sessions is there from now on
+    """A fleet whose memory has been measured, and which has run every line once."""
+    async with source.session():  # starts whatever the source's sessions share, which is not to be counted
         pass
     before = descendants()
     async with open_fleet(source, size) as fleet:
@@ -308,12 +310,15 @@ async def _measure_many(settings: KernelsSettings, unique_mb: float, say: Say) -
 
 
 def descendants() -> set[psutil.Process]:
-    """All processes that this one started, and theirs, in whatever namespaces."""
+    """All descendants of this process, in whatever namespaces."""
     return set(psutil.Process().children(recursive=True))
 
 
 def memory_mb(processes: Iterable[psutil.Process], kind: Literal["uss", "pss"]) -> float:
-    """Memory of the processes together: private pages, or a fair share of all. Raises KernelError if it is hidden."""
+    """Memory of the processes in MiB: private pages (uss), or with a proportional share of shared pages (pss).
+
+    Raises KernelError if it can't be read.
+    """
     total_bytes = 0
     for process in processes:
         try:
@@ -328,7 +333,7 @@ def memory_mb(processes: Iterable[psutil.Process], kind: Literal["uss", "pss"]) 
 
 
 async def _together(jobs: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run all at once; the first error ends the others and is raised as it is."""
+    """Run all jobs at once. The first error cancels the others and is raised itself, not in an ExceptionGroup."""
     try:
         async with asyncio.TaskGroup() as group:
             for job in jobs:
@@ -360,7 +365,7 @@ _SOCKETS_PER_KERNEL = 8
 
 
 class StockKernel:
-    """A kernel that is up, seen through its client."""
+    """A running kernel, driven through its client."""
 
     def __init__(self, client: AsyncKernelClient) -> None:
         self._client = client
@@ -400,7 +405,7 @@ class StockKernel:
 
 
 class StockKernels:
-    """A `KernelSource` of stock kernels, at most `size` at a time. Nothing is started ahead of need."""
+    """A `KernelSource` of stock kernels, at most `size` at a time. No kernel is started in advance."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -417,7 +422,7 @@ class StockKernels:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[StockKernel]:
-        """A fresh kernel, killed at exit. Raises KernelStartError if it does not come up."""
+        """A fresh kernel, killed at exit. Raises KernelStartError if it does not start."""
         manager = AsyncKernelManager(kernel_name=NATIVE_KERNEL_NAME, context=self._context)
         environment = os.environ | {"IPYTHONDIR": self._folder.name}
         await manager.start_kernel(env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -439,7 +444,7 @@ async def _ready(client: AsyncKernelClient) -> None:
 
 
 def _text(kind: str, content: dict[str, Any]) -> str:
-    """What a terminal would show of a message on iopub."""
+    """What a terminal would show for a message on iopub."""
     match kind:
         case "stream":
             return str(content["text"])

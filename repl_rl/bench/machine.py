@@ -1,4 +1,4 @@
-"""What a benchmark ran on, for the head of its report."""
+"""A description of the machine that a benchmark ran on, for the head of its report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def machine(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def cores() -> int:
-    """That this process may run on."""
+    """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0))
 
 

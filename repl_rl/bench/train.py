@@ -1,10 +1,10 @@
-"""`repl-rl bench train`: our loss and its gradient beside TRL's own, on one interpreter-heavy batch, in turns.
+"""`repl-rl bench train`: our loss and its gradient against TRL's own, on one batch with much interpreter text.
 
-Both sides are trainers on the same weights and call TRL's `_compute_loss`; ours computes typed tokens only
-(`repl_rl.trainer.typed_tokens`). Half of each completion is interpreter text, in lines of some ten tokens, and
-completions spread over a factor of four in length. A step is the loss and its backward pass, without the optimiser, and
-its peak memory is what the process holds at most beyond what it held before, gradients included. Medians over the
-rounds.
+Both sides are trainers on the same weights, take turns, and call TRL's `_compute_loss`; ours computes typed tokens only
+(`repl_rl.trainer.typed_tokens`). Half of each completion is interpreter text, in lines of about ten tokens, and the
+longest completion is four times as long as the shortest. A step is the loss and its backward pass, without the
+optimiser. Its peak memory is the most that the process holds beyond what it held before, gradients included. Medians
+over the rounds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")
 _CHUNK_TOKENS = 10
-"""Of a line, and of the output after it."""
+"""The length of a line, and of the output after it."""
 
 Say = Callable[[str], None]
 Batch = dict[str, torch.Tensor]
@@ -40,15 +40,15 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How much is measured. Raises ConfigError on counts that measure nothing."""
+    """How much is measured. Raises ConfigError for invalid counts."""
 
     trajectories: int = 16
     prompt_tokens: int = 40
     tokens: int = 256
-    """Of the longest completion; the shortest has a quarter."""
+    """The length of the longest completion; the shortest has a quarter of it."""
     rounds: int = 3
     vocabularies: tuple[int | None, ...] = (None, 150_000)
-    """None is nano's own. Others have new, random rows."""
+    """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
 
     def __post_init__(self) -> None:
         for name in ("trajectories", "prompt_tokens", "rounds"):
@@ -72,7 +72,7 @@ class Step:
 
 
 def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
-    """Everything, as the JSON file holds it: one value per vocabulary."""
+    """Run the benchmark; returns the content of its JSON file, with one value per vocabulary."""
     rows = []
     for vocabulary in settings.vocabularies:
         with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
@@ -108,7 +108,7 @@ def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str
 
 
 def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
-    """What TRL's loss takes, with made-up tokens: B trajectories, completions padded to the longest."""
+    """The inputs of TRL's loss, with made-up tokens: B trajectories, completions padded to the longest."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(*shape: int) -> torch.Tensor:
@@ -144,7 +144,7 @@ def _step(trainer: Any, inputs: Batch) -> Step:
 
 
 def _forget_peak() -> float:
-    """Give back what is free, and let the peak start from here: MB that the process holds."""
+    """Free unused memory and reset the peak; returns the memory that the process now holds, in MiB."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
@@ -157,7 +157,7 @@ def _status_mb(name: str) -> float:
 
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:
-    """nano, or nano with as many rows in its embedding."""
+    """Save nano, or nano with `vocabulary` rows in its embedding."""
     model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32)
     if vocabulary is not None:
         torch.manual_seed(0)

@@ -1,17 +1,18 @@
-"""The peer of `repl-rl bench rollout`: TRL's GRPOTrainer with `tools=[python]`, running its own tool loop.
+"""TRL's side of `repl-rl bench rollout`: its GRPOTrainer with `tools=[python]`, running its own tool loop.
 
-The trainer is TRL's, untouched, and so is its loop; it samples from the same `vllm.LLM` as ours does. With
+Trainer and loop are TRL's, unmodified; it samples from the same `vllm.LLM` as ours does. With
 
     python -m repl_rl.bench.trl_tools
 
-it samples alone, from the LLM that it makes by itself: compiled, in bfloat16, on all cores, in blocks of 128.
+it runs alone, with the LLM that TRL itself makes: compiled, in bfloat16, on all cores, in blocks of 128.
 
-nano makes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
-tokenizer's `parse_response`, which TRL asks for tool calls, makes every line one call of `python`, which runs it.
+nano writes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
+tokenizer's `parse_response`, which TRL calls to find tool calls, turns every line into one call of `python`, which
+runs it.
 
-`python` is written as someone who trains with TRL would write it: a function that blocks, over a kernel per rollout. It
-runs a line as our rollouts do: our dialect reads it, a sandboxed kernel of our pool runs it, and what comes back is the
-output and the next prompt. A submission does not end the trajectory here, and a cell may take longer than it does.
+`python` is written as a TRL user would write it: a blocking function with a kernel per rollout. It runs a line as our
+rollouts do: our dialect reads it, a sandboxed kernel of our pool runs it, and it returns the output and the next
+prompt. A submission does not end the trajectory here, and latency can be added to each cell.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
 
 LINE_S = 1.0
-"""Now and then nano types something like `9 ** 9 ** 9`. All would wait for the last such line of a batch."""
+"""Time limit of a line. Now and then nano types something like `9 ** 9 ** 9`, and the whole batch would wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEnded:
-    """Put between rollouts and pool. `latency_s` is added to each cell."""
+    """Wraps a pool so that submissions don't end a trajectory; `latency_s` is added to each cell."""
 
     latency_s: float = 0.0
 
@@ -93,7 +94,7 @@ def python(code: str) -> str:
 
 
 class PythonTool:
-    """The `python` of one rollout. Each call takes `latency_s` longer than the cell does."""
+    """The `python` tool of one rollout. Each call takes `latency_s` longer than its cell."""
 
     def __init__(self, loop: BackgroundLoop, kernel: KernelSession, dialect: Dialect, latency_s: float) -> None:
         self.calls = 0
@@ -117,7 +118,7 @@ class PythonTool:
 
 @contextmanager
 def open_tools(count: int, config: KernelConfig, latency_s: float) -> Iterator[Sequence[PythonTool]]:
-    """`count` tools whose kernels are up, all gone after the block. Raises SandboxError where kernels can't run."""
+    """`count` tools with running kernels, which end with the block. Raises SandboxError if kernels can't run."""
     dialect = make_dialect(DialectConfig())
     stack = AsyncExitStack()
 
@@ -143,7 +144,7 @@ _TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TRLRound:
-    """One rollout per prompt. `tool_s` of the seconds were spent in the tools."""
+    """One rollout per prompt. `tool_s` is the part of the seconds that was spent in the tools."""
 
     seconds: float
     calls: int
@@ -152,7 +153,7 @@ class TRLRound:
 
 
 class TRLRollouts:
-    """TRL's side: each rollout takes `lines` turns; all but the last call its tool. `llm=None`: TRL makes its own."""
+    """TRL's side: each rollout takes `lines` turns; all but the last call its tool. If `llm` is None, TRL makes one."""
 
     def __init__(
         self,
@@ -207,7 +208,7 @@ class TRLRollouts:
         )
 
     def roll_out(self, tasks: Sequence[Task], latency_s: float) -> TRLRound:
-        """One rollout per task, each with a kernel of its own that is up when the clock starts."""
+        """Make one rollout per task, each with a kernel of its own that is running before the clock starts."""
         dialect = make_dialect(DialectConfig())
         conversations = [[{"role": "user", "content": dialect.completion_prompt(task.question)}] for task in tasks]
         with open_tools(len(tasks), KernelConfig(size=len(tasks), line_s=LINE_S), latency_s) as tools:
@@ -233,7 +234,7 @@ class TRLRollouts:
 
 
 class _SharedLLM(VLLMGeneration):  # type: ignore[misc]
-    """TRL's colocated generation on an LLM that is there already."""
+    """TRL's colocated generation on an existing LLM."""
 
     def __init__(self, llm: Any, **arguments: Any) -> None:
         self._shared = llm
@@ -262,7 +263,7 @@ def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
 
 
 def main() -> None:
-    """64 rollouts of nano, 8 turns each, from an LLM as TRL makes it: the first round warms up."""
+    """Measure 64 rollouts of nano, 8 turns each, with an LLM as TRL makes it; the first round warms up."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     vocabulary, tasks = load_vocabulary(str(NANO_PATH)), make_tasks(None, 64, seed=5, split="heldout")
     with TRLRollouts(str(NANO_PATH), None, vocabulary, places=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:

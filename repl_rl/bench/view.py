@@ -1,8 +1,8 @@
-"""How soon a large run can be looked at: `repl-rl view` as a user starts it, on a run folder made for it.
+"""How soon a large run can be viewed: `repl-rl view` as a user starts it, on a run folder made for this.
 
-The folder holds sessions of nano's kind, of the size that real ones have. Measured from the start of the process: the
-first answer with rows in it, cold (no index yet) and warm; the index being complete; then the time of filtered and
-sorted queries, and memory, which is the sum over the server and its indexer, pages that they share counted twice.
+The folder holds sessions like nano's, of realistic size. Measured from the start of the process: the time until the
+first answer with rows, cold (no index yet) and warm, and until the index is complete. Also measured: the time of
+filtered and sorted queries, and memory, summed over the server and its indexer, so that pages they share count twice.
 
 Not covered: the browser's own time to draw.
 """
@@ -65,7 +65,7 @@ DEFAULT = ViewSettings()
 
 
 def measure(settings: ViewSettings, say: Callable[[str], None]) -> dict[str, Any]:
-    """The figures, as they are written to JSON. Raises RunError if the viewer does not come up."""
+    """The figures, as they are written to JSON. Raises RunError if the viewer does not start."""
     with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
         run = Path(folder) / "large"
         say(f"making a run of {settings.trajectories:,} trajectories")
@@ -100,7 +100,7 @@ def table(report: dict[str, Any]) -> Table:
 
 
 def _start(run: Path, settings: ViewSettings) -> dict[str, Any]:
-    """One start of the viewer, from nothing to its end."""
+    """Start the viewer, measure, and end it."""
     began_s = time.perf_counter()
     with _viewer(run) as (process, address), _peak_rss(process) as peak:
         first = _until(lambda: _rows_of(address), process)
@@ -121,7 +121,8 @@ def _start(run: Path, settings: ViewSettings) -> dict[str, Any]:
 
 @contextmanager
 def _viewer(run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command, and the address that it prints. It has to end with 0 at Ctrl-C."""
+    """Run the command; yields its process and the address that it prints. Raises RunError unless Ctrl-C ends it with
+    exit code 0."""
     command = [sys.executable, "-m", "repl_rl.cli", "view", str(run), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -141,7 +142,7 @@ def _viewer(run: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 @contextmanager
 def _peak_rss(process: subprocess.Popen[str], every_s: float = 0.05) -> Iterator[list[float]]:
-    """The largest resident size of the process and its children together, in MB."""
+    """The peak of the total resident size of the process and its children, in MB."""
     peak, ended = [0.0], threading.Event()
 
     def watch() -> None:
@@ -173,7 +174,7 @@ def _rss_mb(pid: int) -> float:
 
 
 def _until(ask: Callable[[], Any], process: subprocess.Popen[str], limit_s: float = 600.0) -> Any:
-    """What `ask` answers once that is true."""
+    """Call `ask` until its answer is true, and return that answer."""
     until_s = time.monotonic() + limit_s
     while time.monotonic() < until_s and process.poll() is None:
         try:
@@ -186,7 +187,7 @@ def _until(ask: Callable[[], Any], process: subprocess.Popen[str], limit_s: floa
 
 
 def _rows_of(address: str) -> int:
-    """How many trajectories can be seen, once the run and a page of its table are answered."""
+    """Ask for the run and a page of its table; returns how many trajectories the table has, 0 without rows."""
     _get(address, "run")
     found = _get(address, "trajectories", limit="100")
     return int(found["total"]) if found["rows"] else 0
@@ -207,7 +208,7 @@ def _get(address: str, what: str, **parameters: str) -> Any:
 
 
 def make_run(folder: Path, count: int) -> int:
-    """Write a run of `count` trajectories; the bytes of its rollouts."""
+    """Write a run of `count` trajectories; returns the bytes of its rollouts."""
     (folder / "rollouts").mkdir(parents=True)
     steps = -(-count // _PER_STEP)
     config = Config.model_validate({"name": "large", "train": {"steps": steps}})
@@ -234,7 +235,7 @@ def _write_step(path: Path, step: int, size: int, tasks: Sequence[Task], source:
 
 
 def _session(task: Task, step: int, source: random.Random) -> Trajectory:
-    """One of nano's kind: a thought, a statement or two, perhaps an exception, the answer."""
+    """A session like nano's: a thought, a statement or two, perhaps an exception, the answer."""
     wrong = source.random() < 0.5
     raised = wrong and source.random() < 0.4
     typed: list[Typed] = [(" # The interpreter can do this.\n", LineKind.COMMENT, None, ">>>")] * source.randint(0, 2)

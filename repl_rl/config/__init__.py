@@ -1,6 +1,6 @@
-"""The YAML file as pydantic models. Unknown keys are refused with the nearest known one; ranges stand on the fields.
+"""The YAML file as pydantic models. Ranges are declared on the fields. Errors on unknown keys name the nearest key.
 
-Each module gets its own small section, never the whole `Config`.
+Each part of the library gets its own small section, never the whole `Config`.
 """
 
 from repl_rl.config.credit import Baseline, CreditConfig

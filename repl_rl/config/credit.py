@@ -19,8 +19,8 @@ USED: dict[str, tuple[str, ...]] = {
     "turn": ("gamma", "scale", "clip"),
     "gigpo": ("gamma", "scale", "omega", "clip"),
 }
-"""The fields that mean something to a shipped estimator. Any other is refused where it is set, and not written out. One
-of the user's own is handed all of them."""
+"""The fields that each shipped estimator uses. Setting another field is an error, and unused fields are not written
+out. An estimator of the user's own gets all of them."""
 
 
 def _known_estimator(name: str) -> str:
@@ -76,7 +76,7 @@ class CreditConfig(Section):
         return USED.get(self.estimator, tuple(type(self).model_fields))
 
     def require_group(self, size: int) -> None:
-        """Raises ValueError where groups of `size` have no baseline."""
+        """Raises ValueError if groups of `size` have no baseline."""
         if size < 2 and self.baseline != "none" and self.estimator in USED:
             raise ValueError(
                 f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "

@@ -1,4 +1,4 @@
-"""The YAML file as one model: found by path or name, overridden key by key, refused with the nearest known key."""
+"""The YAML file as one model: found by path or name, overridden key by key. Errors suggest the nearest known key."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Config(Section):
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     """The config at a path, or the shipped one of that name, with `a.b=value` overrides (values are YAML).
 
-    Raises ConfigError naming the key, its value and what would do.
+    Raises ConfigError naming the key, its value and what is allowed.
     """
     path = Path(source)
     if not path.is_file():
@@ -140,7 +140,7 @@ _SHORT_FOR = {"engine": "backend", "rewards": "preset"}
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people write it: `1e-3` is a number, as in YAML 1.2 and JSON; PyYAML's 1.1 reads a string."""
+    """Reads `1e-3` as a number, as YAML 1.2 and JSON do. PyYAML follows YAML 1.1 and reads it as a string."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -180,7 +180,7 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         *above, key = problem["loc"]
         section: type[BaseModel] = Config
-        for name in (part for part in above if isinstance(part, str)):  # numbers count the items of a list
+        for name in (part for part in above if isinstance(part, str)):  # a number in `loc` is an index into a list
             below = section.model_fields[name].annotation
             if not isinstance(below, type):
                 below = next(part for part in typing.get_args(below) if isinstance(part, type))

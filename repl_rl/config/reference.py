@@ -1,7 +1,7 @@
 """The reference of the YAML file, written from the models: `python -m repl_rl.config.reference > docs/config.md`.
 
-Types, ranges and defaults are read from the fields, words from the string that stands below each field in the source.
-It does not cover what the models check across fields: those messages say what to change when they come up.
+Types, ranges and defaults are read from the fields, descriptions from the string below each field in the source.
+Checks across several fields are not covered: their error messages say what to change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def sections(model: type[BaseModel] = Config, path: str = "") -> Iterator[tuple[
 
 
 def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """The words below each field of a model, in one line; fields without any are left out."""
+    """The string below each field of a model, joined to one line. Fields without one are left out."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
     found = {}
@@ -77,11 +77,11 @@ def descriptions(model: type[BaseModel]) -> dict[str, str]:
 
 
 def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """A type as a reader of YAML would say it, with its range: `integer, at least 1`."""
+    """A type in words for readers of YAML, with its range: `integer, at least 1`."""
     found = [(words, getattr(item, name, None)) for item in metadata for name, words in _BOUNDS.items()]
     bounds = "".join(", " + words.format(bound) for words, bound in found if bound is not None)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:  # constraints may also stand inside a `Field`
+    if origin is Annotated:  # constraints may also be inside a `Field`
         inner = [part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])]
         return type_words(arguments[0], [*inner, *metadata])
     if origin is Literal:

@@ -1,7 +1,7 @@
 """The rewards section: what a trajectory and its lines earn, and how that is kept from being farmed.
 
 `rewards: gentle` in a file is short for `rewards: {preset: gentle}`. Presets are the files `configs/rewards/NAME.yaml`;
-what a config says itself goes over them, key by key.
+the config's own keys override the preset's, one by one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BUILTIN_EXCEPTIONS: dict[str, type[BaseException]] = {
     for name, value in vars(builtins).items()
     if isinstance(value, type) and issubclass(value, BaseException)
 }
-"""By name, aliases such as IOError included. The host knows no others, so only here can it notice a misspelt name."""
+"""By name, aliases such as IOError included. These are the only names that the host can check for spelling."""
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def known_exception(name: str) -> str:
-    """The name as kernels report it or, for a class of a module, as it was given. Raises ValueError for any other."""
+    """The name as kernels report it; a dotted name (`module.Class`) as it was given. Raises ValueError for others."""
     if name in BUILTIN_EXCEPTIONS:
         return BUILTIN_EXCEPTIONS[name].__name__
     if _DOTTED.fullmatch(name):
@@ -44,7 +44,7 @@ def known_exception(name: str) -> str:
 
 
 def reported_name(name: str) -> str:
-    """What `Line.error_name` holds for it: kernels report a class without its module."""
+    """The name in `Line.error_name` for this exception: kernels report a class without its module."""
     return name.rpartition(".")[2]
 
 
@@ -89,9 +89,9 @@ class Schedule(Section):
         return self.start * (1.0 - share) + self.end * share
 
 
-# Shaping is every reward but the outcome. What a line earns by the table, the rules and the functions goes through
-# novelty, decay, blocks, clip, caps, weight and mode, in this order. Gains and losses are held apart throughout, so
-# that what padding gains stays within the cap, however much was lost.
+# Shaping is every reward except the outcome. What a line earns by the table, the rules and the functions goes through
+# novelty, decay, blocks, clip, caps, weight and mode, in this order. Gains and losses are kept separate throughout, so
+# that padding gains no more than the cap, however much was lost.
 class ShapingConfig(Section):
     """How rewards of lines are kept from being farmed. The outcome is touched by none of it."""
 
@@ -230,19 +230,19 @@ class RewardsConfig(Section):
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Those that come more than once."""
+    """The names that occur more than once."""
     return [name for name, count in Counter(names).items() if count > 1]
 
 
 @cache
 def shipped_presets() -> dict[str, dict[str, Any]]:
-    """What each preset in the package says, by its name."""
+    """The contents of each preset in the package, by name."""
     files = sorted((resource_folder("configs") / "rewards").glob("*.yaml"))
     return {file.stem: yaml.safe_load(file.read_text(encoding="utf-8")) or {} for file in files}
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, `above` first: mappings are merged, lists replaced."""
+    """`below`, overridden by `above`: mappings are merged, lists replaced."""
     merged = {**below, **above}
     for key in below.keys() & above.keys():
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):

@@ -133,14 +133,14 @@ class SamplingConfig(Section):
     """0 is off."""
 
     def seeded(self, seed: str) -> SeededSampling:
-        """The same, with random numbers that follow from `seed`."""
+        """The same settings, with random numbers that are determined by `seed`."""
         return SeededSampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, seed=seed)
 
 
 class SeededSampling(SamplingConfig):
-    """Sampling of a batch whose random numbers follow from `seed`, the trajectory's index and the token's place alone.
+    """Sampling of a batch. Random numbers depend only on `seed`, the trajectory's index and the token's position.
 
-    No section of the file. Engines follow the seed where it costs nothing, and all do with `engine.deterministic`.
+    Not a section of the file. Engines use the seed where that costs nothing; with `engine.deterministic`, all do.
     """
 
     seed: str
@@ -150,7 +150,7 @@ class SeededSampling(SamplingConfig):
         return self.model_copy(update={"seed": f"{self.seed}/{index}"})
 
     def line_seed(self, length: int) -> int:
-        """63 bits for the line that begins after `length` tokens."""
+        """The 63-bit seed of the line that begins after `length` tokens."""
         digest = hashlib.blake2b(f"{self.seed}/{length}".encode(), digest_size=8).digest()
         return int.from_bytes(digest) >> 1
 

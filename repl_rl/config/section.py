@@ -1,4 +1,4 @@
-"""What every section of the file is: frozen, and strict about its keys."""
+"""The base class of every section of the file: frozen, and strict about its keys."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ class Section(BaseModel):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """The known name that a misspelt one means, as half a sentence; all known ones where none is close."""
+    """A hint for an error message: the known name nearest to a misspelt one, or all known names if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {str(close[0])!r}?" if close else f"known are {', '.join(map(str, known))}"

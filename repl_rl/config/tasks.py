@@ -50,7 +50,7 @@ class TasksConfig(Section):
 
     @property
     def is_from_hub(self) -> bool:
-        """A data set of the hub, or of its cache."""
+        """Whether the problems are a data set from the hub or its cache."""
         return self.dataset is not None and self.folder is None
 
     @model_validator(mode="after")

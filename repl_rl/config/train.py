@@ -24,7 +24,7 @@ TRACKERS = (
     "trackio",
     "wandb",
 )
-"""What transformers has a callback for."""
+"""The trackers that transformers has callbacks for."""
 
 
 class TrainConfig(Section):
@@ -77,7 +77,7 @@ class TrainConfig(Section):
 
     @property
     def trajectories_per_process(self) -> int:
-        """Of one step."""
+        """The trajectories of one step that each process rolls out."""
         return self.prompts_per_step * self.group_size // self.processes
 
     @field_validator("report_to", mode="before")

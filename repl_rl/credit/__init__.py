@@ -1,7 +1,8 @@
-"""From the rewards of groups to one advantage per token. Pure functions; one estimator per file, or at an import path.
+"""Turns the rewards of groups into one advantage per token. Pure functions; one estimator per file or import path.
 
-A group is the trajectories that answer one task. Aborted and empty ones take no part in any baseline and get zeros. An
-estimator sees one group; one that compares groups as well has a second step, over the batch, in `BATCH_STEPS`.
+A group is the trajectories that answer one task. Aborted, unfinished and empty ones are left out of every baseline and
+get zeros. An estimator sees one group; if it also compares groups, its second step, over the batch, is in
+`BATCH_STEPS`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from repl_rl.utils.import_path import imported
 
 LineValues = list[list[float]]
 Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
-"""The valid trajectories of a group, at least one, and their rewards per line, to advantages per line."""
+"""Takes the valid trajectories of a group, at least one, and their rewards per line. Returns advantages per line."""
 
 WeightedLine = tuple[float, int]
 """A line's advantage and its number of tokens."""
 BatchStep = Callable[[Sequence[WeightedLine]], tuple[float, float]]
-"""All lines of the batch that take part, to what each advantage is lessened and then divided by."""
+"""Takes all lines of the batch that count. Returns what to subtract from each advantage, and what to divide it by."""
 
 ESTIMATORS: dict[str, Estimator] = {
     "outcome": outcome,
@@ -43,8 +44,9 @@ BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
 
 
 def estimator_of(config: CreditConfig) -> Estimator:
-    """The estimator that a config names: a shipped one, or the function at `package.module:function`, whose results are
-    checked. Raises ConfigError where there is none.
+    """The estimator that a config names: a shipped one, or the function at `package.module:function`.
+
+    The results of the user's function are checked. Raises ConfigError if there is no such function.
     """
     path = config.estimator
     if path in ESTIMATORS:
@@ -76,10 +78,10 @@ def batch_line_advantages(
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]] = list,
 ) -> list[LineValues]:
-    """One advantage per line of each trajectory of each group, zeros for void ones.
+    """One advantage per line of each trajectory of each group, zeros for void trajectories.
 
-    `rewards` holds one value per line, outcome included. `gather` brings together what all processes hold; it is called
-    by every one of them or by none. Raises ValueError where the rewards don't fit the lines.
+    `rewards` holds one value per line, outcome included. `gather` collects the lines of all processes; either every
+    process calls it or none does. Raises ValueError if the rewards don't fit the lines.
     """
     estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
     if config.estimator in BATCH_STEPS:
@@ -89,9 +91,9 @@ def batch_line_advantages(
 
 
 def is_without_variance(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> bool:
-    """Whether a group with a valid trajectory teaches nothing, whatever else is in its batch.
+    """Whether a group teaches nothing, whatever else is in its batch.
 
-    A group of void ones alone is not meant: there the machinery failed, not the comparison.
+    False for a group of void trajectories only: there the machinery failed, and nothing was compared.
     """
     if all(trajectory.is_void for trajectory in group):
         return False
@@ -102,20 +104,20 @@ def is_without_variance(group: Sequence[Trajectory], rewards: Sequence[Sequence[
 def line_advantages(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> LineValues:
-    """`batch_line_advantages` of a batch of one group."""
+    """`batch_line_advantages` for a batch of one group."""
     return batch_line_advantages([group], [rewards], config)[0]
 
 
 def advantages(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> list[list[float]]:
-    """One advantage per completion token of each trajectory: its line's on sampled tokens, 0.0 on outputs."""
+    """One advantage per completion token of each trajectory: the line's on sampled tokens, 0.0 on outputs."""
     per_line = line_advantages(group, rewards, config)
     return [spread(trajectory, values) for trajectory, values in zip(group, per_line, strict=True)]
 
 
 def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
-    """Values per line as values per completion token, 0.0 on outputs. Length T."""
+    """Spread values per line over completion tokens, with 0.0 on outputs. Length T."""
     values = [0.0] * len(trajectory.completion_ids)
     for line, value in zip(trajectory.lines, per_line, strict=True):
         values[line.start : line.end] = [value] * (line.end - line.start)
@@ -141,7 +143,7 @@ def _over_batch(
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
 ) -> list[LineValues]:
-    """The batch's step. It covers the valid trajectories of groups that have variance or need none."""
+    """Apply the estimator's batch step to the valid trajectories of groups that have variance or need none."""
     part: list[list[bool]] = []
     for group, of_group in zip(groups, estimated, strict=True):
         varies = config.baseline == "none" or any(value for of_one in of_group for value in of_one)

@@ -1,11 +1,11 @@
-"""Dr. GRPO: the return less the group's mean, and no standard deviation.
+"""Dr. GRPO: the return minus the group's mean, without a standard deviation.
 
     R_i = sum_l r_{i,l}        A_{i,l} = R_i - mean_j R_j
 
 Liu et al. 2025, Understanding R1-Zero-Like Training: A Critical Perspective. The other half of that paper's change, no
-division by a trajectory's length, is the loss's: `train.loss_type: dr_grpo`.
+division by a trajectory's length, belongs to the loss: `train.loss_type: dr_grpo`.
 
-The expected gradient is (G - 1) / G times the exact one, for R_i stands in its own mean; the direction is exact.
+The expected gradient is (G - 1) / G times the exact one, because the mean includes R_i; its direction is exact.
 """
 
 from __future__ import annotations

@@ -1,24 +1,24 @@
-"""GiGPO: a trajectory among the group's, and a line among those that began in the same state of the interpreter.
+"""GiGPO: compares a trajectory with its group, and a line with the lines that began in the same interpreter state.
 
     R_i = sum_l r_{i,l}                              AE_i = (R_i - mean_j R_j) / (std_j R_j + 1e-4)
     G_{i,l} = sum_{k >= l} gamma^(k - l) r_{i,k}     AS_{i,l} = (G_{i,l} - mean G) / (std G + 1e-4)
     A_{i,l} = AE_i + omega AS_{i,l}
 
-where mean and std of AS run over the lines of the group, of all its trajectories, that have one anchor state. Feng et
+where mean and std of AS run over all lines of the group, in any trajectory, that have the same anchor state. Feng et
 al. 2025, Group-in-Group Policy Optimization, equations 3 and 5 to 8. `scale: false` is its F_norm = 1. A line that
-shares its anchor with no other has AS = 0.
+shares its anchor with no other line has AS = 0.
 
-The anchor of a line is the last fingerprint before it, with what has been typed of an open cell since; before the first
-fingerprint it is the start. Comments and blank lines carry it on. After a line that ran without telling a fingerprint
-the state is unknown, until the next one: lines there share their anchor with none.
+The anchor of a line is the last fingerprint before it, plus what has been typed of an open cell since. Before the first
+fingerprint it is the start. Comments and blank lines outside a cell leave it as it is. After a line that ran without
+reporting a fingerprint the state is unknown until the next one: lines there share their anchor with no other line.
 
-Approximated: states are equal where names are bound to equal values (kernels/python/repl_fingerprint.py says what that
+Approximate: states count as equal if names are bound to equal values (kernels/python/repl_fingerprint.py says what that
 misses). The policy also sees the transcript, comments and outputs included, which differs among lines of one anchor.
-A state that is again as at the start counts as another one, for the start has no fingerprint.
+A later state equal to that at the start counts as a different one, because the start has no fingerprint.
 
-Biased: how many lines share an anchor depends on what was typed. With `gamma: 1`, `scale: false` and a group of two,
-AS alone gives d / 2 times the exact gradient in each state that no trajectory visits twice, where d is the share of
-trajectories that visit it and the policy sees nothing but the state.
+Biased: how many lines share an anchor depends on what was typed. With `gamma: 1`, `scale: false`, a group of two and a
+policy that sees only the state, AS alone gives d / 2 times the exact gradient in each state that no trajectory visits
+twice, where d is the share of trajectories that visit it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gigpo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], confi
 
 
 def anchors(trajectory: Trajectory) -> list[Anchor | None]:
-    """The state in which each line began; None where it is unknown."""
+    """The state in which each line began; None if it is unknown."""
     states: list[Anchor | None] = []
     fingerprint: str | None = ""
     typed = ""

@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from repl_rl.config import Baseline
 
 STD_EPSILON = 1e-4
-"""TRL's: keeps what hardly varies from being divided by nothing."""
+"""Added to the deviation, as in TRL, so that values that hardly vary are not divided by almost zero."""
 
 ROUNDING = 1e-12
 """Values that lie closer together than this, relative to the largest of them or to 1, are equal."""
 
 
 def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: bool) -> list[list[float]]:
-    """Each value less its baseline, divided by the sample standard deviation (n - 1) + 1e-4 where `scale`.
+    """Each value minus its baseline, divided by the sample standard deviation (n - 1) + 1e-4 if `scale` is set.
 
-    `values[i]` are those of trajectory i. `mean` is over all values, `leave_one_out` over those of the other
-    trajectories, `none` is 0. One value, equal ones, or no others give exact zeros, but for `none`.
+    `values[i]` are those of trajectory i. The baseline `mean` is over all values, `leave_one_out` over those of the
+    other trajectories, `none` is 0. Except with `none`, the results are exactly zero for a single value, for equal
+    values, and for `leave_one_out` with a single trajectory.
     """
     pool = [value for of_one in values for value in of_one]
     if baseline != "none" and (_equal(pool) or (baseline == "leave_one_out" and len(values) < 2)):
@@ -31,13 +32,13 @@ def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: bool)
 
 
 def relative_returns(rewards: Sequence[Sequence[float]], baseline: Baseline, scale: bool) -> list[list[float]]:
-    """`relative` of each trajectory's sum of rewards, on each of its lines."""
+    """`relative` for the sum of each trajectory's rewards, repeated on each of its lines."""
     compared = relative([[math.fsum(values)] for values in rewards], baseline, scale)
     return [[advantage] * len(values) for (advantage,), values in zip(compared, rewards, strict=True)]
 
 
 def deviation(values: Sequence[float]) -> float:
-    """The sample standard deviation (n - 1); 0.0 of fewer than two values."""
+    """The sample standard deviation (n - 1); 0.0 for fewer than two values."""
     if len(values) < 2:
         return 0.0
     mean = math.fsum(values) / len(values)

@@ -5,8 +5,8 @@
 Shao et al. 2024, DeepSeekMath, equation 3 and section 4.1.2. `baseline: leave_one_out` takes the mean over the others,
 `baseline: none` leaves R_i as it is (REINFORCE), `scale: false` does not divide.
 
-Unbiased with `scale: false` and the baselines `leave_one_out` and `none`. `mean` counts R_i itself and so shrinks the
-expected gradient by (G - 1) / G; the deviation depends on R_i and turns it.
+Unbiased with `scale: false` and the baselines `leave_one_out` and `none`. `mean` includes R_i itself and so shrinks the
+expected gradient by (G - 1) / G. The deviation depends on R_i and changes the gradient's direction.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""Discounted return from each line on, standardised over all lines of the group.
+"""The discounted return from each line on, standardised over all lines of the group.
 
     G_{i,l} = sum_{k >= l} gamma^(k - l) r_{i,k}        A_{i,l} = (G_{i,l} - mean G) / (std G + 1e-4)
 
 where mean and std run over the lines of all trajectories in the group (turn-level returns as in GTPO, Ding et al. 2025;
 reward-to-go as in Sutton and Barto, section 13.3). A line is credited with what came after it and not with what
-came before. `baseline: leave_one_out` takes the mean over the lines of the others, `none` none; `scale: false` does
-not divide.
+came before. `baseline: leave_one_out` takes the mean over the lines of the other trajectories, `none` subtracts
+nothing; `scale: false` does not divide.
 
-Unbiased with `gamma: 1`, `scale: false` and the baselines `leave_one_out` and `none`. `mean` counts the trajectory's
-own lines, whose returns hold what came after l several times over: the gradient turns, but where all trajectories have
-one length and only the last line pays, which leaves (G - 1) / G of it. With a discount, or the deviation, which depends
-on what it divides, it is not the gradient of the expected return either.
+Unbiased with `gamma: 1`, `scale: false` and the baselines `leave_one_out` and `none`. `mean` includes the trajectory's
+own lines, whose returns count what came after l several times. That changes the gradient's direction, unless all
+trajectories have the same length and only the last line pays: then (G - 1) / G of the gradient is left. A discount, or
+the deviation, which depends on the returns that it divides, also gives something other than the gradient of the
+expected return.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""RLOO: the return less the mean of the others' returns.
+"""RLOO: the return minus the mean of the other trajectories' returns.
 
     R_i = sum_l r_{i,l}        A_{i,l} = R_i - sum_{j != i} R_j / (G - 1)
 
 Kool et al. 2019, Buy 4 REINFORCE Samples, Get a Baseline for Free!; Ahmadian et al. 2024, Back to Basics.
-A trajectory without others gets 0. Unbiased: its baseline does not depend on the trajectory.
+A trajectory that is alone in its group gets 0. Unbiased: the baseline does not depend on the trajectory itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MT-GRPO: each line's reward is compared with those at the same place, the last line's as the outcome.
+"""MT-GRPO: compares each line's reward with those of the lines at the same position. The last line's is the outcome.
 
     AI_{i,l} = (r_{i,l} - mean_j r_{j,l}) / (std_j r_{j,l} + 1e-4)      for the lines before the last
     AO_i = (r_{i,K_i} - mean_j r_{j,K_j}) / (std_j r_{j,K_j} + 1e-4)    K_i: the last line of trajectory i
@@ -7,13 +7,13 @@
 Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design, equations 10 to 12; a
 line is a turn, and `gamma` is their alpha. `scale: false` does not divide.
 
-Departures: the paper branches G times in every state; here mean and std of AI_{i,l} run over the trajectories of the
-group that have a line l before their last, whatever came before it. One that is alone at its place has AI = 0. What the
-last line earns besides the outcome counts as outcome.
+Differences from the paper: it branches G times in every state; here mean and std of AI_{i,l} run over the trajectories
+of the group that have a line l before their last, whatever came before it. A line that is alone at its position has
+AI = 0. What the last line earns besides the outcome counts as outcome.
 
-With `gamma: 1`, `scale: false` and trajectories of one length the expected gradient is (G - 1) / G times the exact one.
-It is biased otherwise, and badly where lines earn something by being there: a line is compared only with lines at its
-place, so what a trajectory forgoes by ending early, or spares itself, counts nowhere.
+With `gamma: 1`, `scale: false` and trajectories of equal length the expected gradient is (G - 1) / G times the exact
+one. Otherwise it is biased, and strongly so if every line earns or costs something: a line is compared only with lines
+at its position, so what a trajectory loses or saves by ending early is not counted.
 """
 
 from __future__ import annotations

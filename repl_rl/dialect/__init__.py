@@ -1,7 +1,7 @@
-"""Transcripts: how a problem is put to the model, how what it typed becomes code, how the answer is shown.
+"""Transcripts: how a problem is put to the model, how what it types becomes code, how the output is shown.
 
-Text in, text out: nothing here knows tokens or kernels. A dialect is one file; `DIALECTS` has those that ship. A config
-names one of them, a file of texts for one of them, or a class of the user's.
+Text in, text out: nothing here knows tokens or kernels. Each dialect is one file; `DIALECTS` lists the shipped ones. A
+config names one of them, a file of texts for one of them, or a user's own class.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ DIALECTS: dict[str, type[Any]] = {
     "tool_call": ToolCallDialect,
     "text": PlainTextDialect,
 }
-"""Those that ship, by name."""
+"""The shipped dialects, by name."""
 
 
 def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), template: Template | None = None) -> Dialect:
-    """The dialect that a config names, offering `tools`. Raises ConfigError if there is none, or it can't be had."""
+    """The dialect that a config names, offering `tools`. Raises ConfigError if it doesn't exist or can't be made."""
     kind = dialect_class(config)
     if issubclass(kind, ToolCallDialect):
         return kind(config, tools, template)
@@ -60,9 +60,9 @@ def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), templ
 
 
 def require_dialect(config: DialectConfig) -> type[Any]:
-    """The class of the dialect that a config names, once it is known to take its texts. Raises ConfigError.
+    """The class of the dialect that a config names. Raises ConfigError, also if the config's texts don't fit it.
 
-    What it needs of a model is not looked at.
+    Whether a model has what the dialect needs is not checked.
     """
     kind = dialect_class(config)
     if not issubclass(kind, ToolCallDialect):

@@ -15,7 +15,7 @@ _PLACE = re.compile(r'^\s*File "[^\n]*\n(?:[ \t][^\n]*\n)*')
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call is answered without anything being run: it can't be read, or names nothing that there is."""
+    """Why a call is answered without running anything: it can't be read, or names a tool that doesn't exist."""
 
     error_name: str
     message: str
@@ -23,9 +23,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A complete statement as the kernel runs it. `kind` is what the line counts as if it runs without a fault.
+    """A complete statement as the kernel runs it. `kind` is the line's kind if it runs without an error.
 
-    One with a `refusal` is not run; it counts as a syntax error, whose message is the refusal's.
+    A cell with a `refusal` is not run. It counts as a syntax error with the refusal's message.
     """
 
     source: str
@@ -41,11 +41,11 @@ class CellRun:
     output: str = ""
     error_message: str | None = None
     observed: str = ""
-    """What the environment shows after it."""
+    """What the environment shows after the cell."""
 
     @property
     def text(self) -> str:
-        """All of it, as a terminal shows it; of a cell that was refused, why."""
+        """All that was shown, as on a terminal; for a refused cell, the reason."""
         shown = self.output if self.cell.refusal is None else self.error_message or ""
         return shown + self.observed
 
@@ -55,8 +55,8 @@ class CellRun:
 
     @property
     def result(self) -> str:
-        """What whoever called is told: what was printed, or the exception without the module of its class, and without
-        the place of a syntax error.
+        """The answer to a call: what was printed, or the exception. The exception's module and the location of a syntax
+        error are left out.
         """
         told = self.output if self.error_message is None else _MODULE.sub("", _PLACE.sub("", self.error_message))
         return "\n".join(filter(None, [told.rstrip(), self.observed.rstrip()]))
@@ -64,10 +64,10 @@ class CellRun:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one sampled line amounts to: its text, the cells it completed in order, and its kind if there were none.
+    """One sampled line as read: its text, the cells it completed, in order, and its kind if it completed none.
 
-    `answer` is a final answer given in prose, which ends the trajectory. `waits` says of a turn that ended with the
-    end-of-text token that the model waits for results, so that the trajectory goes on.
+    `answer` is a final answer given in prose, which ends the trajectory. With `waits`, the model ended its turn with
+    the end-of-text token to wait for results, and the trajectory goes on.
     """
 
     text: str
@@ -79,8 +79,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Text that is put in after a turn. `is_frame`: the dialect's own, in which names of special tokens are such
-    tokens; elsewhere they are mere text, whatever a program prints."""
+    """Text that is inserted after a turn. With `is_frame` it is the dialect's own, and names of special tokens are
+    encoded as those tokens. In other text, such as a program's output, they are encoded as plain text."""
 
     text: str
     is_frame: bool = False
@@ -88,7 +88,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """The messages for a chat template, the text that opens the assistant's turn after it, and schemas of tools."""
+    """The messages for a chat template, the text that begins the assistant's turn, and the schemas of the tools."""
 
     messages: tuple[dict[str, str], ...]
     prefill: str
@@ -111,38 +111,38 @@ class OfferedTool(Protocol):
 
     @property
     def schema(self) -> Mapping[str, Any]:
-        """As chat templates take it: {"type": "function", "function": {"name", "description", "parameters"}}."""
+        """The schema for chat templates: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 class Template(Protocol):
     """A model's chat template, text in and text out."""
 
     def __call__(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], opens: bool) -> str:
-        """The conversation as the model reads it, with the beginning of the assistant's next turn if `opens`."""
+        """The conversation as the model reads it. With `opens`, it ends with the beginning of the assistant's turn."""
 
 
 class Reader(Protocol):
     """The state of one transcript between two lines."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in what the model typed in one turn; a string counts as its UTF-8."""
+        """Read what the model typed in one turn; a string stands for its UTF-8 bytes."""
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """What is put in after the turn whose cells did this; with `goes_on`, what asks for the next one too."""
+        """What is inserted after a turn, given its cells' runs; with `goes_on`, the prompt for the next turn too."""
 
     def flush(self) -> str:
-        """What the last turn left without text: half a character. Nothing is read after it."""
+        """The text of an incomplete character at the end of the last turn. Nothing may be read after this call."""
 
 
 class Dialect(Protocol):
-    """How a transcript is written and read. `repl_rl.dialect.texts.TextDialect` has all of it but the reader."""
+    """How a transcript is written and read. `repl_rl.dialect.texts.TextDialect` implements all of it but the reader."""
 
     stops: bytes
     """A turn ends with a token that holds one of these bytes, or with the end-of-text token."""
     needs_kernel: bool
-    """False where nothing is ever run."""
+    """False if the dialect never runs anything."""
     needs_chat: bool
-    """True where it means nothing without the model's chat template."""
+    """True if the dialect requires the model's chat template."""
     setup: str
     """Code that a session runs before its first cell."""
 
@@ -153,8 +153,8 @@ class Dialect(Protocol):
         """The same for a model with a chat template; `history` are the messages before the question."""
 
     def plain_output(self, run: CellRun) -> str:
-        """What a cell showed, without what the dialect puts around it, and no longer than the model would be shown it:
-        what `Line.cells` keeps."""
+        """What a cell showed, without what the dialect puts around it, cut to the length that the model is shown.
+        `Line.cells` keeps it."""
 
     def reader(self) -> Reader:
         """A reader for a fresh transcript."""

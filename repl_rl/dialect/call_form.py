@@ -1,7 +1,7 @@
-"""How a chat template writes calls of tools and their results, read off its renderings of a made-up conversation.
+"""How a chat template writes tool calls and their results, derived from its renderings of a made-up conversation.
 
-A call has to be a JSON object with a key for the name and one for the arguments, alone or in a list, between marks or
-as a whole message. Templates that write names and arguments in tags of their own are refused.
+A call has to be a JSON object with a key for the name and a key for the arguments, alone or in a list, either between
+marks or as a whole message. Templates that write names and arguments in separate tags are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from repl_rl.errors import ConfigError, ModelError
 
 _NAME, _ARGUMENT, _VALUE, _RESULT = "reprl_name", "reprl_argument", "reprl_value", "reprl_result_{}_"
 _CALL_ID = "reprlcall"
-"""Nine letters, as Mistral's templates ask for."""
+"""Nine letters, as Mistral's templates require."""
 _MARK = re.compile(r"<[^<>|]+>|\[/[^\[\]]+\]")
 _WHOLE_MESSAGE = re.compile(r"\s*(?:<\|[^<>|]+\|>\s*)?(?=[\[{])")
 """A call without marks may have a special token in front of it, such as Llama's <|python_tag|>."""
@@ -29,7 +29,7 @@ Schemas = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """A call is `opening`, JSON with these two keys, `closing`; without marks it is a whole message."""
+    """A call is `opening`, then JSON with these two keys, then `closing`. Without marks it is a whole message."""
 
     opening: str
     closing: str
@@ -49,26 +49,28 @@ class _Rendered:
 
 
 def call_form(template: Template, schemas: Schemas) -> CallForm:
-    """Read off how the template writes a call. Raises ConfigError unless it does so in JSON and presents the tools."""
+    """Find out how the template writes a call. Raises ConfigError unless it uses JSON and presents the tools."""
     call = _rendered_call(template, schemas, 0)
     offered = _rendered(template, [{"role": "user", "content": "?"}], schemas, True)
     if any(str(schema["function"]["name"]) not in offered for schema in schemas):
         raise ConfigError(f"this model's chat template has no place for tools; {_WAY_OUT}")
     without = _rendered(template, _conversation(False, 0), schemas, False)
-    # where a turn with a call parts from one without; marks begin where a word or a tag does
+    # The opening mark begins where a turn with a call first differs from one without, at the start of a word or a tag.
     pairs = zip(call.text[: call.start], without, strict=False)
     parting = next((i for i, (one, other) in enumerate(pairs) if one != other), min(call.start, len(without)))
     while parting and call.text[parting - 1] not in "\n >]":
         parting -= 1
     found = _MARK.match(call.text[call.end :].lstrip())
-    # a mark that a turn without a call ends with, too, does not close calls
+    # A mark that also ends turns without a call does not close calls.
     closing = found[0] if found and found[0] not in without[parting:] else ""
     return CallForm(call.text[parting : call.start].strip(), closing, call.name_key, call.arguments_key)
 
 
 def result_frame(template: Template, schemas: Schemas, form: CallForm, results: int) -> tuple[str, ...]:
-    """What the template writes around `results` results, from the end of the model's turn to the beginning of its next
-    one: `results` + 1 texts. Raises ConfigError if it has no place for them.
+    """What the template writes around `results` results: `results` + 1 texts.
+
+    They reach from the end of the model's turn to the beginning of its next one. Raises ConfigError if the template has
+    no place for results.
     """
     call = _rendered_call(template, schemas, results)
     after = call.text[call.end :]
@@ -81,7 +83,7 @@ def result_frame(template: Template, schemas: Schemas, form: CallForm, results: 
 
 
 def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
-    """The calls in a message, in order, and its prose; one that lacks its closing mark ends with the message."""
+    """The calls in a message, in order, and its prose. A call without its closing mark ends with the message."""
     if not form.opening:
         mark = _WHOLE_MESSAGE.match(message)
         return (_items(message[mark.end() :].strip()), "") if mark else ([], message)
@@ -91,7 +93,7 @@ def split_calls(message: str, form: CallForm) -> tuple[list[str], str]:
 
 
 def is_in_call(before: str, line: str, form: CallForm) -> bool:
-    """Whether part of `line`, after `before` in a message that goes on, belongs to a call."""
+    """Whether part of `line` belongs to a call; `before` is the message up to it."""
     if not form.opening:
         return _WHOLE_MESSAGE.match(before + line) is not None
     _, opening, rest = before.rpartition(form.opening)
@@ -99,7 +101,7 @@ def is_in_call(before: str, line: str, form: CallForm) -> bool:
 
 
 def _items(block: str) -> list[str]:
-    """The objects in a row, and those of lists among them; what can't be read is one call, which will be refused."""
+    """The JSON objects in a block, lists unpacked. Text that can't be read counts as one call, to be refused later."""
     found: list[str] = []
     position = 0
     while position < len(block):

@@ -1,4 +1,4 @@
-"""Markdown: a block of Python runs when its closing fence is typed, and its output stands in an `output` block.
+"""Markdown: a block of Python runs when its closing fence is typed, and its output follows in an `output` block.
 
     ```python
     r = pow(7, 2024, 1000)
@@ -9,9 +9,9 @@
     ```
 
 All statements of a block run in one go, and each expression among them is echoed, as in the interpreter. The first
-word after the opening fence is its language. Blocks of other languages, and without one, are prose; so are `output`
-blocks that the model writes itself. A block that is open at the end of the text does not run. As in CommonMark, a line
-of three backticks ends a block also where Python would see it inside a string: a longer fence is the way out.
+word after the opening fence is its language. Blocks of other languages, or without a language, are prose; so are
+`output` blocks that the model writes itself. A block that is open at the end of the text does not run. As in
+CommonMark, a line of three backticks ends a block even inside a Python string; a longer fence avoids that.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FencedDialect(ProseDialect):
 
 @dataclass(frozen=True, slots=True)
 class _Fence:
-    """A line that begins with marks; `label` is what stands after them."""
+    """A line that begins with fence marks; `label` is the text after them."""
 
     indent: int
     marks: str
@@ -56,7 +56,7 @@ class _Fence:
 
 @dataclass(slots=True)
 class _Block:
-    """An open block. Its closing fence is at least as long as the opening one, whose indentation its lines lose."""
+    """An open block. Its closing fence is at least as long as the opening one. Lines lose the opening's indentation."""
 
     fence: _Fence
     lines: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class FencedReader(LineReader):
     _prose: list[str] = field(default_factory=list)
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one turn; a line counts as code inside of a block that runs, fences included."""
+        """Read one turn. In a block that runs, every line counts as code, the fences included."""
         turn = self._typed.take(typed, end_of_input)
         was_open = self._block is not None and self._block.fence.runs
         prose: list[str] = []
@@ -100,14 +100,14 @@ class FencedReader(LineReader):
         return Turn(turn.text, tuple(cells), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """An `output` block after each block that ran, also where it printed nothing. Its fence is longer than any in
-        the output, so that the block ends where the output does."""
+        """An `output` block for each block that ran, even if it printed nothing. Its fence is longer than any in the
+        output, so that the output can't end the block."""
         blocks = []
         for output in (self.truncate(run.text) for run in runs):
             fence = "`" * max([3, *(len(found) + 1 for found in _BACKTICKS.findall(output))])
             line_end = "" if not output or output.endswith("\n") else "\n"
             blocks.append(f"{fence}output\n{output}{line_end}{fence}\n")
-        separator = "\n" if self._typed.is_ahead else ""  # after text that is typed ahead
+        separator = "\n" if self._typed.is_ahead else ""  # a fence after text that is typed ahead needs a new line
         return (Shown(separator + "".join(blocks)),) if runs else ()
 
     def _feed(self, line: str, prose: list[str]) -> Cell | None:

@@ -1,13 +1,13 @@
-"""Calls inside prose: `<fn>weather("Seattle, WA")</fn>` anywhere, answered where they end.
+"""Calls inside prose: `<fn>weather("Seattle, WA")</fn>` anywhere, with the answer right after the call.
 
     It depends on the weather there. <fn>weather("Seattle")</fn><fn_error>WeatherLookupError: Must specify a two-letter
     state.</fn_error> So, with the state: <fn>weather("Seattle, WA")</fn><fn_results>The weather in Seattle is 40 deg F
     and sunny all day.</fn_results>
 
-A call is any Python, and the values of its expressions come back as `print` shows them, None as nothing. Turns end at
-newlines and at `>`, for the call is to be answered before the model goes on; what a token holds after its `>` is typed
-ahead of the answer. A call ends at the first `</fn>`, also inside of a string; one that never ends does not run.
-Answers that the model writes itself are prose.
+A call is any Python code. The values of its expressions come back as `print` shows them, and None as nothing. Turns end
+at newlines and at `>`, because a call has to be answered before the model goes on; if a token holds text after its `>`,
+that text comes before the answer. A call ends at the first `</fn>`, even inside a string; a call that never ends does
+not run. Answers that the model writes itself are prose.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class InlineReader(LineReader):
 
     _typed: LineDecoder = field(default_factory=prose_decoder)
     _held: str = ""
-    """A call that has not ended yet, or what may become the beginning of one."""
+    """The text of a call that has not ended yet, or that may become the beginning of one."""
     _line: str = ""
     _prose: list[str] = field(default_factory=list)
     """Lines of prose; `_line` is the one that has not ended."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one turn; the calls that it completes are its cells."""
+        """Read one turn; the calls that it completes are its cells."""
         turn = self._typed.take(typed, end_of_input)
         *parts, rest = _CALL.split(self._held + turn.text)
         start = _start_of_call(rest, end_of_input)
@@ -80,7 +80,7 @@ class InlineReader(LineReader):
         return Turn(turn.text, tuple(map(call_cell, parts[1::2])), kind, answer)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """Each call's results or error, between tags of its own."""
+        """Each call's results or error, in its own tags."""
         answers = []
         for run in runs:
             tag = "fn_error" if run.has_failed else "fn_results"
@@ -95,7 +95,7 @@ def call_cell(source: str) -> Cell:
 
 
 def _start_of_call(text: str, ends: bool) -> int:
-    """Where in `text` an open call begins, or what the next turn may make one of; its length if nothing does."""
+    """Where in `text` an open call begins, or a part of `<fn>` that the next turn may complete; else its length."""
     if _OPENING in text:
         return text.index(_OPENING)
     lengths = () if ends else range(len(_OPENING) - 1, 0, -1)

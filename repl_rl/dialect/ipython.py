@@ -1,13 +1,13 @@
 """IPython at a terminal: `In [1]:`, `Out[1]:`, a blank line after each cell, blocks ended by a blank line.
 
-Where the kernel is IPython itself (`kernel.backend: python3`, or another kernelspec of Python), its magics work and its
-tracebacks are what is shown. Our own kernel shows CPython's. What IPython reads as complete is IPython's own decision.
+If the kernel is IPython itself (`kernel.backend: python3`, or another Python kernelspec), its magics work and its
+tracebacks are shown. Our own kernel shows CPython's tracebacks. IPython's own parser decides when a cell is complete.
 
-As in IPython, a cell echoes its last statement alone, and only if that is an expression without a semicolon after it.
-A comment is a cell, so that the numbers are those of IPython's own count: `Out[3]` and `_3` are what they say.
+As in IPython, a cell echoes its last statement only, and only if that is an expression without a semicolon after it.
+A comment is a cell, so that the numbers match IPython's own count, and `Out[3]` and `_3` mean what they say.
 
-Not covered: kernels of other languages, whose lines nobody here can tell complete from incomplete; IPython's way of
-breaking long lists into lines where the kernel is our own, which echoes `repr`, and has neither `Out` nor magics.
+Not covered: kernels of other languages, because we can't tell when their cells are complete. Our own kernel echoes
+`repr`, without IPython's way of breaking long lists into lines, and has neither `Out` nor magics.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
 
 _ECHO, _ECHO_END = "\x02out\x03", "\x02end\x03"
-"""Stand around an echoed value until its number is put there."""
+"""Marks around an echoed value, until `Out[n]:` replaces them."""
 _ECHOED = re.compile(f"{_ECHO}(.*?)(?:{_ECHO_END}|\\Z)", re.DOTALL)
 _SETUP = f"""
 def _show_echoes():
@@ -90,13 +90,13 @@ class IPythonReader(LineReader):
     """Typed bytes to cells, by the rules of IPython's terminal."""
 
     _number: int = 1
-    """Of the cell that is typed next, or now."""
+    """The number of the cell that is being typed, or is typed next."""
     _pending: list[str] = field(default_factory=list)
     _numbers: list[int] = field(default_factory=list)
-    """Of the cells of this turn."""
+    """The numbers of this turn's cells."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one turn. The end of input ends the line and the block that stand open."""
+        """Read one turn. The end of input completes an open line and an open block."""
         turn = self._typed.take(typed, end_of_input)
         self._numbers.clear()
         cells = [cell for line in turn.lines if (cell := self._feed(line))]
@@ -118,20 +118,20 @@ class IPythonReader(LineReader):
         if not self._pending and not line.strip():
             return None
         self._pending.append(line)
-        # as the terminal decides at Enter: complete, or beyond mending. An empty line ends a block
+        # A cell runs if it is complete or invalid, as at a terminal after Enter. An empty line ends a block.
         status = _asked("check_complete", "\n".join(self._pending), ("invalid", None))[0]
         return None if status == "incomplete" else self._end_cell()
 
     def _end_cell(self) -> Cell:
         first = self._pending[0]
-        indent = first[: len(first) - len(first.lstrip(" \t"))]  # which IPython forgives
+        indent = first[: len(first) - len(first.lstrip(" \t"))]  # IPython accepts and removes it
         source = "\n".join(line.removeprefix(indent) for line in self._pending).rstrip("\n")
         self._pending.clear()
         self._numbers.append(self._number)
         self._number += 1
         if not any(map(holds_code, source.split("\n"))):
             return Cell(source, LineKind.COMMENT)
-        # magics and shell commands are the calls that IPython makes of them
+        # Magics and shell commands count as the function calls that IPython turns them into.
         return Cell(source, kind_of(_asked("transform_cell", source, source)))
 
 
@@ -147,7 +147,7 @@ def _transformer() -> Any:
 
 
 def _asked(question: str, source: str, otherwise: Any) -> Any:
-    """IPython's answer; `otherwise` where it stumbles over the source (such as \\x1c, to it half a line end)."""
+    """IPython's answer; `otherwise` if it fails on the source (as on \\x1c, to parts of it a newline)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -157,9 +157,9 @@ def _asked(question: str, source: str, otherwise: Any) -> Any:
 
 
 def echoed(run: CellRun, mark: str = "") -> str:
-    """What a cell showed, with `mark` in front of its last echo and without the echoes that IPython has not.
+    """What a cell showed, with `mark` in front of its last echo, and without echoes that IPython would not show.
 
-    Commands that it runs for `!` end their lines as on a terminal.
+    Commands that it runs for `!` end lines with CR LF, as on a terminal; here they end with LF.
     """
     *before, last = _ECHOED.split(run.text.replace("\r\n", "\n"))
     texts, echoes = before[0::2], before[1::2]
@@ -169,7 +169,7 @@ def echoed(run: CellRun, mark: str = "") -> str:
 
 
 def _ends_in_semicolon(source: str) -> bool:
-    """Comments left aside."""
+    """Whether the source ends in a semicolon, comments aside."""
     try:
         tokens = [
             token.string for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.string.strip()
@@ -180,5 +180,5 @@ def _ends_in_semicolon(source: str) -> bool:
 
 
 def _as_comments(text: str) -> str:
-    """`text` in front of the first prompt, as comments that somebody has typed."""
+    """`text` as comments, for the part before the first prompt."""
     return "".join(f"# {line}".rstrip() + "\n" for line in text.strip().splitlines()) + ("\n" if text.strip() else "")

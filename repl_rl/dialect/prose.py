@@ -1,9 +1,8 @@
-"""What the dialects have in common in which a model writes prose, and code only in certain places of it; and `text`, in
-which it writes nothing else.
+"""The base of the dialects in which a model writes prose with code in certain places, and `text`, which is prose only.
 
-Prose counts as a comment: a thought. A final answer in prose stands on a line of its own, `Answer: 42`, which ends the
-trajectory; or in the last `\\boxed{...}` of a text that has come to its end. A number after `####` is an answer too,
-as in GSM8K; words after it are a heading. Code comes as a whole, so what lacks an end is an error, and waits for none.
+Prose counts as a comment: a thought. A final answer in prose is on a line of its own, `Answer: 42`, which ends the
+trajectory, or in the last `\\boxed{...}` of a text that has ended. A number after `####` is an answer too, as in GSM8K;
+words after it are a heading. Code comes as a whole, so incomplete code is an error and does not wait for more.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _BOXED = "\\boxed{"
 
 
 WHOLE_CELLS = "import repl_tools; repl_tools.cells_are_whole()\n"
-"""Set-up code: cells are read as files are, for no line comes after them."""
+"""Set-up code: cells are parsed like files, because no further lines follow them."""
 
 
 class ProseDialect(TextDialect):
-    """A dialect without an interpreter's prompts: nothing opens the assistant's turn."""
+    """A dialect without interpreter prompts: the assistant's turn begins empty."""
 
     setup = WHOLE_CELLS
 
@@ -36,25 +35,25 @@ class ProseDialect(TextDialect):
 
 
 def prose_kind(lines: Sequence[str]) -> LineKind:
-    """What lines of prose count as."""
+    """The kind of lines of prose."""
     return LineKind.COMMENT if any(line.strip() for line in lines) else LineKind.BLANK
 
 
 def whole_cell(source: str) -> Cell:
-    """A cell of code after which none comes."""
+    """A cell of code that no further lines complete."""
     if error := missing_end(source):
         return Cell(source, LineKind.SYNTAX_ERROR, Refusal(error.rstrip().rpartition("\n")[2].partition(":")[0], error))
     return Cell(source, kind_of(source))
 
 
 def answer_in_line(line: str) -> str | None:
-    """What stands after `Answer:` or `####`, where the line holds nothing else."""
+    """The text after `Answer:` or `####`, if the line holds nothing else."""
     found = _ANSWER.fullmatch(line)
     return None if found is None else (found[1] or found[2]).removesuffix("**").strip() or None
 
 
 def boxed_answer(text: str) -> str | None:
-    """What the last `\\boxed{...}` holds, braces inside included; None if there is none, or it does not close."""
+    """The content of the last `\\boxed{...}`, inner braces included; None if there is none or it is not closed."""
     _, opening, rest = text.rpartition(_BOXED)
     depth = 1
     for index, character in enumerate(rest if opening else ""):
@@ -65,7 +64,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, ...] | None:
-    """The final answer that these lines give, or all of `text` where it `ends`."""
+    """The final answer that these lines give. If they give none and the text `ends`, the last box in `text`."""
     given = [answer for line in lines if (answer := answer_in_line(line))]
     if not given and ends and (boxed := boxed_answer(text)):
         given = [boxed]
@@ -73,14 +72,14 @@ def answer_in_prose(lines: Sequence[str], text: str, ends: bool) -> tuple[str, .
 
 
 class PlainTextDialect(ProseDialect):
-    """No tools: prose, and `Answer: ...` at its end. The others are compared with it. No session is started."""
+    """Prose that ends with `Answer: ...`, without tools or a session: the baseline for the other dialects."""
 
     texts_name = "text"
     needs_kernel = False
     setup = ""
 
     def presented_tools(self) -> str:
-        """Nothing could call them."""
+        """Always "": the model has no way to call tools."""
         return ""
 
     def reader(self) -> PlainTextReader:
@@ -89,13 +88,13 @@ class PlainTextDialect(ProseDialect):
 
 @dataclass(slots=True)
 class PlainTextReader(LineReader):
-    """Looks for the answer; nothing is ever put in."""
+    """Looks for the answer; nothing is ever inserted."""
 
     _typed: LineDecoder = field(default_factory=prose_decoder)
     _text: list[str] = field(default_factory=list)
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one turn."""
+        """Read one turn."""
         turn = self._typed.take(typed, end_of_input)
         self._text.append(turn.text)
         answer = answer_in_prose(turn.lines, "".join(self._text) if end_of_input else "", end_of_input)

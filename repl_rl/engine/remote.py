@@ -1,10 +1,11 @@
-"""Slots in one process at an engine in another one, over a socket: ids there, sampled lines back.
+"""Slots of an engine in another process, over a socket: ids go there, sampled lines come back.
 
-`RemoteEngine` is the slots' side. On the engine's side a `SlotHost` knows what the process at the other end has taken
-and asked for. The thread of a `ThreadedEngine` reads and writes its sockets itself; `EngineHost` serves any other
-`Engine` on an event loop.
+`RemoteEngine` is the side that takes slots. On the engine's side, a `SlotHost` keeps track of what the process at the
+other end has taken and asked for. The thread of a `ThreadedEngine` reads and writes its sockets itself; `EngineHost`
+serves any other `Engine` on an event loop.
 
-Slots are numbered by the side that takes them. Of a transcript only what the engine lacks is sent.
+Slots are numbered by the side that takes them. Of a transcript, only the ids that the engine does not have yet are
+sent.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class TakeSlot(NamedTuple):  # a trajectory of at most `tokens` tokens wants to 
     tokens: int
 
 
-class AskLine(NamedTuple):  # go on after the first `keep` ids that you have of this slot, and these
+class AskLine(NamedTuple):  # continue the first `keep` ids that the engine has of this slot, followed by `ids`
     slot: int
     number: int
     keep: int
@@ -73,7 +74,7 @@ class Refused(NamedTuple):  # there will be no such line, or (number 0) no such 
 
 
 class RemoteEngine:
-    """An `Engine` in another process. `version` is told with each batch."""
+    """An `Engine` in another process. Its owner sets `version`, with each batch."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -118,14 +119,14 @@ class RemoteEngine:
 
 
 class RemoteSlot:
-    """A `Slot`."""
+    """A `Slot` of a `RemoteEngine`."""
 
     def __init__(self, number: int, send: Callable[[Any], None]) -> None:
         self.number = number
         self._send = send
         self._asked = 0
         self._theirs: list[int] = []
-        """Ids that the other side has."""
+        """The ids that the other side has."""
         self._sampling: SamplingConfig | None = None
         self._waiter: asyncio.Future[SampledLine | None] | None = None
         self._failure: EngineError | None = None
@@ -174,13 +175,16 @@ class RemoteSlot:
 
 
 class Host(Protocol[HeldT]):
-    """An engine as a `SlotHost` asks it. None of these calls waits."""
+    """What a `SlotHost` asks of an engine. None of these calls blocks."""
 
     def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], /) -> HeldT:
-        """Ask for a slot. `taken` hears that there is room, or why there is none. Raises ConfigError if too long."""
+        """Ask for a slot. Raises ConfigError if `tokens` are too many.
+
+        `taken` is called with None once there is room, or with an error.
+        """
 
     def begin(self, held: HeldT, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done, /) -> None:
-        """Start a line; `done` hears how it ended."""
+        """Start a line; `done` is called with the line or an error."""
 
     def drop(self, held: HeldT, /) -> None:
         """End the line under way."""
@@ -212,7 +216,7 @@ class SlotHost(Generic[HeldT]):
             slot = self._slots[message.slot]
             del slot.ids[message.keep :]
             slot.ids.extend(message.ids)
-            slot.sampling = message.sampling or slot.sampling  # told once, whether the line was cancelled or not
+            slot.sampling = message.sampling or slot.sampling  # sent once, even if that line was cancelled
             assert slot.sampling is not None
             slot.under_way = message.number
             done = partial(self._on_line, slot, message.number)
@@ -264,7 +268,7 @@ class _LoopSlot:
     slot: Slot | None = None
     line: asyncio.Task[None] | None = None
     one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a line is sampled: one that was dropped may take a moment to end."""
+    """Held while a line is sampled: a dropped line may take a moment to end."""
 
 
 class EngineHost:
@@ -277,11 +281,11 @@ class EngineHost:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, end: socket.socket) -> None:
-        """Serve the process at the other end, as long as it is there."""
+        """Serve the process at the other end until it disconnects."""
         self._channel = await Channel.open(end, self._slots.on_message, self._slots.leave_all)
 
     async def close(self) -> None:
-        """Give all slots back, and wait until they are."""
+        """Give all slots back, and wait until that is done."""
         self._slots.leave_all()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._channel is not None:

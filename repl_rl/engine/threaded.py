@@ -1,9 +1,9 @@
-"""What the engines that step in this process have in common: a thread that samples a batch of lines, token by token.
+"""The base of engines that run in this process: a thread that samples a batch of lines, token by token.
 
 Lines join and leave the batch at any step, so no trajectory waits for another one's interpreter. The thread takes
-requests from a queue and from the sockets of other processes, and answers once per step, all finished lines together.
-It serves those processes itself: no other thread of this one takes part while their lines are sampled, so nothing
-contends for the interpreter lock. What the batch is, a `Stepper` knows.
+requests from a queue and from the sockets of other processes. After each step it sends all finished lines together. It
+serves the other processes itself, so that no other thread of this process contends for the GIL while their lines are
+sampled. The batch itself is kept by a `Stepper`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from repl_rl.utils.channel import Frames, frame
 
 _CHUNK_BYTES = 1 << 18
 _SEND_S = 10
-"""A process that takes nothing in for so long has stopped; the others' lines don't wait for it."""
+"""A process that reads nothing for so long is taken to have stopped; the lines of others don't wait for it."""
 
 SequenceT = TypeVar("SequenceT")
 _Answer = tuple[asyncio.Future[SampledLine], SampledLine | ReplRLError]
@@ -46,7 +46,7 @@ class Stepper(Protocol[SequenceT]):
         """Begin the line that follows `ids`."""
 
     def step(self) -> Iterable[tuple[SequenceT, SampledLine | EngineError]]:
-        """Sample one token for every line; the lines that end with it. Whatever it raises ends the engine."""
+        """Sample one token for every line, and return the lines that end with it. An exception ends the engine."""
 
     def abort(self, sequence: SequenceT, /) -> None:
         """Drop the line of this sequence."""
@@ -57,7 +57,7 @@ class Stepper(Protocol[SequenceT]):
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """One that is being sampled, after `length` ids."""
+    """A line that is being sampled, after `length` ids."""
 
     reservation: Reservation
     length: int
@@ -67,8 +67,8 @@ class _Line:
 class ThreadedEngine(ABC, Generic[SequenceT]):
     """An `Engine` that steps `stepper` while it has lines.
 
-    What the stepper keeps of a trajectory between its lines is a sequence. If the stepper fails, everybody who waits
-    hears of it, and everybody who comes later.
+    A sequence is what the stepper keeps of a trajectory between its lines. If the stepper fails, all calls under way
+    and all later ones raise EngineError.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self.version = 0
         self.admission = admission
         self.threads = threads
-        """OpenMP threads that it computes with; None: one per core, or a GPU's."""
+        """The OpenMP threads that it computes with; None: one per core, or a GPU."""
         self._stepper = stepper
         self._name = name
         self._context_tokens = context_tokens
         self._requests: deque[tuple[Callable[[], None], Done | None]] = deque()
-        """What to do between two steps, and who hears of it if the engine goes down before."""
+        """What to call between two steps, and the `done` to call if the engine goes down first."""
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_asleep = False
         self._connections: list[_Connection] = []
@@ -96,7 +96,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._closing = False
         self._down: EngineError | None = None
         self._lock = threading.Lock()
-        """Held by who comes in and by who shuts the engine down: nobody waits for a thread that has ended."""
+        """Held to submit a request and to shut the engine down, so that nobody waits for a thread that has ended."""
         self._thread = threading.Thread(target=self._step_forever, name=name, daemon=True)
         self._thread.start()
 
@@ -105,7 +105,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         """What the stepper keeps of a trajectory of at most `tokens` tokens."""
 
     def reserved_tokens(self, tokens: int) -> int:
-        """What such a trajectory is admitted with."""
+        """How many tokens to ask for when a trajectory of at most `tokens` tokens is admitted."""
         return tokens
 
     @asynccontextmanager
@@ -129,7 +129,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No step runs inside the block, so weights may change; who has left before is gone.
+        """No step runs inside the block, so weights may change. Slots that were left before it have been given back.
 
         Raises EngineError if the engine is down.
         """
@@ -149,7 +149,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             may_go_on.set()
 
     def close(self) -> None:
-        """End the thread; who still waits hears an EngineError. A second call does nothing."""
+        """End the thread; calls that still wait raise EngineError. A second call does nothing."""
         if self._closing:
             return
         self._closing = True
@@ -161,13 +161,16 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
     # Called from any thread.
 
     def post(self, request: Callable[[], None], done: Done | None = None) -> None:
-        """Have `request` called in the engine's thread, between two steps; `done`, if the engine goes down first."""
+        """Call `request` in the engine's thread, between two steps.
+
+        If the engine goes down first, `done` is called instead, with the error.
+        """
         self._requests.append((request, done))
         if self._is_asleep:
             os.eventfd_write(self._wakeup, 1)
 
     def submit(self, request: Callable[[], None], done: Done | None = None) -> None:
-        """As `post`. Raises EngineError if the engine is down."""
+        """As `post`, but raises EngineError if the engine is down."""
         with self._lock:
             self._raise_if_down()
             self.post(request, done)
@@ -205,7 +208,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self.admission.leave(slot.reservation)
 
     def settle(self, future: asyncio.Future[SampledLine], result: SampledLine | ReplRLError) -> None:
-        """Have `future` settled on its loop, together with the others of this step."""
+        """Settle `future` on its event loop, together with the others of this step."""
         self._answers.setdefault(future.get_loop(), []).append((future, result))
 
     def _step_forever(self) -> None:
@@ -231,7 +234,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             self._shut(failure)
 
     def _sleep(self) -> None:
-        """Until a request or a connection wakes it."""
+        """Wait for a request or for a message on a connection."""
         self._is_asleep = True
         if not self._requests:
             waiting = select.poll()  # select() can't take descriptors of 1024 and more
@@ -269,12 +272,12 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             self._running.clear()
             self._answer()
             for connection in self._connections:
-                with contextlib.suppress(Exception):  # what is broken may not let go in order
+                with contextlib.suppress(Exception):  # a broken stepper may fail again here
                     connection.close()
 
 
 class ThreadedSlot(Generic[SequenceT]):
-    """A `Slot` of this process; the hosts of remote slots hold one for each."""
+    """A `Slot` of this process. The host of a remote slot holds one for it."""
 
     def __init__(self, engine: ThreadedEngine[SequenceT], sequence: SequenceT, reservation: Reservation) -> None:
         self.sequence = sequence
@@ -293,9 +296,9 @@ class ThreadedSlot(Generic[SequenceT]):
 
 
 class _Connection:
-    """Another process's slots: between two steps, what has come is read; after a step, what was sampled is sent.
+    """The slots of another process. Its messages are read between two steps; sampled lines are sent after each step.
 
-    The socket is closed with the connection.
+    The connection owns the socket.
     """
 
     def __init__(self, engine: ThreadedEngine[Any], end: socket.socket) -> None:

@@ -1,13 +1,13 @@
 """A tokenizer as the line loop needs it: which tokens end a line, ids to bytes, interpreter output to ids.
 
-The exact bytes of every token are read from the vocabulary, by the way in which its decoder spells them:
+The exact bytes of every token are read from the vocabulary, according to how its decoder spells them:
 
 - Byte-level BPE (GPT-2, Qwen, Llama 3): one character for each byte, by GPT-2's map.
 - sentencepiece (Gemma, Llama 2): `▁` for a space, `<0x0A>` for a byte that no other token holds.
 - Added tokens are their content in UTF-8, unless the byte-level vocabulary itself has a token of that name.
 
-Decoders that strip a space from the beginning of a text say nothing about a token, so that rule is left out.
-Not covered: tokenizers of other kinds, whose tokens count as the text that they decode to one by one.
+A decoder's rule that strips a space from the beginning of a text is ignored: it says nothing about single tokens. Not
+covered: tokenizers of other kinds; the bytes of each token are then what it decodes to on its own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
 _BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for rank, byte in enumerate(_OTHERS)}}
-"""GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, the other way round)."""
+"""GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, inverted)."""
 _IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
 
 
 class Vocabulary:
-    """Wraps a Hugging Face tokenizer. Raises ModelError if no token of it holds a newline."""
+    """Wraps a Hugging Face tokenizer. Raises ModelError if no token holds a newline, or if it changes text."""
 
     def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = (), stops: bytes = b"\n") -> None:
         """A turn ends with a token that holds one of the bytes `stops`; they are ASCII, and a newline is among them."""
@@ -58,7 +58,7 @@ class Vocabulary:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Ids of the tokens that end a turn; those of the end of the text besides."""
+        """Ids of the tokens that end a turn, without `eos_ids`, which end the text."""
         return self.newline_ids if self.stops == b"\n" else self._holding(self.stops)
 
     def _holding(self, wanted: bytes) -> frozenset[int]:
@@ -78,7 +78,7 @@ class Vocabulary:
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], prefill: str, tools: Sequence[Mapping[str, Any]] = ()
     ) -> tuple[int, ...]:
-        """Ids of the messages in the model's chat template, `prefill` opening the assistant's turn."""
+        """Ids of the messages in the model's chat template; `prefill` begins the assistant's turn."""
         return self.encode_frame(self.render_chat(messages, tools, opens=True) + prefill)
 
     @property
@@ -98,7 +98,7 @@ class Vocabulary:
         return text
 
     def encode_frame(self, text: str) -> tuple[int, ...]:
-        """Ids of a template's own text, in which names of special tokens are such tokens."""
+        """Ids of a template's own text, in which the names of special tokens become these tokens."""
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
     def encode_output(self, text: str) -> tuple[int, ...]:
@@ -106,7 +106,7 @@ class Vocabulary:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
     def bytes_of(self, ids: Sequence[int]) -> bytes:
-        """The bytes of `ids`, wherever they stand. An id that the tokenizer does not know (a padding row) has none."""
+        """The bytes of `ids`. An id that the tokenizer does not know (a padding row) has none."""
         known = self.token_bytes
         return b"".join(known[index] for index in ids if index < len(known))
 
@@ -130,7 +130,7 @@ def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
 
 
 def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:
-    """The bytes of each id of a Hugging Face tokenizer; b"" for an id below the largest that has no token."""
+    """The bytes of each id of a Hugging Face tokenizer; b"" for unused ids."""
     ids: Mapping[str, int] = tokenizer.get_vocab()
     spell = _speller(tokenizer)
     found = [b""] * (max(ids.values(), default=-1) + 1)

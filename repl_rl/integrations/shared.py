@@ -1,11 +1,11 @@
-"""The kernels of a process: one pool for each kernel configuration, on one background loop, gone when the process ends.
+"""The kernels of a process: one pool on a background loop for each kernel configuration, closed when the process ends.
 
-Other trainers construct environments one by one, keep them for hours, and never say that they are done with one. So the
-pool belongs to nobody among them, and a session ends when its environment starts the next one or is collected.
+Other trainers construct environments one by one, keep them for hours, and never say that they are done with one. So no
+environment owns the pool, and a session ends when its environment starts the next one or is garbage-collected.
 
-What the code did is data, as in our own rollouts: a kernel that it killed is answered as text, and what is typed next
-runs in a fresh interpreter that says so. What failed in the machinery is kept in `failure`, so that whoever rewards
-the episode can leave it out.
+What the code did is data, as in our own rollouts: if it killed the kernel, the answer says so in text, and what is
+typed next runs in a fresh interpreter, with a note about the loss. A failure of the machinery is kept in `failure`, so
+that such an episode can be left out of the rewards.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ ANSWERED = "(the answer has been submitted; nothing runs any more)\n"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """What typed code is answered with: a note of ours, mostly "", then what its cells did."""
+    """The answer to typed code: a note of ours, usually "", then what its cells did."""
 
     note: str = ""
     cells: tuple[CellRun, ...] = ()
 
 
 class LiveSession:
-    """An interpreter, replaced by a fresh one after it was killed. Lives on the loop that its kernels live on.
+    """An interpreter, replaced by a fresh one after it was killed. Use it only on the event loop of its kernels.
 
-    `answer` holds the `repr`s of the first submission, after which nothing runs. `kinds` tells what each turn was.
+    `answer` holds the `repr`s of the first submission, after which nothing runs. `kinds` holds the kind of each turn.
     """
 
     def __init__(self, kernels: KernelSource) -> None:
@@ -58,13 +58,13 @@ class LiveSession:
         self._is_lost = False
 
     async def open(self) -> None:
-        """Take an interpreter. Raises KernelStartError if none comes up."""
+        """Start an interpreter. Raises KernelStartError if it does not start."""
         interpreter = Interpreter(self._kernels, self._stack)
         await interpreter.start()
         self._interpreter = interpreter
 
     async def type(self, turn: Turn) -> Answered:
-        """Run what a turn completes."""
+        """Run the cells that a turn completes."""
         if self.answer is not None:
             return Answered(ANSWERED)
         try:
@@ -85,7 +85,7 @@ class LiveSession:
         await self._stack.aclose()
 
     async def _reopened(self) -> str:
-        """The note that a fresh interpreter begins with, where the last one is gone."""
+        """Open a fresh interpreter if there is none. Returns a note if the last one was lost, else ""."""
         if self._interpreter is None:
             await self.open()
         note, self._is_lost = STATE_LOST if self._is_lost else "", False
@@ -106,12 +106,12 @@ Result = TypeVar("Result")
 
 
 class SharedKernels:
-    """A pool on a background loop. Its coroutines run on that loop only; `run` and `submit` take them there."""
+    """A pool on a background loop. Its coroutines must run on that loop, through `run` or `submit`."""
 
     def __init__(self, config: KernelConfig) -> None:
         self._size = config.size
         self._taken = 0
-        self._lock = threading.RLock()  # a garbage collection may give a slot back while this thread takes one
+        self._lock = threading.RLock()  # garbage collection may return a slot while this thread takes one
         self._loop = BackgroundLoop()
         try:
             self._pool = self._loop.run(_open(config))
@@ -120,7 +120,7 @@ class SharedKernels:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Wait for a coroutine that runs on the loop."""
+        """Run a coroutine on the loop and wait for its result."""
         return self._loop.run(coroutine)
 
     def submit(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -128,16 +128,16 @@ class SharedKernels:
         return self._loop.submit(coroutine)
 
     def session(self) -> AbstractAsyncContextManager[KernelSession]:
-        """A fresh interpreter, gone at exit; `KernelSource` of what runs on the loop."""
+        """A fresh interpreter that ends with the block: the `KernelSource` interface, for coroutines on the loop."""
         return self._pool.session()
 
     def slot(self) -> EpisodeKernel:
         """A place for one more environment with an interpreter of its own.
 
-        Raises ConfigError where the pool has no kernel left for it: the others hold theirs, so waiting would not end.
+        Raises ConfigError if the pool has no kernel left. Waiting would never end, because environments keep theirs.
         """
         if self._taken >= self._size:
-            gc.collect()  # environments that nobody holds any more may still be in a cycle
+            gc.collect()  # unreferenced environments may still be alive in reference cycles
         with self._lock:
             if self._taken >= self._size:
                 raise ConfigError(
@@ -148,7 +148,7 @@ class SharedKernels:
         return EpisodeKernel(self)
 
     def give_back(self) -> None:
-        """One environment less."""
+        """Free the place of one environment."""
         with self._lock:
             self._taken -= 1
 
@@ -165,26 +165,26 @@ class SharedKernels:
 
 
 class EpisodeKernel:
-    """What one environment holds: the right to a kernel, and the session of its present episode."""
+    """What one environment holds: the right to a kernel, and the session of its current episode."""
 
     def __init__(self, kernels: SharedKernels) -> None:
         self.session: LiveSession | None = None
         self._kernels = kernels
 
     def begin(self) -> None:
-        """End the episode before and open an interpreter for the next. Raises KernelStartError if none comes up."""
+        """End the current episode and start an interpreter for the next. Raises KernelStartError if that fails."""
         before, self.session = self.session, LiveSession(self._kernels)
         self._kernels.run(_replace(before, self.session))
 
     def type(self, turn: Turn) -> Answered:
-        """Run a turn in the present session, begun here if there is none yet."""
+        """Run a turn in the current session; starts one if there is none yet."""
         if self.session is None:
             self.begin()
         assert self.session is not None
         return self._kernels.run(self.session.type(turn))
 
     def leave(self) -> None:
-        """Give everything back, without waiting for it."""
+        """Free the place and end the session, without waiting for its end."""
         self._kernels.give_back()
         if self.session is not None and not self._kernels.is_closed:
             self._kernels.submit(self.session.close())
@@ -201,7 +201,7 @@ async def _open(config: KernelConfig) -> KernelPool:
 
 
 async def _close(pool: KernelPool) -> None:
-    # When the process ends, Python refuses threads before it calls what `atexit` holds.
+    # At the end of the process, Python refuses new threads even before it calls `atexit` handlers.
     asyncio.get_running_loop().set_default_executor(_InThisThread())
     await pool.__aexit__(None, None, None)
 
@@ -223,7 +223,7 @@ _shared_lock = threading.Lock()
 def shared_kernels(config: KernelConfig) -> SharedKernels:
     """The kernels that all environments of this process with this configuration share; the first call starts them.
 
-    A forked process gets its own. Raises ConfigError, DependencyError or SandboxError where no kernel could run.
+    A forked process gets its own. Raises ConfigError, DependencyError or SandboxError if no kernel can run.
     """
     key = (os.getpid(), config.model_dump_json())
     with _shared_lock:

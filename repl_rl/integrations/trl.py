@@ -12,9 +12,9 @@ TRL makes one instance per rollout of a batch, resets it before each, and offers
 the calls of a batch one after another, and goes on sampling after an answer. `ReplGRPOTrainer` does none of that.
 
 A terminal would end a function at the first blank line inside it, and refuse a statement right after an indented block.
-Models that write whole programs know neither, so a program that parses is taken apart by its grammar: one cell per
-statement, its expressions echoed. One that does not parse is typed line by line, which shows the error where a terminal
-shows it, after the output of what came before it.
+Models that write whole programs don't expect either, so a program that parses is split by its grammar into one cell per
+statement, with expressions echoed. A program that does not parse is typed line by line, so that the error appears where
+a terminal shows it, after the output of the lines before it.
 
 Nothing here imports TRL.
 """
@@ -53,7 +53,7 @@ _OPENS_BLOCK = (
 
 
 def read_program(code: str) -> Turn:
-    """`code` as one turn, after which nothing stays open."""
+    """`code` as one complete turn, with no block left open."""
     body = _statements(code)
     if body is None:
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
@@ -99,8 +99,8 @@ def _first_line(statement: ast.stmt) -> int:
 class ReplEnvironment:
     """One rollout's interpreter, in a sandboxed kernel of the pool that all environments of a process share.
 
-    Set up through `configured`: TRL constructs environments without arguments. Raises ConfigError where more of them
-    are alive than `KernelConfig.size` allows, DependencyError or SandboxError where no kernel can run.
+    Configure it through `configured`: TRL constructs environments without arguments. Raises ConfigError if more of them
+    are alive than `KernelConfig.size` allows, DependencyError or SandboxError if no kernel can run.
     """
 
     kernel_config: ClassVar[KernelConfig] = KernelConfig()
@@ -115,9 +115,9 @@ class ReplEnvironment:
     def configured(
         cls, kernel: KernelConfig | None = None, max_output_chars: int | None = None
     ) -> type[ReplEnvironment]:
-        """The same environment, set up otherwise: a class, so that TRL logs it under this name.
+        """A subclass with other settings, of the same name, under which TRL logs it.
 
-        Raises ConfigError for a limit below 64 characters, in which no cut output would tell anything.
+        Raises ConfigError for a limit below 64 characters, which would leave nothing useful of a cut output.
         """
         limit = cls.max_output_chars if max_output_chars is None else max_output_chars
         if limit < SMALLEST_LIMIT_CHARS:
@@ -126,7 +126,7 @@ class ReplEnvironment:
         return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, "__module__": cls.__module__, **settings})
 
     def reset(self, **row: Any) -> None:
-        """Begin an episode in a fresh interpreter. Raises KernelStartError if none comes up."""
+        """Begin an episode in a fresh interpreter. Raises KernelStartError if it does not start."""
         self._slot.begin()
 
     def python(self, code: str) -> str:
@@ -145,19 +145,19 @@ class ReplEnvironment:
 
     @property
     def answer(self) -> tuple[str, ...] | None:
-        """The `repr` of each value that this episode handed to `submit_final_answer`; None while there is none."""
+        """The `repr`s of the values that the episode's first submission handed over; None before that."""
         return self._slot.session.answer if self._slot.session else None
 
     @property
     def failure(self) -> str | None:
-        """What failed in the machinery, through no fault of the code; such an episode deserves no reward."""
+        """What failed in the machinery, through no fault of the code, else None. Such an episode deserves no reward."""
         return self._slot.session.failure if self._slot.session else None
 
 
 def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any], **_: Any) -> list[float | None]:
-    """1.0 where the submitted answer is the data set's `answer`, 0.0 where it is not or there is none.
+    """1.0 if the submitted answer is the data set's `answer`, 0.0 if it is not or there is none.
 
-    None, which TRL leaves out of the loss, where the machinery failed.
+    None, which TRL leaves out of the loss, if the machinery failed.
     """
     return [
         None if environment.failure else grade(Task("", "", str(expected)), environment.answer)

@@ -5,15 +5,16 @@ r"""A live interpreter as a `verifiers` environment: the model's message is type
         episode = await env.run_episode(task, vf.ModelContext(model=..., client=...))    # for task in env.taskset
 
 In `verifiers` 0.4 an environment is a taskset (problems, rewards, metrics), a harness (what runs between two messages)
-and an env (who plays). Its commands and servers find them by the name of an installed module, which two lines make:
+and an env (who plays). Its commands and servers find them by the name of an installed module; two lines make such a
+module:
 
     from repl_rl.integrations.verifiers import ReplEnv, ReplHarness, ReplTaskset
     __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
 
-The slot samples with `stop: ["\n"]`, so a message is a line and the model sees what it did before it types the next.
-Unlike in our own rollouts the lines are chat messages: the template's tokens stand between them, and no line's kind
-becomes a reward; kinds are metrics. The harness runs in the process of the environment, since every kernel has a
-sandbox of its own.
+Sampling uses `stop: ["\n"]`, so a message is a line, and the model sees what the line did before it types the next.
+Unlike in our own rollouts the lines are chat messages: the template's tokens are between them, and the kinds of lines
+are metrics, not rewards. The harness runs in the process of the environment, since every kernel has a sandbox of its
+own.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ except ImportError as error:
 __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
 
 PLUGIN = "repl_rl_verifiers"
-"""The id under which `load_environment` makes this module known to `verifiers`, in this process."""
+"""The id under which `load_environment` registers this module with `verifiers`, in this process."""
 INFO = "repl_rl"
-"""Where a trace keeps what the interpreter knows: `trace.info[INFO] = {"answer": [reprs] | None, "kinds": [...]}`."""
+"""The key of the interpreter's results in a trace: `trace.info[INFO] = {"answer": [reprs] | None, "kinds": [...]}`."""
 
 
 class ReplData(vf.TaskData):  # type: ignore[misc]
@@ -57,11 +58,11 @@ class ReplData(vf.TaskData):  # type: ignore[misc]
 
 
 class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
-    """Graded by what was handed to `submit_final_answer`."""
+    """A task that is graded by what was handed to `submit_final_answer`."""
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def answered(self, trace: vf.Trace) -> float:
-        """1.0 for exactly the right answer."""
+        """The grade of the submitted answer: 1.0 only for exactly the right one."""
         return grade(Task("", "", self.data.answer), trace.info.get(INFO, {}).get("answer"))
 
     @vf.metric  # type: ignore[untyped-decorator]
@@ -72,10 +73,10 @@ class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
 
 
 class ReplTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Problems of a file, or made ones."""
+    """Problems from a file, or generated ones."""
 
     problems: Path | None = None
-    """JSON lines with `question` and `answer`. None: problems of our families."""
+    """A file of JSON lines with `question` and `answer`. None: problems of our families."""
     families: list[str] | None = None
     count: int = 256
     seed: int = 0
@@ -83,7 +84,7 @@ class ReplTasksetConfig(vf.TasksetConfig):  # type: ignore[misc]
 
 
 class ReplTaskset(vf.Taskset[ReplTask, ReplTasksetConfig]):  # type: ignore[misc]
-    """Yields `ReplTask`s. Raises ConfigError for a file, family or count that is of no use."""
+    """Yields `ReplTask`s. Raises ConfigError for an invalid file, family or count."""
 
     def load(self) -> Iterable[ReplTask]:
         config = self.config
@@ -96,20 +97,20 @@ class ReplTaskset(vf.Taskset[ReplTask, ReplTasksetConfig]):  # type: ignore[misc
 
 
 class ReplHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]
-    """What the model types into."""
+    """Settings of the interpreter that the model types into."""
 
     kernel: KernelConfig = KernelConfig()
-    """`size` bounds how many rollouts run at once; further ones wait."""
+    """`size` limits how many rollouts run at once; further ones wait."""
     dialect: DialectConfig = DialectConfig()
     max_lines: int = 32
-    """Messages, after which the session ends without an answer."""
+    """How many messages a session may have before it ends without an answer."""
 
 
 class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
-    """The loop between two messages: type, run, show."""
+    """The loop of an episode: type the message, run it, show the output."""
 
     APPENDS_SYSTEM_PROMPT = True
-    EXECUTES_CODE = False  # not in the runtime: in our own sandbox
+    EXECUTES_CODE = False  # code runs in our own sandbox, not in the runtime
     NEEDS_CONTAINER = False
 
     def __init__(self, config: ReplHarnessConfig) -> None:
@@ -127,7 +128,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: vf.TaskData,
     ) -> vf.ProgramResult:
-        """One episode. Raises `vf.SandboxError` if the machinery around the interpreter fails."""
+        """Run one episode. Raises `vf.SandboxError` if the machinery around the interpreter fails."""
         dialect = make_dialect(self.config.dialect)
         kernels = shared_kernels(self.config.kernel)
         session = LiveSession(kernels)
@@ -153,7 +154,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         dialect: Dialect,
         messages: list[dict[str, str]],
     ) -> str | None:
-        """Until an answer or the last line; what the endpoint said if it refuses a turn before that."""
+        """Play until an answer or the last line. Returns the endpoint's reason if it refuses a turn before that."""
         reader = dialect.reader()
         for _ in range(self.config.max_lines):
             try:
@@ -176,7 +177,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
 
 
 class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """One slot. A message ends with its line; an empty `sampling` lets the model type several at once."""
+    """One agent. A message ends after one line; an empty `sampling` lets the model type several lines at once."""
 
     agent: vf.AgentConfig = vf.AgentConfig(
         runtime=vf.SubprocessConfig(), sampling=vf.SamplingConfig(stop=["\n"]), network_notice=False
@@ -184,7 +185,7 @@ class ReplEnvConfig(vf.EnvConfig):  # type: ignore[misc]
 
 
 class ReplEnv(vf.Env[ReplEnvConfig]):  # type: ignore[misc]
-    """One model, one interpreter."""
+    """An environment of one model and one interpreter."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         await agents.agent.run(task)
@@ -205,7 +206,7 @@ def load_environment(
     """The environment, for use in this process.
 
     `problems` is a file of JSON lines with `question` and `answer`; without one, `count` problems of our families are
-    made. With `line_by_line=False` the model may type several lines in a message.
+    generated. With `line_by_line=False` the model may type several lines in a message.
     """
     sys.modules.setdefault(PLUGIN, sys.modules[__name__])
     harness = ReplHarnessConfig(
@@ -225,11 +226,11 @@ def load_environment(
 
 
 class _Refused(Exception):
-    """The endpoint serves no further turn: a limit, a stop, or a provider that failed."""
+    """The endpoint refuses another turn: a limit, a stop, or a failed provider."""
 
 
 class _Model:
-    """The chat endpoint that `verifiers` opens for one rollout; it records what goes through it."""
+    """The chat endpoint that `verifiers` opens for one rollout; `verifiers` records what goes through it."""
 
     def __init__(self, client: httpx.AsyncClient, name: str) -> None:
         self._client = client
@@ -251,7 +252,7 @@ async def _model(name: str, endpoint: str, secret: str) -> AsyncIterator[_Model]
 
 
 def read_problems(path: Path) -> list[Task]:
-    """The problems of a file, in order. Raises ConfigError naming the file, and the line that is none."""
+    """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The second way to isolate a session, where user namespaces are forbidden: Landlock's rules, by the package sandlock.
+"""The second way to isolate a session, where user namespaces are forbidden: Landlock rules, by the package sandlock.
 
-Weaker than bubblewrap's walls: a session can start no process (there is no namespace whose end would end them all), its
-folder has no size, and the names of files can be told to exist though nothing of them can be read.
+Weaker than bubblewrap's walls. A session can't start processes, because there is no namespace whose end would end them
+all. The size of its folder is not limited. It can find out whether a file exists, though it can't read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from repl_rl.kernel.paths import Home
 
 _LEAST_ABI = 6
-"""The first one that keeps a process from signalling others and from abstract sockets: Linux 6.12."""
+"""The first version that keeps a process from signalling others and from abstract sockets: Linux 6.12."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 
 
@@ -38,7 +38,7 @@ def problem() -> str | None:
 
 
 def readable(system: Iterable[str], installation: Installation, home: Home) -> list[str]:
-    """Everything that a session may read. Raises SandboxError where repl_rl would be among it."""
+    """Everything that a session may read. Raises SandboxError if this would include repl_rl."""
     folders = [Path(path) for path in system if os.path.exists(path)] + [installation.prefix]
     for path, _ in installation.covered():
         if any(path.is_relative_to(folder.resolve()) for folder in folders):

@@ -17,12 +17,12 @@ from repl_rl.kernel.paths import kernels_folder
 
 _MIB = 1024 * 1024
 _REPLY_MB = 64
-"""Memory beyond `memory_mb` with which the kernel program still answers after a cell that used up all of it."""
+"""Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one kernel. Raises ConfigError on a value that no kernel can live with.
+    """The limits of one kernel. Raises ConfigError on a value that no kernel can work with.
 
     `memory_mb` and `cpu_s` hold for each process of the session, `processes` (threads included) for all of them
     together. A Jupyter kernel has four threads of its own, a forked session one.
@@ -35,11 +35,11 @@ class Limits:
     start_s: float = 30.0
     """Time for a kernel to come up; generous, because a pool starts many on few cores."""
     session_s: float = 3600.0
-    """Time for the whole session; it is killed then, with the cell that runs."""
+    """Time for the whole session; then it is killed, together with the cell that runs."""
     memory_mb: int = 512
-    """Address space: in a forked session on top of what its profile's packages take, else in all."""
+    """Address space: for a forked session, on top of what its profile's packages take; otherwise in total."""
     cpu_s: int = 300
-    """CPU seconds over the whole session; the kernel is killed beyond."""
+    """CPU seconds over the whole session; beyond that, the kernel is killed."""
     processes: int = 64
     open_files: int = 256
     file_mb: int = 64
@@ -49,7 +49,7 @@ class Limits:
     output_bytes: int = 100_000
     """What is kept of one cell's output: the first and the last half of it."""
     read_mb: int = 16
-    """What one cell may print at all; beyond, its writes block until its time is up."""
+    """The most that one cell may print; beyond that, its writes block until its time is up."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -90,7 +90,7 @@ _LEAST: dict[str, float] = {
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A sandbox profile. `read_only` are host paths, `environment` is the kernel's whole environment. `preload` names
-    modules that sessions are forked with, `warm_up` is code that runs once before."""
+    modules that sessions are forked with, `warm_up` is code that runs once before that."""
 
     name: str
     read_only: tuple[str, ...]

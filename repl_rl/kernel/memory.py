@@ -1,8 +1,8 @@
 """The memory of a pool's kernels on this machine: how much there is, what each holds, and the budget of all of them.
 
-What the kernels hold is looked at a few times a second. Between two looks a session can take no more than its own
-limits let it; where a control group can be had, the fork server stands in one with the same limit, and Linux enforces
-it at once.
+What the kernels hold is measured a few times a second. In between, a session can take no more than its own limits
+allow. Where a control group can be made, the fork server runs in one that has the budget as its limit, which Linux
+enforces at once.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _PAGE_MB = os.sysconf("SC_PAGESIZE") / _MIB
 _SHARE = 0.8
 _LEAST_INTERVAL_S = 0.25
 _LEAST_SHARE = 25
-"""A look may take one part in so many of the time."""
+"""Measuring may take one part in this many of the time."""
 _ROOM_MB = 16.0
-"""What a new kernel is taken to need until it has been looked at."""
+"""What a new kernel is assumed to need until it has been measured."""
 _END_S = 2.0
 _CGROUP_FILES = (
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of the memory controller of version 2, then of version 1: its root, and where limit, usage and cache are told."""
+"""For cgroup v2, then v1: the memory controller's root, its limit and usage files, the cache's key in memory.stat."""
 
 _log = logging.getLogger(__name__)
 
 
 def default_budget_mb() -> float:
-    """Four fifths of what this machine, or the container that this process runs in, has to give now."""
+    """Four fifths of the memory that is available now on this machine, or in the container of this process."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_mb = int(fields["MemAvailable"].split()[0]) / 1024
     for root, limit, usage, cached in _CGROUP_FILES:
@@ -61,7 +61,7 @@ def _own_groups(root: Path) -> list[Path]:
 
 
 def tree_mb(pid: int) -> float:
-    """What a process and all that it started hold of their own, pages shared with a parent since its fork included.
+    """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
 
     Processes that are gone hold nothing.
     """
@@ -74,7 +74,7 @@ def tree_mb(pid: int) -> float:
 
 
 def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
-    """What is stored in a process's own temporary file systems; 0 where this process may not look."""
+    """What is stored in a process's own temporary file systems; 0 if this process may not look."""
     used_mb = 0.0
     for folder in folders:
         with contextlib.suppress(OSError):
@@ -84,9 +84,9 @@ def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
 
 
 class MemoryBudget:
-    """`budget_mb` for all of `kernels()` together: no new ones beyond it, and the largest goes where it is exceeded.
+    """Keeps all of `kernels()` together within `budget_mb`: beyond it, none is started and the largest is killed.
 
-    `on_look` is told, after each look, whether a start is held back.
+    `on_look` is called after each measurement, and told whether a start is held back.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MemoryBudget:
         self._is_held_back = False
 
     def has_room(self, starting: int) -> bool:
-        """Whether another kernel may start beside `starting` ones. One may always: else nothing would ever run."""
+        """Whether another kernel may start beside `starting` ones. One always may, or nothing would ever run."""
         alive = len(self._kernels())
         new = max(0, alive - self._counted) + starting + 1
         fits = self.used_mb + new * _ROOM_MB <= self.budget_mb or alive + starting == 0
@@ -114,7 +114,7 @@ class MemoryBudget:
         return fits
 
     async def watch(self) -> None:
-        """Look again and again; never returns."""
+        """Measure again and again; never returns."""
         while True:
             began = time.monotonic()
             try:
@@ -150,7 +150,7 @@ class MemoryCgroup:
 
     @classmethod
     def make(cls, limit_bytes: int) -> MemoryCgroup | None:
-        """None where this process can make no group: rlimits and the budget's own looks hold without one."""
+        """None if this process can't make a group; rlimits and the measured budget still hold without one."""
         for root, limit_file, _, _ in _CGROUP_FILES:
             for group in _own_groups(root)[:1]:
                 folder = group / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
@@ -166,7 +166,7 @@ class MemoryCgroup:
         return None
 
     def command(self, argv: list[str]) -> list[str]:
-        """`argv` in the group from its start, and so is all that it starts."""
+        """A command that runs `argv` in the group, together with all that it starts."""
         return ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self.folder / "cgroup.procs"), *argv]
 
     def close(self) -> None:

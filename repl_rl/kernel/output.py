@@ -15,7 +15,7 @@ _DRAIN_BYTES = 1 << 20
 
 
 class HeadAndTail:
-    """Bytes go in without end; the first and the last half of `limit_bytes` are kept."""
+    """Takes any number of bytes and keeps the first and the last of them, half of `limit_bytes` each."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._head_bytes = limit_bytes // 2
@@ -66,7 +66,7 @@ class CellText:
         self._kept.feed(chunk)
 
     def make_room(self) -> None:
-        """For what an interrupted cell still has to say."""
+        """Make room for what an interrupted cell still prints."""
         self._room_bytes = self._read_bytes
 
     def take(self) -> tuple[str, int]:
@@ -110,7 +110,7 @@ class _Pipe:
 
 
 class PrintedPipe(_Pipe):
-    """For what the process of a Jupyter kernel prints; `feed` gets it as it comes."""
+    """Carries what the process of a Jupyter kernel prints; `feed` is called with it as it comes."""
 
     def __init__(self, feed: Callable[[bytes], None]) -> None:
         super().__init__()
@@ -134,10 +134,10 @@ class PrintedPipe(_Pipe):
 
 
 class SessionPipe(_Pipe):
-    """For what a forked session writes to both of its output descriptors, in the order in which it was written.
+    """Carries what a forked session writes to both of its output descriptors, in the order in which it was written.
 
-    It is read when a line is done, and while a line runs that has been `watch`ed: short lines cost no wake-up. A line
-    that prints more than `read_bytes` is not read any further: its writes block, and its time runs out.
+    It is read when a line is done, and after `watch` also while the line runs; short lines therefore cost no wake-up.
+    If a line prints more than `read_bytes`, the rest is not read: its writes block, and its time runs out.
     """
 
     def __init__(self, keep_bytes: int, read_bytes: int) -> None:
@@ -146,7 +146,7 @@ class SessionPipe(_Pipe):
         self._read_bytes = self._room_bytes = read_bytes
 
     def watch(self) -> None:
-        """Read as it fills, until `take`: more than the pipe can hold may come."""
+        """Read as it fills, until `take`: a line may print more than the pipe can hold."""
         if self._read_fd >= 0:
             self._loop.add_reader(self._read_fd, self._on_readable)
 

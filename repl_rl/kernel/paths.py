@@ -1,7 +1,7 @@
 """Where the parts of kernels lie on this machine: Python and its packages, the program, a pool's folder, its sockets.
 
-A kernel runs on the interpreter under this environment, with the environment's third-party packages. repl_rl itself
-is covered wherever it is installed: the sandbox must find neither graders nor the way to the checkout.
+A kernel runs on this environment's base interpreter, with the environment's third-party packages. repl_rl itself is
+hidden wherever it is installed: code in the sandbox must find neither graders nor the path of the checkout.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from repl_rl.kernel.processes import start_watcher
 from repl_rl.utils.folders import resource_folder
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
-"""Jupyter's, each of which has a socket of its own."""
+"""Jupyter's channels, each with a socket of its own."""
 
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
@@ -77,7 +77,7 @@ class Installation:
 
     @classmethod
     def current(cls) -> Installation:
-        """The installation that runs this code, a virtual environment resolved to the interpreter under it."""
+        """The installation that runs this code, with a virtual environment resolved to its base interpreter."""
         folders = dict.fromkeys(Path(entry).resolve() for entry in sys.path if Path(entry).name in _PACKAGE_FOLDERS)
         present = tuple(folder for folder in folders if folder.is_dir())
         return cls(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve(), present)
@@ -97,7 +97,7 @@ class Installation:
         return shown
 
     def covered(self) -> Iterator[tuple[Path, bool]]:
-        """Every place in the sandbox where repl_rl would be seen, and whether it is a folder."""
+        """Every path in the sandbox at which repl_rl would be visible, and whether it is a folder."""
         folders = self.packages_inside()
         for name in _PACKAGE_FOLDERS:
             unused = self.prefix / "lib" / _PYTHON / name
@@ -120,13 +120,13 @@ def _is_ours(entry: Path) -> bool:
 class Home:
     """The folder of one pool: connection files, sockets, a compiled copy of the kernel program.
 
-    It is gone when its owner is. A small shell waits on a pipe that only the owner holds open. However the owner ends,
-    SIGKILL included, the pipe closes and the shell removes the folder. The kernels die by themselves, because their
-    sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
+    It is removed when its owner ends. A small shell waits on a pipe that only the owner holds open. However the owner
+    ends, SIGKILL included, the pipe closes and the shell removes the folder. The kernels die by themselves, because
+    their sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
 
-    `path` is readable for its owner alone. `program` and `covers` lie in it, and kernels are shown what they hold:
-    `covers` holds an empty `folder` and an empty `file`, to be put over what kernels must not see. In `sessions` lie
-    the folders of sessions that get no /tmp of their own. `lifeline` is the reading end of the pipe.
+    Only its owner can read `path`. It contains `program` and `covers`, which are shown to kernels: `covers` holds an
+    empty `folder` and an empty `file`, to be mounted over what kernels must not see. `sessions` contains the folders of
+    sessions that have no /tmp of their own. `lifeline` is the reading end of the pipe.
     """
 
     def __init__(self, cgroup: Path | None = None) -> None:
@@ -163,7 +163,7 @@ class Home:
         return folder
 
     def linked_packages(self, installation: Installation) -> list[Path]:
-        """Folders with links to all third-party packages but repl_rl: what is not named there can't be imported."""
+        """Folders with links to all third-party packages except repl_rl; what is not linked there can't be imported."""
         folders = []
         for number, folder in enumerate(installation.packages):
             links = self.path / "packages" / str(number)
@@ -186,7 +186,7 @@ class Home:
 
 
 def remove_tree(folder: Path) -> None:
-    """Whatever modes a session has given to what lies in it."""
+    """Remove a folder, whatever modes a session has given to its contents."""
     for inner, folders, _ in os.walk(folder):
         for path in (os.path.join(inner, name) for name in folders):
             if not os.path.islink(path):
@@ -196,7 +196,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def _compile_program(target: Path) -> Path:
-    """Copy the kernel program with bytecode that is taken on trust: a kernel can't write any, and starts often."""
+    """Copy the kernel program with unchecked bytecode, because kernels start often and can't write any themselves."""
     target.mkdir(mode=0o755)
     for source in program_folder().glob("*.py"):
         copy = target / source.name
@@ -211,7 +211,7 @@ def _compile_program(target: Path) -> Path:
 
 
 def _make_readable(folder: Path) -> None:
-    """Whatever the umask is: kernels run as users of their own."""
+    """Let all users read it, whatever the umask is: kernels run as users of their own."""
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
 
@@ -220,8 +220,8 @@ def _make_readable(folder: Path) -> None:
 def listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     """A listening socket per channel, as descriptors that the kernel inherits; closed on this side afterwards.
 
-    Bound on this side, so that the kernel needs to see no folder of the host's to be reached from it, and a client can
-    connect before it is up.
+    They are bound on this side, so that the kernel need not see any folder of the host, and a client can connect before
+    the kernel is up.
     """
     with contextlib.ExitStack() as stack:
         descriptors = {}
@@ -236,7 +236,7 @@ def listening(connection_info: Mapping[str, Any]) -> Iterator[dict[str, int]]:
 
 
 def remove_sockets(connection_info: Mapping[str, Any]) -> None:
-    """Unlink the paths of an ipc connection's sockets, as far as they are there."""
+    """Unlink the paths of an ipc connection's sockets, if they exist."""
     if connection_info.get("transport") == "ipc":
         for channel in CHANNELS:
             with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@
         async with pool.session() as kernel:              # fresh interpreter, gone at exit
             result = await kernel.execute("1 + 1")
 
-A pool belongs to one event loop and may live there for hours; kernels come up while nobody asks. No kernel is used
+A pool belongs to one event loop and may live there for hours; it starts kernels in the background. No kernel is used
 twice. Leaving the pool kills all of them and removes its folder; so does the death of the process, SIGKILL included.
 """
 
@@ -36,7 +36,7 @@ _START_ATTEMPTS = 3
 _DESCRIPTORS_PER_KERNEL = 8
 _DESCRIPTORS_SPARE = 256
 _WINDOW = 10_000
-"""Durations that are kept for the percentiles: the latest ones."""
+"""How many of the latest durations are kept for the percentiles."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,10 +45,10 @@ _log = logging.getLogger(__name__)
 class PoolStats:
     """Counters of a pool, for a trainer's log. Times are wall-clock seconds.
 
-    `alive` counts kernels that run, handed out or waiting; `starting` those on their way up; `queued` callers.
+    `alive` counts running kernels, handed out or ready; `starting`, those being started; `queued`, callers that wait.
 
-    `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` how many it has cost; `restarts`
-    counts fork servers that died and were replaced.
+    `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` counts kernels killed to keep
+    it, and `restarts` counts fork servers that died and were replaced.
     """
 
     alive: int = 0
@@ -79,7 +79,7 @@ class PoolStats:
 
 
 def make_backend(name: str, profile: Profile, limits: Limits, sandbox: SandboxKind) -> Backend:
-    """Kernels by name: "fork", or that of a Jupyter kernelspec. Starts nothing yet."""
+    """The backend called `name`: "fork", or the name of a Jupyter kernelspec. Starts nothing yet."""
     if name == FORK:
         return ForkBackend(profile, limits, sandbox)
     from repl_rl.kernel.jupyter.backend import KernelspecBackend
@@ -197,7 +197,7 @@ class KernelPool:
         await asyncio.gather(*(kernel.close() for kernel in list(self._alive)))
         self._alive.clear()
         self._ready.clear()
-        self.stats.starting = 0  # also of starts that were cancelled before their first step
+        self.stats.starting = 0  # starts that were cancelled before their first step did not count down
         self._count()
         await self._backend.close()
 
@@ -239,10 +239,10 @@ class KernelPool:
             raise
 
     def _top_up(self) -> None:
-        """Start what is missing, as far as there is room."""
+        """Start the kernels that are missing, as far as there is room."""
         if not self._is_open:
             return
-        # Few are kept ready while sessions are open, from which starts take time, and all once none is.
+        # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are.
         reserve = min(self._warm, self._few) if self._open_sessions else self._warm
         wanted = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
         room = self.size - len(self._alive) - self.stats.starting
@@ -286,9 +286,9 @@ class KernelPool:
         self._count()
 
     def _hand_out(self, outcome: Kernel | KernelError) -> None:
-        """A new kernel, or why there is none, to whoever has waited longest.
+        """Give a new kernel, or the error, to whoever has waited longest.
 
-        If nobody waits, the kernel is kept ready; after a failed start the next to ask tries again.
+        If nobody waits, the kernel is kept ready; after a failed start, the next caller tries again.
         """
         while self._waiting:
             waiter = self._waiting.popleft()
@@ -307,7 +307,7 @@ class KernelPool:
         self._count()
 
     def _forget(self, kernel: Kernel) -> None:
-        """A kernel that is gone makes room, also while its session is still open."""
+        """Let another kernel take the place of one that is gone, even while its session is still open."""
         self._alive.discard(kernel)
         self._top_up()
 

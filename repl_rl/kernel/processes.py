@@ -1,8 +1,9 @@
-"""Processes: waiting for an end without polling and without a thread, what hangs under one, and killing all of it.
+"""Processes: waiting for one to end without polling or threads, finding its descendants, and killing them all.
 
 A kernel that is started on this machine outside of our sandboxes carries a mark in its environment, which its children
-inherit whatever session they start: killing all that carry it ends them too. A guard does so when the owner of the
-kernels dies, SIGKILL included. Not covered: a process that was given another environment and whose parent has ended.
+inherit even if they start a session of their own. Killing all processes with the mark ends them too. A guard does so
+when the owner of the kernels dies, SIGKILL included. Not covered: a process that was given another environment and
+whose parent has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 MARK = "REPL_RL_KERNEL"
-"""The variable that holds the mark."""
+"""The environment variable that holds the mark."""
 
 _LONGEST_DEATH_S = 5.0
 _GUARD = """
@@ -61,13 +62,13 @@ def pid_of(pidfd: int) -> int:
 
 
 def send_signal(pidfd: int, signum: int) -> None:
-    """To a process that may be gone already."""
+    """Send a signal to a process that may be gone already."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signum)
 
 
 def tree(pid: int) -> Iterator[int]:
-    """A process and all that it started, as far as it is still there."""
+    """The ids of a process and of its descendants that still exist."""
     waiting = [pid]
     while waiting:
         yield (each := waiting.pop())
@@ -86,7 +87,7 @@ def kill_family(pids: Sequence[int]) -> None:
 
 
 def kill_marked(process: subprocess.Popen[bytes], mark: str) -> None:
-    """Kill a child of ours, its descendants and all that carry `mark`; wait until those are gone."""
+    """Kill a child of ours, its descendants and all that carry `mark`; wait until the latter are gone."""
     family = list(tree(process.pid)) if process.poll() is None else []
     if process.poll() is None:
         process.kill()
@@ -124,7 +125,7 @@ class Guard:
 
 
 def start_watcher(lifeline: int, script: str, name: str, *words: str) -> subprocess.Popen[bytes]:
-    """A shell called `name` that outlives this process, and reads from `lifeline` until this process is gone."""
+    """A shell called `name` that outlives this process; it reads from `lifeline` until this process is gone."""
     return subprocess.Popen(
         ["/bin/sh", "-c", script, name, *words],
         stdin=lifeline,

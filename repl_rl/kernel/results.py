@@ -1,7 +1,7 @@
-"""What a cell did, what it asks of the host, and the protocols of kernels and of what makes them.
+"""What a cell did, what it asks of the host, and the protocols of kernels and of their backends.
 
-Knows source text, no tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails raises a
-`KernelError`. What a session says of itself is read with suspicion: code that a model typed can make it say anything.
+Knows source text, but no tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails raises a
+`KernelError`. What a session reports is not trusted: code that a model typed can make it report anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_CALLS = 1_000
 
 
 class ExecStatus(StrEnum):
-    """How the execution of a cell ended, one value per way to end."""
+    """How the execution of a cell ended."""
 
     OK = "ok"
     ERROR = "error"
@@ -30,7 +30,7 @@ class ExecStatus(StrEnum):
     INCOMPLETE = "incomplete"
     """The cell needs another line; nothing was run."""
     TIMEOUT = "timeout"
-    """It ran out of time and was interrupted in time; the interpreter lives on."""
+    """It ran out of time and the interrupt ended it; the interpreter lives on."""
     KILLED = "killed"
     """The interpreter is gone: it exited, it was killed, or it ignored the interrupt."""
 
@@ -46,9 +46,10 @@ class ExecResult:
     `compiled` is False where the cell itself is not valid Python, unlike code that raises SyntaxError as it runs.
     `answer` is the `repr` of each value handed to `submit_final_answer` in this cell, None without a submission.
     `fingerprint` stands for what the session's names are bound to after the cell: sessions with equal state have equal
-    ones. None where the kernel gives none. `by_machinery` says of a killed kernel that the machinery around it failed,
-    whatever the cell did. `calls` are those of tools that ended in this cell, as the session reports them: the first
-    1,000, and none from a kernel that does not report them.
+    ones. None where the kernel gives none.
+    `by_machinery` is True for a killed kernel if the machinery around it failed, whatever the cell did.
+    `calls` are the tool calls that ended in this cell, as the session reports them: the first 1,000, and none from a
+    kernel that does not report them.
     """
 
     status: ExecStatus
@@ -65,14 +66,14 @@ class ExecResult:
 
     @property
     def state_lost(self) -> bool:
-        """True where nothing can be run after this cell: the names it defined are gone."""
+        """True if nothing can be run after this cell: the names it defined are gone."""
         return self.status is ExecStatus.KILLED
 
 
 @dataclass(frozen=True, slots=True)
 class HostCall:
-    """A session's call of a tool that runs on the host. The arguments are what JSON can hold, and nobody checked them:
-    code that a model typed can send any call."""
+    """A session's call of a tool that runs on the host. The arguments are what JSON can hold, and are not checked: code
+    that a model typed can send any call."""
 
     name: str
     args: tuple[Any, ...] = ()
@@ -81,9 +82,9 @@ class HostCall:
 
 @dataclass(frozen=True, slots=True)
 class HostReply:
-    """What became of a `HostCall`: its value, of what JSON can hold, or the name of an exception and what it says.
+    """The outcome of a `HostCall`: a value that JSON can hold, or the name and the message of an exception.
 
-    The session raises the builtin exception of that name, else one of a class made for it.
+    The session raises the builtin exception of that name, or else one of a class made for it.
     """
 
     value: Any = None
@@ -92,7 +93,7 @@ class HostReply:
 
 
 HostCalls = Callable[[HostCall], Awaitable[HostReply]]
-"""Answers calls. Cancelled when the session no longer waits for it."""
+"""Answers a call. Cancelled when the session no longer waits for the answer."""
 
 
 class KernelSession(Protocol):
@@ -101,16 +102,16 @@ class KernelSession(Protocol):
     async def prepare(self, source: str) -> None:
         """Run set-up code before the first cell, with the module `repl_tools` (kernels/python/repl_tools.py) at hand.
 
-        It shows nothing, its own names go with it, and the tools that it binds are not part of the state. Raises
-        KernelStartError with what it printed if it fails; the interpreter can't be used after that.
+        It shows nothing, its own names are dropped afterwards, and the tools that it binds are not part of the state.
+        Raises KernelStartError with what it printed if it fails; the interpreter can't be used after that.
         """
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell, one at a time. `host` answers its calls of host tools; the line's time stands still meanwhile.
 
-        Raises KernelDiedError if the interpreter is gone through no fault of the code that it ran: although it has run
-        nothing yet, or after a result that said so. A death between two cells is the doing of the first one, and the
-        second one's result.
+        Raises KernelDiedError if the interpreter died before it had run anything, or if an earlier result has said that
+        it is gone. If it dies between two cells, the first one is taken to be the cause, and the second one's result
+        reports it.
         """
 
 
@@ -136,7 +137,7 @@ class Kernel(KernelSession, Protocol):
         """
 
     def memory_mb(self) -> float:
-        """About what its processes on this machine hold for themselves. Callable from any thread."""
+        """Roughly the memory that its processes on this machine hold. Callable from any thread."""
 
     def kill(self) -> None:
         """End it at once, whatever runs; `execute` then reports that it was killed."""
@@ -148,7 +149,7 @@ class Kernel(KernelSession, Protocol):
 class Backend(Protocol):
     """Makes a pool's kernels. Opened once, in the event loop that its kernels live in, and closed once.
 
-    `restarts` counts how often what makes the kernels died and was replaced.
+    `restarts` counts how often the process that makes the kernels died and was replaced.
     """
 
     restarts: int
@@ -160,7 +161,7 @@ class Backend(Protocol):
         """
 
     async def start(self) -> Kernel:
-        """A fresh kernel that answers. Raises KernelStartError if it does not come up. Callable many times at once."""
+        """A fresh kernel that answers. Raises KernelStartError if it does not come up. May be called concurrently."""
 
     async def close(self) -> None:
         """Release everything. The pool has closed all kernels before."""
@@ -176,9 +177,9 @@ def text_of(value: object) -> str | None:
 
 
 def calls_of(reported: object) -> tuple[ToolCall, ...]:
-    """The calls of tools among `reported`, [name, error name or None, seconds] each; the first 1,000 entries count.
+    """The tool calls in `reported`, each [name, error name or None, seconds], among its first 1,000 entries.
 
-    What has another shape is left out.
+    Entries of another shape are left out.
     """
     calls = []
     for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():

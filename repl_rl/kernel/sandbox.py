@@ -1,12 +1,13 @@
 """The walls around kernels: bubblewrap's command line or Landlock's rules, and the check that this machine has them.
 
-Threat model: docs/threat-model.md. In short, a session can reach no network, no process but its own, none of the host's
-files but the system's and the Python installation's, read-only, and none of its environment; memory, CPU, processes and
-files are limited; it is an ordinary user without capabilities, and can't gain any.
+Threat model: docs/threat-model.md. In short, a session can reach no network and no processes but its own. Of the host's
+files, it can reach only those of the system and of the Python installation, read-only. It sees none of the host's
+environment variables. Memory, CPU, processes and files are limited. It runs as an ordinary user without capabilities,
+and can't gain any.
 
-Two ways to bwrap's walls. Started by root, bwrap needs no user namespace, and what runs inside drops to a user id that
-nothing else has: limits on processes are counted per user, and are not enforced for root at all. Started by an ordinary
-user, bwrap makes a user namespace. Where neither may be had, Landlock stands in (landlock.py).
+bwrap works in two ways. Started by root, it needs no user namespace, and what runs inside drops to a user id that
+nothing else has, because process limits are counted per user and not enforced for root at all. Started by an ordinary
+user, it makes a user namespace. Where neither is possible, Landlock is used instead (landlock.py).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from repl_rl.kernel.memory import MemoryCgroup
 from repl_rl.kernel.paths import Home, Installation, find_bwrap
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
-"""As asked for; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
+"""As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
 PROGRAM_INSIDE = Path("/kernel")
 
 _MIB = 1024 * 1024
@@ -46,7 +47,7 @@ import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 sys.exit(os.listdir("/proc") == [] or libc.unshare(0x20020000) and os.strerror(ctypes.get_errno()))
 """
-"""Looks at its /proc, and divides off a process and a mount namespace."""
+"""Lists its /proc, and makes a process and a mount namespace."""
 
 _chance = random.SystemRandom()  # a seeded trainer must not draw the ids of another one
 _log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class SandboxReport:
 
 
 def check_sandbox() -> SandboxReport:
-    """Run the interpreter once behind the walls; takes some 20 ms."""
+    """Run the interpreter once in a sandbox; takes some 20 ms."""
     bwrap = find_bwrap()
     if bwrap is None:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
@@ -113,7 +114,7 @@ def _may_drop_uid() -> bool:
 
 
 class Sandbox:
-    """The walls of one profile: what they are made of is looked up once, a kernel then costs one list of words."""
+    """The sandbox of one profile. Its options are put together once, so that starting a kernel costs little."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class Sandbox:
 
     @property
     def lifeline(self) -> int | None:
-        """A descriptor to be inherited by the kernel: it hangs up when the owner of the kernel is gone."""
+        """A descriptor for the kernel to inherit: it hangs up when the owner of the kernel is gone."""
         return None if self._home is None else self._home.lifeline
 
     def packages(self) -> list[str]:
@@ -164,14 +165,14 @@ class Sandbox:
         return landlock.readable(self._profile.read_only, self.installation, self._home)
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
-        """As `Limits.rlimits`. Without a user namespace or a user id of its own, processes can't be counted."""
+        """As `Limits.rlimits`. Outside of bwrap, a kernel has no user id of its own to count processes by."""
         rlimits = self.limits.rlimits()
         if self.kind != "bwrap":
             del rlimits["RLIMIT_NPROC"]
         return rlimits
 
     def uid(self) -> int | None:
-        """A user id that no other process has, where the kernel program can take it on."""
+        """A user id that no other process has, if the kernel program can switch to it."""
         return _chance.randrange(_FIRST_UID, _FIRST_UID + _UIDS) if self.kind == "bwrap" and self._drops_uid else None
 
     def launch(
@@ -185,10 +186,11 @@ class Sandbox:
         cgroup: MemoryCgroup | None = None,
         cwd: str = "/",
     ) -> subprocess.Popen[bytes]:
-        """Run our Python with `argv` behind the walls. Raises OSError.
+        """Run our Python with `argv` in the sandbox. Raises OSError.
 
-        One more argument is the number of a descriptor from which it reads `record`, as JSON. It inherits `descriptors`
-        and prints to `output`. bwrap reports the process id of the inner side on `info_fd`, as JSON.
+        The program gets one more argument, the number of a descriptor from which it reads `record`, as JSON. It
+        inherits `descriptors` and prints to `output`. bwrap reports the process id of the inner side on `info_fd`, as
+        JSON.
         """
         record_fd = os.memfd_create("boot", 0)
         try:
@@ -215,10 +217,10 @@ class Sandbox:
         """bwrap's options, without a command."""
         words = [f"--unshare-{space}" for space in ("pid", "ipc", "net", "uts", "cgroup-try")]
         words += ["--hostname", self._profile.hostname, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-        # To drop to a user of its own, or to put up a session's own walls. The kernel program sheds them itself.
+        # Needed to drop to another user, or to put up a session's own walls. The kernel program gives them up itself.
         capabilities = ["CAP_SETUID", "CAP_SETGID"] if self._drops_uid else []
         if self._divides:
-            # A session's user namespace maps the server's own user: where that is root, by the right to set file caps.
+            # A session's user namespace maps the server's own user; if that is root, this takes CAP_SETFCAP.
             capabilities = ["CAP_SYS_ADMIN", "CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETFCAP"]
         for capability in capabilities:
             words += ["--cap-add", capability]
@@ -243,7 +245,7 @@ class Sandbox:
 
 
 def _parents(path: Path) -> list[str]:
-    """Make the folders above a mount point; those that bwrap makes by itself only their owner may enter."""
+    """Options that make the folders above a mount point: those that bwrap makes itself only let their owner in."""
     above = [str(parent) for parent in reversed(path.parents) if parent not in (Path("/"), Path("/tmp"))]
     return [word for parent in above for word in ("--perms", "0755", "--dir", parent)]
 

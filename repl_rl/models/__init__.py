@@ -1,4 +1,4 @@
-"""From the name in a config to a checkpoint that can be loaded: a folder, a hub id, nano, Gemma."""
+"""Finds the checkpoint that a config names: a folder, a hub id, nano or Gemma."""
 
 from repl_rl.models.find import find_model, resolve_model
 

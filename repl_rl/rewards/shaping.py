@@ -1,7 +1,8 @@
-"""Shaping held in: what lines would earn, component by component, becomes what they do earn.
+"""Limits shaping: turns what lines would earn, component by component, into what they do earn.
 
-Every step scales the gains or the losses of a line by one factor for all components, so that each component's logged
-values are what it paid, and add up. A gain is never turned into a loss, nor the other way round.
+Novelty, decay, clip, caps and weight scale the gains or the losses of a line by one factor for all components, so that
+the logged values of the components are what they paid, and add up. They never turn a gain into a loss or a loss into a
+gain.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ def shaped(
 ) -> dict[str, tuple[float, ...]]:
     """The components after novelty, decay, blocks, clip, caps, weight and mode, in this order.
 
-    `gamma` is the discount that the returns are made with, `step` the training step from 0.
+    `gamma` is the discount of the returns, `step` the training step, counted from 0.
     """
     held = {
-        name: tuple(  # losses don't wear off
+        name: tuple(  # novelty and decay leave losses as they are
             value if value <= 0.0 else 0.0 if config.novelty and stale else value * config.decay**earlier
             for value, stale, earlier in zip(values, past.stale, past.earlier, strict=True)
         )
@@ -51,8 +52,9 @@ def shaped(
 def potential_differences(potentials: Sequence[float], gamma: float) -> tuple[float, ...]:
     """F_l = gamma Phi(s_{l+1}) - Phi(s_l), where `potentials[l]` is Phi(s_{l+1}), the potential after line l.
 
-    Phi is 0 before the first line and after the last one, whatever `potentials[-1]` says: else the end would be worth
-    something (Grzes 2017). So sum_l gamma^l F_l = 0, and no return from the start changes (Ng, Harada, Russell 1999).
+    Phi is 0 before the first line and after the last one, whatever `potentials[-1]` says; otherwise the end itself
+    would be worth something (Grzes 2017). So sum_l gamma^l F_l = 0, and no return from the start changes (Ng, Harada
+    and Russell 1999).
     """
     if not potentials:
         return ()
@@ -60,7 +62,7 @@ def potential_differences(potentials: Sequence[float], gamma: float) -> tuple[fl
 
 
 def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> tuple[float, ...]:
-    """The value at a line that completed a cell, in equal parts on all lines of the cell."""
+    """The value of a line that completed a cell, shared equally by all lines of the cell."""
     shares = [0.0] * len(values)
     for end, (value, start) in enumerate(zip(values, starts, strict=True)):
         for index in range(start, end + 1):
@@ -69,7 +71,7 @@ def split_over_cells(values: Sequence[float], starts: Sequence[int]) -> tuple[fl
 
 
 def _totals(components: Components, sign: float) -> list[float]:
-    """Per line, the sum of all values of this sign, as a positive number."""
+    """Per line, the sum of all values with this sign, as a positive number."""
     return [
         math.fsum(sign * value for value in values if sign * value > 0.0)
         for values in zip(*components.values(), strict=True)
@@ -77,7 +79,7 @@ def _totals(components: Components, sign: float) -> list[float]:
 
 
 def _within_cap(amounts: Sequence[float], cap: float | None) -> list[float]:
-    """What is left of each amount, in order, until they come to `cap` together."""
+    """How much of each amount is paid, in order, until their sum reaches `cap`."""
     left = math.inf if cap is None else cap
     held: list[float] = []
     for amount in amounts:

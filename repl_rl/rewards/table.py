@@ -1,7 +1,7 @@
 """The rewards section, ready to score: outcome, table, rules and functions, the last three shaped.
 
-Of an exception the host sees a name, never the object. Builtins have the hierarchy of the Python that runs here; any
-other class counts as an `Exception` of its own.
+The host sees an exception's name, never the object. Builtins have the class hierarchy of the Python that runs here; any
+other class counts as a direct subclass of `Exception`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from repl_rl.rewards.shaping import shaped
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
 
 BROAD = frozenset({"Exception", "BaseException"})
-"""Cover lines of the kind `exception` alone: a syntax error or a time-out has a kind of its own."""
+"""Classes that only cover lines of the kind `exception`: syntax errors and time-outs have kinds of their own."""
 
 
 @lru_cache(1024)
@@ -33,7 +33,7 @@ def lineage(error_name: str) -> tuple[str, ...]:
 
 
 def classes_of(line: Line) -> tuple[str, ...]:
-    """The classes that a config may name to mean this line's exception, most specific first; none if it raised none."""
+    """The class names that a config can use for this line's exception, most specific first; () if it raised none."""
     if line.error_name is None:
         return ()
     bases = lineage(line.error_name)
@@ -43,7 +43,7 @@ def classes_of(line: Line) -> tuple[str, ...]:
 
 
 class Rule:
-    """One rule, its patterns compiled."""
+    """One rule, with its patterns compiled."""
 
     def __init__(self, rule: RewardRule) -> None:
         self.name = rule.name
@@ -53,7 +53,7 @@ class Rule:
         self._exceptions = frozenset(map(reported_name, rule.exceptions))
 
     def rewards(self, lines: Sequence[Line], past: History) -> tuple[float, ...]:
-        """Of each line: the rule's reward where all its conditions hold, else 0."""
+        """For each line, the rule's reward if all its conditions hold, else 0."""
         last = len(lines) - 1
         return tuple(
             self._rule.reward if self._holds(index, line, last, past) else 0.0 for index, line in enumerate(lines)
@@ -90,12 +90,12 @@ PROBE = Trajectory(
     ),
     answer=("42",),
 )  # fmt: skip
-"""Small and made up: reward functions are tried on it before anything expensive starts."""
+"""A small made-up trajectory, on which reward functions are tried before anything expensive starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredTrajectory:
-    """A trajectory whose lines carry their rewards, and the components they are made of: name -> value per line."""
+    """A trajectory whose lines carry their rewards, and the components of those rewards: name -> value per line."""
 
     trajectory: Trajectory
     components: dict[str, tuple[float, ...]]
@@ -105,7 +105,7 @@ class ScoredTrajectory:
         return tuple(line.reward or 0.0 for line in self.trajectory.lines)
 
     def with_bonus(self, bonus: float) -> ScoredTrajectory:
-        """The same with `bonus` added to the last line's reward."""
+        """A copy with `bonus` added to the last line's reward."""
         if not bonus or not self.trajectory.lines:
             return self
         *head, last = self.trajectory.lines
@@ -114,10 +114,11 @@ class ScoredTrajectory:
 
 
 class RewardTable:
-    """The reward section of a config, ready to score.
+    """The rewards section of a config, ready to score.
 
-    `gamma` is the discount per line of the returns, which potentials need. Raises ConfigError for a function that can't
-    be imported and RewardError for one that fails on a small made-up trajectory: both before any model is loaded.
+    `gamma` is the returns' discount per line, which potentials need. Raises ConfigError for a function that can't be
+    imported and for two components of one name, and RewardError for a function that fails on a small made-up
+    trajectory. Both are raised before any model is loaded.
     """
 
     def __init__(self, config: RewardsConfig, functions: Sequence[RewardFunction] = (), gamma: float = 1.0) -> None:
@@ -137,9 +138,9 @@ class RewardTable:
         return ["outcome", "table", *(rule.name for rule in self._rules), *map(name_of, self._functions)]
 
     def score(self, trajectory: Trajectory, grade: float, step: int = 0) -> ScoredTrajectory:
-        """Fill in the rewards; `grade` is 1.0 for a right answer, `step` the training step that schedules go by.
+        """Fill in the rewards. `grade` is 1.0 for a right answer; schedules are evaluated at training step `step`.
 
-        Raises RewardError naming the function at fault.
+        Raises RewardError naming the function at fault, or the task if the grade is not finite.
         """
         if not math.isfinite(grade):
             raise RewardError(f"the grader returned {grade} for task {trajectory.task_id!r}; return a finite number")

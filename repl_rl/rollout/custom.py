@@ -1,7 +1,7 @@
-"""A rollout loop of the user's own in place of ours: `rollout=` takes any `(tasks, engine, kernels)` to trajectories.
+"""A user's own rollout loop in place of ours: a function from `(tasks, engine, kernels)` to trajectories.
 
-The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/tools.md` has the
-plain while-loop written with them. What it returns is checked: as many trajectories as tasks, each of its task.
+The loop is an async function. `engine` is a `SamplerEngine`, `kernels` a `KernelSource`; `docs/tools.md` shows a plain
+while-loop that uses them. The result is checked: there must be one trajectory per task, in the order of the tasks.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.import_path import imported
 
 Sampler = Callable[..., Awaitable[Sequence[Trajectory]]]
-"""`(tasks, engine, kernels)` to one trajectory per task."""
+"""Takes `(tasks, engine, kernels)`. Returns one trajectory per task."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerEngine:
-    """The engine as a sampler sees it: slots, and what it needs to turn text into ids and back."""
+    """The engine as a sampler sees it: slots, and what is needed to turn text into ids and back."""
 
     engine: Engine
     vocabulary: Vocabulary
     sampling: SamplingConfig
     """How lines are sampled in this batch."""
     context_tokens: int
-    """Prompt and completion together."""
+    """The limit on prompt and completion together."""
 
     @property
     def version(self) -> int:
-        """How many weight updates the policy has seen: `Trajectory.version`."""
+        """How many weight updates the policy has had, for `Trajectory.version`."""
         return self.engine.version
 
     def slot(self, tokens: int | None = None) -> AbstractAsyncContextManager[Slot]:
@@ -47,7 +47,7 @@ class SamplerEngine:
 async def run_sampler(
     sampler: Sampler, tasks: Sequence[Task], engine: SamplerEngine, kernels: KernelSource
 ) -> Sequence[Trajectory]:
-    """The sampler's trajectories, in the order of the tasks. Raises ConfigError on anything else that it returns."""
+    """The sampler's trajectories, in the order of the tasks. Raises ConfigError if it returns anything else."""
     made = await sampler(list(tasks), engine, kernels)
     name = getattr(sampler, "__name__", repr(sampler))
     if not isinstance(made, Sequence) or not all(isinstance(one, Trajectory) for one in made):
@@ -62,7 +62,7 @@ async def run_sampler(
 
 
 def load_sampler(sampler: Any) -> Sampler:
-    """A sampler, or what stands at an import path "package.module:function". Raises ConfigError."""
+    """The sampler, or the one at an import path "package.module:function". Raises ConfigError."""
     found = imported(sampler, "rollout") if isinstance(sampler, str) else sampler
     call = found if inspect.isroutine(found) else getattr(found, "__call__", None)  # noqa: B004
     if not inspect.iscoroutinefunction(call):

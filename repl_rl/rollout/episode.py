@@ -1,7 +1,7 @@
 """What surrounds one trajectory: its prompt and dialect, the tools in its session, the environment that it acts on.
 
-Prompts are encoded once each. Without an environment every trajectory has the same tools, and nothing here is made
-anew for each.
+Each prompt is encoded once. Without an environment every trajectory has the same tools, and everything else here is
+shared too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from repl_rl.trajectory import Message, Task, Trajectory
 _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
 _LINE_FRAME_TOKENS = 8
-"""At most as many surround each line of a question."""
+"""An upper bound on the tokens that frame each line of a question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Of one trajectory. `environment` is open."""
+    """The surroundings of one trajectory. `environment` is open."""
 
     prompt: Prompt
     dialect: Dialect
@@ -46,7 +46,7 @@ class Episode:
         return "" if self.environment is None or not turn.cells else await self.environment.after_line()
 
     async def graded(self, trajectory: Trajectory) -> Trajectory:
-        """With what the environment pays for it. Raises EnvironmentFailure."""
+        """The trajectory with the environment's reward filled in. Raises EnvironmentFailure."""
         if self.environment is None or trajectory.is_void:
             return trajectory
         return replace(trajectory, environment_reward=await self.environment.reward(trajectory))
@@ -62,10 +62,10 @@ class EpisodeMaker:
         )
         self._dialects: dict[tuple[tuple[str, str, str], ...], Dialect] = {}
         self.dialect = self._dialect(setup.extensions.toolbox)
-        """With the tools that every trajectory has."""
+        """Offers the tools that every trajectory has."""
 
     async def make(self, task: Task, stack: AsyncExitStack) -> Episode:
-        """Open the environment, which ends with `stack`. Raises EnvironmentFailure."""
+        """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure."""
         toolbox, factory = self._setup.extensions.toolbox, self._setup.extensions.environment
         if factory is None:
             return Episode(self.prompt(task), self.dialect, toolbox)
@@ -73,7 +73,7 @@ class EpisodeMaker:
         stack.push_async_callback(environment.close)
         own, observation = await environment.open(task)
         seen = replace(task, question=f"{task.question}{observation}")
-        try:  # what it brings may be too much in one trajectory of many, or collide with the tools of all
+        try:  # its tools or text may be too long for this one trajectory, or clash with the shared tools
             toolbox = toolbox.joined(own)
             dialect = self._dialect(toolbox)
             return Episode(self.prompt(seen, dialect), dialect, toolbox, environment)
@@ -93,7 +93,7 @@ class EpisodeMaker:
     def refuse_long(self, tasks: Sequence[Task]) -> None:
         """Raises ConfigError if a prompt leaves no room for a line.
 
-        Encodes only what may be too long: as a rule, a token stands for one byte of the question or more.
+        Encodes only prompts that may be too long: as a rule, a token stands for at least one byte of the question.
         """
         frame_tokens = len(self._made_prompt(self.dialect, "", ()).ids)
         for task in {(task.question, task.history): task for task in tasks}.values():
@@ -104,7 +104,7 @@ class EpisodeMaker:
                 self.prompt(task)
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
-        """One per set of tools: most environments have the same ones every time."""
+        """The dialect for a set of tools. They are cached: most environments have the same tools every time."""
         key = tuple((tool.name, tool.signature, tool.doc) for tool in toolbox.tools)
         if key not in self._dialects:
             if len(self._dialects) >= _REMEMBERED_DIALECTS:
@@ -122,7 +122,7 @@ def make_prompt(
 ) -> Prompt:
     """A question as the model reads it, in its chat template or as the beginning of a session.
 
-    `chat` None: in its chat template if it has one. A dialect that needs the template uses it in any case.
+    With `chat=None` the template is used if the model has one. A dialect that needs the template always uses it.
     """
     if dialect.needs_chat or (vocabulary.has_chat_template if chat is None else chat):
         opened = dialect.chat_prompt(question, history)

@@ -1,11 +1,12 @@
 """What happens in one rollout, in order: `Began`, then `Sampled` and `Ran` for each line, then `Ended`.
 
-`Rollout.stream(task)` yields them as they happen. Data only; each line has two, before and after it ran.
+`Rollout.stream(task)` yields them as they happen. They are data only. Each line has two, one before and one after it
+ran.
 
-By the time `Ended` comes, the last `Ran` of every line is that line of the trajectory. A line whose end was not seen,
-because the machinery failed under it, comes as it is in the trajectory; and the last line comes once more where half a
-character was left over at the end, which belongs to its text. A loop of the user's reports nothing on the way: all
-events of its trajectory come when it has ended.
+By the time `Ended` comes, the last `Ran` of every line holds that line as it is in the trajectory. If the machinery
+failed while a line ran, its `Ran` follows then. If an incomplete character was left over at the end, the last line's
+`Ran` is sent again, because that character belongs to its text. A user's own loop reports nothing while it runs:
+all events of its trajectory come when it has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from repl_rl.trajectory import Line, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """The prompt is made, and the interpreter is ready."""
+    """The prompt has been made, and the interpreter is ready."""
 
     task: Task
     prompt: str
@@ -29,7 +30,7 @@ class Began:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A line has been sampled and is about to run. `ids` and `logprobs` (nats) are of its tokens."""
+    """A line has been sampled and is about to run. `ids` and `logprobs` (in nats) are those of its tokens."""
 
     index: int
     text: str
@@ -39,7 +40,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The same line after it ran, with its kind and output. One that was cut off (overlong) did not run."""
+    """The same line after it ran, with its kind and output. A line that was cut off (overlong) did not run."""
 
     index: int
     line: Line
@@ -47,7 +48,7 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Everything, and why it stopped."""
+    """The whole trajectory, and why it stopped."""
 
     trajectory: Trajectory
 
@@ -69,7 +70,7 @@ def events_of(task: Task, trajectory: Trajectory) -> Iterator[Event]:
 async def event_stream(
     task: Task, roll: Callable[[Listener], Coroutine[Any, Any, Trajectory]]
 ) -> AsyncGenerator[Event, None]:
-    """The events that `roll` reports to its listener, as they come, then those of its trajectory that it has not.
+    """The events that `roll` reports to its listener, as they come, then the events of its trajectory not yet reported.
 
     Raises what `roll` raises. Closing the iterator cancels `roll` and waits for its end.
     """

@@ -1,7 +1,7 @@
 """A trajectory's kernel, and what a turn does in it.
 
-`Interpreter` replaces the kernel as long as nothing has run in it. `run_turn` says what a turn did: the most telling of
-its results gives the line its kind.
+`Interpreter` replaces a failed kernel as long as nothing has run in it. `run_turn` runs a turn and says what it did:
+the most telling of its results gives the line its kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Interpreter:
         setup: Sequence[str] = (),
         host: HostCalls | None = None,
     ) -> None:
-        """`setup` runs in each kernel before its first cell; `host` answers its calls of functions outside."""
+        """`setup` runs in each kernel before its first cell. `host` answers calls of functions outside the sandbox."""
         self._kernels = kernels
         self._stack = stack
         self._clock = clock or Clock()
@@ -47,14 +47,14 @@ class Interpreter:
         self._has_state = False
 
     async def start(self) -> None:
-        """Take a kernel. Raises KernelError if none comes up."""
+        """Take a kernel. Raises KernelError if none starts."""
         with self._clock.waiting(Wait.QUEUE):
             self._kernel = await self._stack.enter_async_context(self._kernels.session())
             for source in self._setup:
                 await self._kernel.prepare(source)
 
     async def execute(self, source: str) -> ExecResult:
-        """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before."""
+        """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before that."""
         for attempt in range(_KERNEL_ATTEMPTS):
             try:
                 if self._kernel is None:
@@ -75,7 +75,7 @@ class Interpreter:
         raise AssertionError("the last attempt returns or raises")
 
     async def _answered(self, call: HostCall) -> HostReply:
-        """A call that leaves the session has happened: its cell is not run again."""
+        """Answer a call. A call that left the session can't be undone, so its cell is not run again."""
         assert self._host is not None
         self._has_state = True
         return await self._host(call)
@@ -95,13 +95,13 @@ class TurnResult:
     calls: tuple[ToolCall, ...] = ()
 
     def observing(self, text: str) -> TurnResult:
-        """With what the environment shows after the last of the cells."""
+        """A copy with what the environment shows after the last of the cells."""
         if not text or not self.cells:
             return self
         return replace(self, cells=(*self.cells[:-1], replace(self.cells[-1], observed=text)))
 
     def as_line(self, start: int, end: int, text: str, shown: str, dialect: Dialect) -> Line:
-        """The line of tokens `start:end`, after which `shown` was put in."""
+        """The line of tokens `start:end`, after which `shown` was inserted."""
         return Line(
             start,
             end,
@@ -119,7 +119,7 @@ class TurnResult:
 async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
     """Run the cells of a turn, in order, until one submits an answer or is killed.
 
-    The most telling result gives the turn its kind. A refused cell counts as one that did not compile.
+    The most telling result gives the turn its kind. A refused cell counts as a cell that did not compile.
     """
     results: list[ExecResult] = []
     runs: list[CellRun] = []
@@ -131,7 +131,7 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
         else:
             result = await interpreter.execute(cell.source)
         said = result.error_message
-        if result.status is ExecStatus.TIMEOUT:  # says why the interrupt came
+        if result.status is ExecStatus.TIMEOUT:  # the model is told why it was interrupted
             said = f"{said or 'KeyboardInterrupt'}: it ran out of time"
         results.append(result)
         runs.append(CellRun(cell, result.output, said))

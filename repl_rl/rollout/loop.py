@@ -1,11 +1,11 @@
 """Where engine, kernel and dialect meet: a task becomes a trajectory, line by line.
 
-`Rollout.one` is the whole idea, read top to bottom: sample a line, run it, put the output in, until something ends it.
-Trajectories run side by side and never wait for one another; `stream` hands each on as it ends. A failure of the
-machinery makes a trajectory `aborted`; whatever the typed code does is part of the data. Of a single task, `stream`
+`Rollout.one` is the whole idea, read top to bottom: sample a line, run it, insert the output, until something ends it.
+Trajectories run side by side and never wait for one another; `stream` yields each as it ends. A failure of the
+machinery makes a trajectory `aborted`; whatever the typed code does is part of the data. For a single task, `stream`
 yields each line before and after it runs.
 
-Not covered: a failing engine, which ends the run (its weights are everybody's).
+Not covered: a failing engine, which ends the run, because all trajectories share it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Rollout:
         self.kernels = kernels
         self.setup = setup
         self.environments: dict[int, Any] = {}
-        """Those of the last batch, by the index of the task."""
+        """The environments of the last batch, by the index of the task."""
         self._episodes = EpisodeMaker(setup)
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
 
@@ -54,7 +54,7 @@ class Rollout:
 
     @property
     def sampling(self) -> SamplingConfig:
-        """How lines are sampled where nothing else is asked for."""
+        """How lines are sampled unless a call asks for something else."""
         return self.setup.sampling
 
     @overload
@@ -68,11 +68,11 @@ class Rollout:
     def stream(
         self, tasks: Task | Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
     ) -> AsyncGenerator[Event, None] | AsyncGenerator[tuple[int, Trajectory], None]:
-        """Of one task, what happens (`repl_rl.rollout.events`), as it happens. Of several, the index of a task and its
-        trajectory, as they end; with `cut`, unfinished ones too.
+        """For one task, its events (`repl_rl.rollout.events`) as they happen. For several, each task's index and
+        trajectory as it ends; with `cut`, unfinished trajectories too.
 
-        Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. What
-        still runs when the iterator is closed (`contextlib.aclosing`) is cancelled.
+        Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. Closing
+        the iterator (`contextlib.aclosing`) cancels whatever is still running.
         """
         if isinstance(tasks, Task):
             if cut is not None:
@@ -85,7 +85,7 @@ class Rollout:
                 return trajectory
 
             return event_stream(task, roll)
-        given: object = tasks  # a text is a sequence too, which no type checker sees
+        given: object = tasks  # a string is a sequence too, and type checkers don't object
         if isinstance(given, str):
             raise ConfigError(f"{reprlib.repr(tasks)} is not a task: give Task(id, question, answer) of repl_rl")
         return self._trajectories(tasks, sampling, cut)
@@ -93,7 +93,7 @@ class Rollout:
     async def groups(
         self, tasks: Sequence[Task], group_size: int, sampling: SamplingConfig | None = None, cut: Cut | None = None
     ) -> AsyncGenerator[tuple[int, Group], None]:
-        """As `stream`, for `group_size` tasks in a row at a time: a group's number and its trajectories in order."""
+        """Like `stream`, for groups of `group_size` consecutive tasks: a group's number and trajectories, in order."""
         open_groups: dict[int, dict[int, Trajectory]] = {}
         async with aclosing(self.stream(tasks, sampling, cut)) as ended:
             async for index, trajectory in ended:
@@ -118,7 +118,7 @@ class Rollout:
     async def _trajectories(
         self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, listener: Listener | None = None
     ) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        """All of a batch, as they end: by the user's own loop if there is one, else by ours."""
+        """All trajectories of a batch, as they end: from the user's own loop if there is one, else from ours."""
         setup = self.setup
         sampling = sampling or setup.sampling
         if setup.extensions.sampler is not None:
@@ -141,7 +141,7 @@ class Rollout:
     async def _trajectory(
         self, index: int, task: Task, sampling: SamplingConfig, scope: CutScope, asked: float, listener: Listener | None
     ) -> Trajectory:
-        """A trajectory in any case: aborted if the machinery fails, unfinished if it is cut."""
+        """One trajectory, whatever happens: aborted if the machinery fails, unfinished if it is cut."""
         version, clock = self.engine.version, Clock(asked)
         episode = Episode(self._episodes.prompt(task), self._episodes.dialect, Toolbox())
         state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock)
@@ -174,11 +174,11 @@ class Rollout:
         return trajectory
 
     async def one(self, state: TrajectoryState, episode: Episode, interpreter: Interpreter, slot: Slot) -> None:
-        """The line loop. What it does is in `state`, also if it is left by an exception."""
+        """The line loop. Its progress is kept in `state`, even if an exception ends it."""
         budget, context_tokens = self.setup.budget, self.setup.context_tokens
         transcript, reader = state.transcript, state.reader
         while state.stop is None:
-            # The tightest of the token budgets, and the reason to stop if the line needs more.
+            # The tightest of the token budgets, and the stop reason if the line exceeds it.
             allowed, reason = min(
                 (budget.line_tokens, StopReason.LINE_TOKENS),
                 (budget.tokens - len(transcript.completion_ids), StopReason.MAX_TOKENS),
@@ -216,7 +216,7 @@ class Rollout:
                 elif state.clock.running_s >= budget.seconds:
                     state.stop = StopReason.SECONDS
 
-            # Put in what the dialect shows, unless it leaves no room to go on.
+            # Insert what the dialect shows, unless that leaves no room for another line.
             shown = reader.show(ran.cells, goes_on=state.stop is None)
             ids, text = self._encoded(shown, sampled)
             if state.stop is None:
@@ -229,7 +229,7 @@ class Rollout:
             state.add(ran.as_line(start, end, turn.text, text, episode.dialect))
 
     def _encoded(self, shown: Sequence[Shown], sampled: SampledLine) -> tuple[list[int], str]:
-        """What the dialect shows, as ids and as text, without an end of the model's turn that it has sampled itself."""
+        """What the dialect shows, as ids and as text, without the end-of-turn token if the model sampled it itself."""
         vocabulary, ids = self.setup.vocabulary, list[int]()
         for part in shown:
             if part.is_frame:
@@ -245,7 +245,7 @@ class Rollout:
 
 
 def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
-    """Raises KernelError if not a single one could run: something is wrong with the machine, not with a kernel."""
+    """Raises KernelError if no trajectory at all could run: then the machine is at fault, not a single kernel."""
     if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
         count, first = len(trajectories), trajectories[0].error
         raise KernelError(f"not one of {count} trajectories could run; the first: {first}")

@@ -1,4 +1,4 @@
-"""Pure: what a batch of scored trajectories says about the policy, as names and numbers for the trainer's logs."""
+"""What a batch of scored trajectories says about the policy, as names and numbers for the trainer's logs. Pure."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _COUNTED_AS_RUN = frozenset(
 
 
 def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[str, float]:
-    """Means over a batch that took `seconds` to roll out. Shares are of all lines, or of all trajectories for stops.
+    """Means over a batch that took `seconds` to roll out. Shares are of all lines; stops are shares of trajectories.
 
-    Aborted and unfinished trajectories count in `stops/aborted` and `stops/unfinished` alone. `time/*_s` is what a
-    trajectory spent on average, queue included, so the four add up to its mean duration.
+    Void trajectories (aborted, unfinished or empty) count only in `stops/*`. `time/*_s` is the average time per
+    trajectory, queue included, so the four add up to the mean duration.
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -55,7 +55,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
 
 
 def credit_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """What teaches nothing, counted over consecutive groups of trajectories whose lines carry advantages.
+    """Counts of what teaches nothing, over consecutive groups of trajectories whose lines carry advantages.
 
     `credit/groups_without_variance`: groups with a valid trajectory in which all advantages are zero.
     `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.

@@ -1,8 +1,8 @@
 """Which trajectories of a batch run, which wait their turn, and which are cut. Knows neither tokens nor kernels.
 
-Trajectories finish in any order and are handed on as they do. With a `Cut` the longest ones are not waited for: they
-are cancelled where they stand and come out as they are. Short trajectories are then seen more often than long ones,
-which is a bias; it buys the time that a few long ones would hold everything else.
+Trajectories finish in any order and are handed on as they do. With a `Cut` the batch does not wait for the longest
+ones: they are cancelled and returned as far as they got. Short trajectories are then seen more often than long ones,
+which is a bias; in return, a few long ones can't hold up everything else.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any
 from repl_rl.trajectory import Trajectory
 
 _LEAST_FINISHED = 2
-"""Trajectories that a group needs for a baseline."""
+"""How many finished trajectories a group needs for a baseline."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Once `share` of a batch has finished, the rest is cut; groups are `group_size` trajectories in a row.
+    """Once `share` of a batch has finished, the rest is cut. Groups are `group_size` consecutive trajectories.
 
-    No group loses its signal to the cut: one of which fewer than two trajectories have finished (void ones do not
-    count) has no baseline yet and runs on until it has; the rest of it is cut then.
+    No group loses its signal to the cut. A group with fewer than two finished trajectories (void ones do not count) has
+    no baseline yet; it runs on until it has, and the rest of it is cut then.
     """
 
     share: float
@@ -35,7 +35,7 @@ class Cut:
 
 
 class CutRule:
-    """Pure: which groups of `count` trajectories are cut, given each one that finishes."""
+    """Decides which groups of `count` trajectories are cut, told of each one that finishes. Pure."""
 
     def __init__(self, count: int, cut: Cut) -> None:
         self._count = count
@@ -50,7 +50,8 @@ class CutRule:
         return index // self._group_size in self._cut
 
     def finished(self, index: int, is_void: bool) -> list[int]:
-        """Trajectory `index` has ended by itself; the indices, finished ones among them, of what is cut by that."""
+        """Note that trajectory `index` has ended by itself. Returns the indices of the groups that are cut because of
+        it, finished trajectories included."""
         group = index // self._group_size
         self._finished += 1
         self._valid[group] += not is_void
@@ -70,25 +71,26 @@ class CutRule:
 
 
 class CutScope:
-    """How a scheduler ends one trajectory early: like a cancel scope, but the trajectory is kept as it stands."""
+    """How a scheduler ends one trajectory early: like a cancel scope, but the trajectory so far is kept."""
 
     __slots__ = ("_is_open", "is_cut", "task")
 
     def __init__(self, is_cut: bool) -> None:
         self.is_cut = is_cut
-        """It is to end where it stands. One that has not begun looks at this before it begins."""
+        """Whether the trajectory has to end. One that has not begun checks this before it begins."""
         self.task: asyncio.Task[Trajectory] | None = None
         self._is_open = False
 
     def cut(self) -> None:
-        """End it now if it is in its open part, before it begins, or not at all if it is past that."""
+        """Cut the trajectory: at once if it is in its open part, when it begins if it has not begun, and not at all
+        after its open part."""
         self.is_cut = True
         if self._is_open and self.task is not None:
             self.task.cancel()
 
     @contextmanager
     def open_to_cut(self) -> Iterator[None]:
-        """A cut leaves the block wherever it stands, without an exception; what it waits for is cancelled."""
+        """In this block, a cut cancels what the trajectory waits for and leaves the block without an exception."""
         self._is_open = True
         try:
             yield
@@ -104,7 +106,7 @@ class CutScope:
 class Scheduler:
     """Runs `count` trajectories, at most `at_once` of them at a time (None: all), in the order of their indices.
 
-    `run(index, scope)` makes one; cut or not, it returns a trajectory.
+    `run(index, scope)` makes one trajectory and returns it, whether it was cut or not.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class Scheduler:
         self._ended: asyncio.Queue[tuple[int, asyncio.Task[Trajectory]]] = asyncio.Queue()
 
     async def stream(self) -> AsyncGenerator[tuple[int, Trajectory], None]:
-        """Index and trajectory, as they end. What is still running when this is left is cancelled and waited for.
+        """Index and trajectory, as they end. Closing the generator cancels what is still running and waits for it.
 
         Raises the first failure of `run`.
         """

@@ -16,12 +16,12 @@ from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather
 
 Grader = Callable[[Task, Sequence[str] | None], float]
-"""`(task, answer)` to a grade; runs here, never in the sandbox."""
+"""Takes `(task, answer)`, returns a grade. Runs in this process, never in the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreditedTrajectory:
-    """A scored trajectory whose lines carry advantages, and those per completion token (length T)."""
+    """A scored trajectory whose lines carry advantages, and the advantages per completion token (length T)."""
 
     trajectory: Trajectory
     components: dict[str, tuple[float, ...]]
@@ -29,10 +29,10 @@ class CreditedTrajectory:
 
 
 def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequence[RewardFunction] = ()) -> RewardTable:
-    """The table whose potentials are discounted as the estimator's returns are: by 1 where it uses no discount.
+    """The reward table, with the estimator's discount for potentials; 1 if the estimator uses no discount.
 
-    Raises what RewardTable raises; ConfigError for an estimator that can't be imported, and RewardError for one that
-    fails on a small made-up group.
+    Raises what RewardTable raises, ConfigError for an estimator that can't be imported, and RewardError for an
+    estimator that fails on a small made-up group.
     """
     table = RewardTable(rewards, functions, gamma=credit.gamma)
     line_advantages([PROBE, PROBE], [[0.0, 0.0, 1.0], [-0.1, 0.0, 0.0]], credit)
@@ -42,10 +42,10 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
 def score(
     tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
 ) -> list[ScoredTrajectory]:
-    """Grade each trajectory against its task and fill in the line rewards; schedules are as of training step `step`.
+    """Grade each trajectory against its task and fill in the line rewards. Schedules are those of training step `step`.
 
-    What an environment paid is the grade of its trajectory; a void one has 0. Our own grader judges several at once;
-    others are called one by one.
+    If an environment paid a reward, that is the grade. A void trajectory's grade is 0. Our own grader judges several at
+    once; other graders are called one by one.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
     asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
@@ -64,7 +64,7 @@ def _known_grade(trajectory: Trajectory) -> float | None:
 def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:
     """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator asks.
 
-    All processes call it in step. Raises ValueError if the groups don't come out even.
+    All processes have to call it together. Raises ValueError if the trajectories don't divide into whole groups.
     """
     if len(scored) % group_size:
         raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")
@@ -84,6 +84,6 @@ def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditCo
 
 
 def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
-    """`credit_metrics` summed over all processes, which call it in step."""
+    """`credit_metrics` summed over all processes, which have to call it together."""
     counts = gather([credit_metrics([item.trajectory for item in credited], group_size)])
     return {name: sum(of_one[name] for of_one in counts) for name in counts[0]}

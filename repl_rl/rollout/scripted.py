@@ -1,11 +1,11 @@
-"""A session typed by hand: real interpreter, real masks and ids, and a script in place of the policy.
+"""A session typed by hand: a real interpreter, real masks and ids, and a script in place of the policy.
 
     trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
 
-For trying rewards, credit and dialects before any model is asked. The text is typed as it stands, so a space after a
-prompt is part of it, and it is cut where a turn of the dialect ends; after its last piece comes the end-of-text token.
-Log-probabilities are 0.0: nothing was left to chance. A token never holds text after the end of its turn here, as a
-sampled one may.
+For trying rewards, credit and dialects without a model. The text is typed as it is, so a space after a prompt has to be
+part of it. It is split where turns of the dialect end, and the end-of-text token follows the last piece.
+Log-probabilities are 0.0, because nothing was left to chance. Unlike a sampled token, a token here never holds text
+after the end of its turn.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ async def type_session(
     model: str = "nano",
     kernels: KernelSource | None = None,
 ) -> Trajectory:
-    """What comes of typing `text` as the answer to a task or question, with `model`'s vocabulary.
+    """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
-    `dialect` is python's unless one is given; without `kernels`, a pool is opened for this session. Raises what
+    `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. Raises what
     `Rollout.many` raises.
     """
     prepare_environment()
@@ -60,7 +60,7 @@ async def type_session(
 
 
 class ScriptedPolicy:
-    """An engine without a model: each of its slots types `text`, turn by turn."""
+    """An engine without a model: each slot types `text`, turn by turn."""
 
     version = 0
 
@@ -73,7 +73,7 @@ class ScriptedPolicy:
         yield ScriptedSlot(self._vocabulary, iter(self._turns))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there is nothing to release."""
 
 
 class ScriptedSlot:
@@ -84,7 +84,7 @@ class ScriptedSlot:
         self._left = left
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        """The next turn, whatever it follows."""
+        """The next turn, whatever came before it."""
         typed = next(self._left, "")
         sampled = self._vocabulary.encode_output(typed)
         ends = not typed or typed[-1].encode() not in self._vocabulary.stops
@@ -96,6 +96,6 @@ class ScriptedSlot:
 
 
 def turns(text: str, stops: bytes) -> list[str]:
-    """`text` cut after each character that ends a turn; nothing is lost."""
+    """`text` split after each character that ends a turn; nothing is dropped."""
     ends = "".join(re.escape(chr(stop)) for stop in stops)
     return re.findall(f"[^{ends}]*[{ends}]|[^{ends}]+", text)

@@ -6,8 +6,8 @@ Synchronous callers (the trainer, the CLI) use `RolloutService`. Asynchronous on
         async for event in rollout.stream(Task("t", "What is 6 * 7?", "42")):
             ...
 
-There, engine and line loop share this process, so they take turns at the interpreter lock. For large batches the
-service puts the loop into a process of its own.
+In a `Rollout`, engine and line loop share this process and take turns at the interpreter lock. The service runs the
+loop in a process of its own, which is better for large batches.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class RolloutService:
     """Trajectories for tasks. The engine is the caller's; kernels and line loop live in a process of their own.
 
     Kernels start ahead of need while the caller does something else. `close` ends them all. With `apart=False` the loop
-    runs in a thread of this process; it then takes turns with the engine at the interpreter lock. So it does with an
-    environment of the user's, which stays in this process, where rewards can look at it.
+    runs in a thread of this process and takes turns with the engine at the interpreter lock. A user's environment has
+    the same effect: it stays in this process, so that rewards can look at it.
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup, *, apart: bool = True) -> None:
-        """Raises ConfigError if `setup` can't be sent to the other process, and what opening its pool raises."""
+        """Raises ConfigError if `setup` can't be sent to the other process, and whatever opening its pool raises."""
         self.vocabulary = setup.vocabulary
         apart = apart and setup.extensions.environment is None
         self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
@@ -56,7 +56,7 @@ class RolloutService:
     def generate(
         self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
     ) -> list[Trajectory]:
-        """One trajectory per task, in their order; with `cut`, unfinished ones among them.
+        """One trajectory per task, in the order of the tasks; with `cut`, some may be unfinished.
 
         Raises what `Rollout.many` raises.
         """
@@ -69,7 +69,7 @@ class RolloutService:
 
     @property
     def loop_share(self) -> float:
-        """CPU time of the line loop over the wall time of the last batch. Near 1, all wait for the loop."""
+        """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
         return self._runner.loop_share
 
     def kernel_numbers(self) -> dict[str, float]:
@@ -90,7 +90,7 @@ class RolloutService:
 
 
 class RolloutThread:
-    """What `RolloutService` asks of `RolloutWorker`, on an event loop in a thread of this process."""
+    """The same interface as `RolloutWorker`, on an event loop in a thread of this process."""
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         self.loop_share = 0.0
@@ -129,9 +129,9 @@ class RolloutThread:
 
 
 def config_of(source: Config | Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The config that is meant: a `Config`, a YAML file, a shipped name; or a model, with defaults around it.
+    """The config that `source` names: a `Config`, a YAML file, a shipped name, or a model with a default config.
 
-    Models are `nano`, a checkpoint folder, a hub id. Loads nothing. Raises ConfigError.
+    A model is `nano`, a checkpoint folder or a hub id. No model is loaded. Raises ConfigError.
     """
     if isinstance(source, str | Path) and not str(source):
         raise ConfigError(f"an empty config: give a YAML file, a model, or one of {', '.join(shipped_configs())}")
@@ -156,7 +156,7 @@ def load_engine(
     extensions: Extensions | None = None,
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
 ) -> tuple[Engine, RolloutSetup]:
-    """Load the config's model into an engine, which the caller closes, and make what its rollouts need. Blocks.
+    """Load the config's model into an engine, which the caller closes, and make the setup of its rollouts. Blocks.
 
     Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
@@ -179,7 +179,7 @@ def open_service(
 ) -> Iterator[RolloutService]:
     """Load the config's model into an engine and start its kernels; both are gone after the block.
 
-    Raises DependencyError, SandboxError or ModelError before anything is loaded.
+    Raises DependencyError, SandboxError, ConfigError or ModelError before anything is loaded.
     """
     engine, setup = load_engine(config, extensions, wrap_kernels)
     try:
@@ -191,10 +191,11 @@ def open_service(
 
 @asynccontextmanager
 async def open_rollout(config: Config | Path | str, overrides: Sequence[str] = ()) -> AsyncIterator[Rollout]:
-    """Load the model into an engine, start kernels, and give the `Rollout` of both; all are gone after the block.
+    """Load the model into an engine, start kernels, and yield the `Rollout` of both; all are gone after the block.
 
-    `config` and `overrides` are as for `config_of`. The model loads in a thread, so that the event loop goes on; what
-    is cancelled meanwhile lets go at once, and the thread closes what it has loaded. Raises what `load_engine` raises.
+    `config` and `overrides` are as for `config_of`. The model loads in a thread, so that the event loop goes on. If
+    this is cancelled while the model loads, it ends at once, and the thread closes what it has loaded. Raises what
+    `config_of` and `load_engine` raise.
     """
     config = config_of(config, overrides)
     extensions = load_extensions(config)
@@ -220,7 +221,7 @@ def _close_what_was_loaded(loading: Future[tuple[Engine, RolloutSetup]]) -> None
 
 
 def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
-    """How long the prompts of the tasks are, in tokens. Loads the tokenizer alone; raises ModelError or ConfigError."""
+    """The lengths of the tasks' prompts, in tokens. Loads the tokenizer only. Raises ModelError or ConfigError."""
     setup = RolloutSetup.from_config(config, load_vocabulary(resolve_model(config.model.path)))
     dialect = setup.dialect_with(setup.extensions.toolbox.tools)
     for task in tasks:
@@ -230,8 +231,8 @@ def prompt_tokens(config: Config, tasks: Sequence[Task]) -> Iterator[int]:
 class AttachedKernels:
     """A `KernelSource` over a pool whose sessions any Jupyter client can attach to, during a rollout and after it.
 
-    `opened` is called with the connection file before anything runs; `done`, in a thread, when the session's user has
-    left it: the session ends when `done` returns.
+    `opened` is called with the connection file before anything runs. `done` is called in a thread when the rollout has
+    finished with the session, which ends when `done` returns.
     """
 
     def __init__(self, pool: KernelPool, opened: Callable[[Path], None], done: Callable[[], None]) -> None:

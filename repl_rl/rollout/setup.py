@@ -1,7 +1,7 @@
 """What rollouts need besides an engine: one frozen bundle, which can be sent to the process that makes the rollouts.
 
-Users bring tools, environments and samplers as `Extensions`, which pickle with functions of `__main__` and closures in
-them.
+Users supply tools, environments and samplers as `Extensions`, which can be pickled even if they hold functions of
+`__main__` or closures.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from repl_rl.tools.tool import Where
 
 @dataclass(frozen=True)
 class Extensions:
-    """What users bring. `environment` makes one per trajectory; `sampler` takes the place of our line loop."""
+    """What users supply. `environment` makes an environment per trajectory; `sampler` replaces our line loop."""
 
     toolbox: Toolbox = field(default_factory=Toolbox)
     environment: EnvironmentFactory | None = None
@@ -37,7 +37,7 @@ class Extensions:
             )
 
     def require_backend(self, backend: str) -> None:
-        """Raises ConfigError if tools of the host can't be called from kernels of that backend."""
+        """Raises ConfigError if there are host tools, and kernels of this backend can't call them."""
         names = [tool.name for tool in self.toolbox.tools if tool.where == "host"]
         if names and backend != "fork":
             raise ConfigError(
@@ -61,7 +61,7 @@ def _extensions(data: bytes) -> Extensions:
 
 
 def load_extensions(config: Config) -> Extensions:
-    """What the file names by import path. Raises ConfigError if something can't be imported or used."""
+    """The extensions that a config names by import path. Raises ConfigError if one can't be imported or used."""
     extensions = make_extensions(config.tools.functions, config.tools.where, config.environment, config.rollout)
     extensions.require_backend(config.kernel.backend)
     return extensions
@@ -70,9 +70,9 @@ def load_extensions(config: Config) -> Extensions:
 def make_extensions(
     tools: Iterable[Any] = (), where: Where = "sandbox", environment: Any = None, sampler: Any = None
 ) -> Extensions:
-    """From functions, classes and import paths. Raises ConfigError, which names the one that is wrong."""
+    """Make extensions from functions, classes and import paths. Raises ConfigError naming the one at fault."""
     toolbox = Toolbox(as_tools(tools, where))
-    toolbox.setup_source()  # raises where something can't be packed
+    toolbox.setup_source()  # raises ConfigError if something can't be packed
     return Extensions(
         toolbox,
         None if environment is None else environment_factory(environment),
@@ -82,23 +82,23 @@ def make_extensions(
 
 @dataclass(frozen=True, slots=True)
 class RolloutSetup:
-    """All that rollouts need besides an engine. `context_tokens` bounds prompt and completion together."""
+    """All that rollouts need besides an engine. `context_tokens` limits prompt and completion together."""
 
     vocabulary: Vocabulary
     dialect: DialectConfig | Dialect = field(default_factory=DialectConfig)
-    """A `Dialect` is taken as it is, whatever the tools."""
+    """A `Dialect` is used as it is, regardless of the tools."""
     _: KW_ONLY
     context_tokens: int
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     chat: bool | None = None
-    """Use the chat template. None: if the tokenizer has one. A dialect that needs one uses it in any case."""
+    """Whether to use the chat template. None: if the tokenizer has one. A dialect that needs one always uses it."""
     at_once: int | None = None
-    """Trajectories of a batch that run at a time. None leaves that to engine and kernels."""
+    """How many trajectories of a batch run at a time. None leaves that to engine and kernels."""
     kernel: KernelConfig = field(default_factory=KernelConfig)
-    """The pool that is opened for the rollouts, where they are not given kernels."""
+    """The pool that is opened for rollouts that are not given kernels."""
     wrap_kernels: Callable[[KernelPool], KernelSource] | None = None
-    """Puts something between the rollouts and that pool."""
+    """Wraps that pool; the rollouts take their kernels from the result."""
     extensions: Extensions = field(default_factory=Extensions)
 
     @classmethod
@@ -109,7 +109,7 @@ class RolloutSetup:
         extensions: Extensions | None = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
     ) -> RolloutSetup:
-        """The rollouts that a config describes; without `extensions`, those that it names are loaded."""
+        """The setup that a config describes. Without `extensions`, those that the config names are loaded."""
         return cls(
             vocabulary,
             config.dialect,
@@ -130,7 +130,7 @@ class RolloutSetup:
         return dialect_for(self.vocabulary, self.dialect, tools)
 
     def kernels(self, pool: KernelPool) -> KernelSource:
-        """What the rollouts take their kernels from."""
+        """The source from which the rollouts take their kernels."""
         return pool if self.wrap_kernels is None else self.wrap_kernels(pool)
 
 
@@ -140,7 +140,7 @@ def dialect_for(vocabulary: Vocabulary, config: DialectConfig, tools: Sequence[O
 
 
 def limits_of(config: KernelConfig) -> Limits:
-    """The profile's, and over them what the config names."""
+    """The limits of the config's profile, overridden by those that the config sets."""
     named = {name: getattr(config, name) for name in ("line_s", "grace_s", "session_s", "memory_mb")}
     return replace(
         Profile.load(config.profile).limits, **{name: value for name, value in named.items() if value is not None}

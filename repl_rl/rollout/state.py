@@ -17,7 +17,7 @@ from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A task as the model reads it: the text, and its ids, encoded once."""
+    """A task as the model reads it: the text and its ids."""
 
     text: str
     ids: tuple[int, ...]
@@ -26,7 +26,7 @@ class Prompt:
 class Transcript:
     """Prompt ids, and a completion that only grows at its end, with mask and log-probabilities of the same length.
 
-    Nothing is ever encoded again.
+    No token is ever re-encoded.
     """
 
     def __init__(self, prompt_ids: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ class Transcript:
 
     @property
     def ids(self) -> list[int]:
-        """What the engine is given for the next line: prompt and completion so far."""
+        """What the engine gets for the next line: the prompt and the completion so far."""
         return [*self.prompt_ids, *self.completion_ids]
 
     def __len__(self) -> int:
@@ -50,11 +50,11 @@ class Transcript:
         return self._append(ids, logprobs, sampled=True)
 
     def append_output(self, ids: Sequence[int]) -> tuple[int, int]:
-        """Append interpreter text, masked. Returns its start and end in the completion."""
+        """Append interpreter output, masked. Returns its start and end in the completion."""
         return self._append(ids, [0.0] * len(ids), sampled=False)
 
     def truncate(self, end: int) -> None:
-        """Keep `end` tokens of the completion."""
+        """Keep the first `end` tokens of the completion."""
         for values in (self.completion_ids, self.sampled_mask, self.logprobs):
             del values[end:]
 
@@ -67,7 +67,7 @@ class Transcript:
 
 
 class Wait(Enum):
-    """What a trajectory waits for. What is left of its time is our own work."""
+    """What a trajectory waits for. The rest of its time is our own work."""
 
     ENGINE = "engine"
     KERNEL = "kernel"
@@ -77,9 +77,9 @@ class Wait(Enum):
 class Clock:
     """Where the wall time of one trajectory goes, in seconds.
 
-    A wait lasts from the request until the trajectory goes on. While the event loop is busy with others, a result that
-    has come waits too, and that counts as part of the wait: `time/loop_share` among the metrics says how busy the loop
-    was. `asked` is `time.monotonic()` when the batch was asked for.
+    A wait lasts from the request until the trajectory goes on. If the event loop is busy with other trajectories, a
+    result that has arrived waits too, and that counts as part of the wait; the metric `time/loop_share` says how busy
+    the loop was. `asked` is `time.monotonic()` at the time when the batch was requested.
     """
 
     def __init__(self, asked: float | None = None) -> None:
@@ -91,7 +91,7 @@ class Clock:
 
     @contextmanager
     def waiting(self, wait: Wait) -> Iterator[None]:
-        """Count the time of the block, however it is left."""
+        """Count the time that the block takes, however it ends."""
         began = time.monotonic()
         try:
             yield
@@ -99,11 +99,11 @@ class Clock:
             self.waited_s[wait] += time.monotonic() - began
 
     def begin(self) -> None:
-        """Slot and kernel are there: from now on `budget.seconds` runs."""
+        """Slot and kernel are ready: `budget.seconds` counts from now on."""
         self._began = time.monotonic()
 
     def end(self) -> None:
-        """The last line is over. Cleaning up afterwards does not count."""
+        """Stop counting: the last line is over. Cleaning up afterwards does not count."""
         self._ended = time.monotonic()
 
     @property
@@ -117,7 +117,7 @@ class Clock:
 
 @dataclass(slots=True)
 class TrajectoryState:
-    """What one trajectory has come to so far. `listener` hears of each line as it comes."""
+    """The state of one trajectory so far. `listener` is told of each line as it comes."""
 
     task: Task
     prompt: Prompt
@@ -130,34 +130,34 @@ class TrajectoryState:
     answer: tuple[str, ...] | None = None
     transcript: Transcript = field(init=False)
     _sampled_text: str = field(default="", init=False)
-    """Of the line that was sampled last."""
+    """The text of the line that was sampled last."""
 
     def __post_init__(self) -> None:
         self.transcript = Transcript(self.prompt.ids)
 
     def begin(self) -> None:
-        """Slot and kernel are there."""
+        """Note that slot and kernel are ready."""
         self.clock.begin()
         if self.listener is not None:
             self.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
 
     def sampled(self, turn: Turn, sampled: SampledLine) -> None:
-        """A line has been sampled, and nothing of it has run."""
+        """Note that a line has been sampled, before any of it runs."""
         self._sampled_text = turn.text
         if self.listener is not None:
             self.listener(events.Sampled(len(self.lines), turn.text, sampled.ids, sampled.logprobs))
 
     def add(self, line: Line) -> None:
-        """The line that was sampled last is over."""
+        """Add the line that was sampled last, which is over."""
         self.lines.append(line)
         if self.listener is not None:
             self.listener(events.Ran(len(self.lines) - 1, line))
 
     def trajectory(self, version: int, error: str | None = None) -> Trajectory:
-        """What it has come to, under the weights of that version.
+        """The trajectory so far, sampled with the weights of this version.
 
-        Output after the last line is left out: nothing was sampled after it. A line that was running when the machinery
-        failed or the cut came is part of it, because its tokens were sampled.
+        Output after the last line is left out, because nothing was sampled after it. A line that was running when the
+        machinery failed or the cut came is included, because its tokens were sampled.
         """
         assert self.stop is not None
         transcript, lines = self.transcript, list(self.lines)

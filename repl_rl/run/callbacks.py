@@ -1,4 +1,4 @@
-"""What a run listens to while TRL trains."""
+"""The callbacks of a run while TRL trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from repl_rl.utils.distributed import any_of_all
 
 
 class RecordMetrics(TrainerCallback):  # type: ignore[misc]
-    """Every step's logs become a row of metrics.jsonl and a line on the screen."""
+    """Turns each step's logs into a row of metrics.jsonl and a line on the screen."""
 
     def __init__(self, folder: RunFolder, progress: Progress) -> None:
         self._folder = folder
@@ -39,7 +39,7 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
 
 
 class FollowArguments(TrainerCallback):  # type: ignore[misc]
-    """A resumed run saves as its config says now; transformers goes on with the checkpoint's `save_steps`."""
+    """Makes a resumed run save as its config says now; transformers would keep the checkpoint's `save_steps`."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -48,7 +48,7 @@ class FollowArguments(TrainerCallback):  # type: ignore[misc]
 
 
 class StopOnRequest(TrainerCallback):  # type: ignore[misc]
-    """Ends training after the step in progress, with a checkpoint; one process that is asked is enough."""
+    """Ends training after the step in progress, with a checkpoint, if any of the processes was asked to."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -66,7 +66,7 @@ class StopOnRequest(TrainerCallback):  # type: ignore[misc]
 
 
 class StopInTime(TrainerCallback):  # type: ignore[misc]
-    """Ends training, with a checkpoint, after the first step that is over `limit_s` seconds after the beginning."""
+    """Ends training, with a checkpoint, after the first step that ends `limit_s` seconds or more after the start."""
 
     def __init__(self, limit_s: float) -> None:
         self.is_over = False

@@ -1,8 +1,8 @@
 """`repl-rl train CONFIG --dry-run`: what a run would be, and everything that can be checked without a model or a GPU.
 
-Checked: the config, the engine's and the kernels' needs, rewards, tasks, the files of a local checkpoint, its
-tokenizer, the prompts in its tokens, the sections as TRL takes them. Only said: what a hub would have to be asked for,
-which servers would be used, what GPUs there are. Writes nothing.
+Checked: the config, what the engine and the kernels need, rewards, tasks, the files of a local checkpoint, its
+tokenizer, the prompts in its tokens, and whether TRL accepts the arguments. Only reported: what would be fetched from a
+hub, which servers would be used, which GPUs there are. Writes nothing.
 
 Not covered: whether weights and activations fit into a GPU, and whether servers answer.
 """
@@ -32,22 +32,22 @@ from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
 
 _SESSION_MB = 4.2
-"""Own memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
+"""Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
 _TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
-"""Of a parameter: weight, gradient and AdamW's two moments, all in the model's type."""
+"""Bytes per parameter: weight, gradient and AdamW's two moments, all in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a run would be. `rows` are names and texts for people; `notes` say what could not be checked here."""
+    """What a run would be. `rows` are pairs of name and text to print; `notes` say what could not be checked here."""
 
     rows: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
 
 
 def dry_run(config: Config, runs: Path) -> DryRun:
-    """Check it all. Raises the ReplRLError that training would raise, before anything is loaded or written."""
+    """Check everything. Raises the ReplRLError that training would raise, before anything is loaded or written."""
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus = _gpus()
@@ -79,7 +79,7 @@ def dry_run(config: Config, runs: Path) -> DryRun:
 
 
 def print_dry_run(console: Console, made: DryRun) -> None:
-    """Every row, and the notes below."""
+    """Print every row, then the notes."""
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, text in made.rows:
         table.add_row(Text(name, style="bold"), Text(text))
@@ -133,7 +133,8 @@ def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
 
 
 def _parameters(folder: Path) -> int:
-    """Counted in the headers of the safetensors files. Raises ModelError where there are none, or no tokenizer."""
+    """Count the parameters in the headers of the safetensors files. Raises ModelError if there are no files, or if one
+    can't be read."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file, so no weights; save the model with save_pretrained")
@@ -150,7 +151,7 @@ def _parameters(folder: Path) -> int:
 
 
 def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
-    """The longest prompt in tokens beside the budgets. Raises ConfigError if it leaves no room for a line."""
+    """The length of the longest prompt and the budgets, in tokens. Raises ConfigError if it fills the context."""
     context, budget = config.engine.context_tokens, config.budget.tokens
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks or not Path(inputs.model_path).is_dir():

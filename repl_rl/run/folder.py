@@ -1,6 +1,6 @@
-"""`runs/NAME/`: where a run keeps what it did. Everything is appended or replaced whole, so a crash loses one line.
+"""`runs/NAME/`: the folder of a run. Files are appended to or replaced as a whole, so a crash loses at most one line.
 
-Also which keys of a config may change when a run is resumed, and which make another run.
+Also decides which keys of a config may change when a run is resumed, and which would make it a different run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RunFolder:
         return self.path / "trackers"
 
     def rollouts_of(self, step: int) -> Path:
-        """The file of a step's trajectories, which is there if the step rolled any out."""
+        """The file of a step's trajectories, which exists once the step has rolled any out."""
         return self.rollouts / f"step_{step:05d}.jsonl"
 
     def config(self) -> Config:
@@ -54,7 +54,7 @@ class RunFolder:
         return load_config(str(self.config_path))
 
     def keep_config(self, config: Config) -> None:
-        """Store the config in place of the one that is there, if any; a crash leaves one of the two."""
+        """Store the config, atomically replacing an earlier one."""
         new = self.config_path.with_suffix(".new")
         new.write_text(dump_config(config), encoding="utf-8")
         new.replace(self.config_path)
@@ -74,7 +74,7 @@ class RunFolder:
                     yield json.loads(line)
 
     def forget_after(self, step: int) -> None:
-        """Drop what was written after the checkpoint of `step`, which a resumed run does again."""
+        """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
         kept = [row for row in self.rows() if row.get("step", 0) <= step]
         self.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         for path in self.rollouts.glob("step_*.jsonl"):
@@ -91,12 +91,12 @@ class RunFolder:
         return next((row for row in self.rows() if row["kind"] == "eval" and row["step"] == step), None)
 
     def last_checkpoint(self) -> Path | None:
-        """The newest checkpoint that was written to its end."""
+        """The newest checkpoint that was written completely."""
         return max(filter(_is_complete, self.checkpoints.glob("checkpoint-*")), key=checkpoint_step, default=None)
 
 
 def new_run(config: Config, parent: Path) -> RunFolder:
-    """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... where earlier runs have the name."""
+    """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... if earlier runs have the name."""
     while True:
         path = free_folder(config.name, parent)
         try:
@@ -109,7 +109,7 @@ def new_run(config: Config, parent: Path) -> RunFolder:
 
 
 def free_folder(name: str, parent: Path) -> Path:
-    """The folder that the next run of this name would get. Raises ConfigError where 9,999 have it."""
+    """The folder that the next run of this name would get. Raises ConfigError if 9,999 folders have the name."""
     for number in range(1, 10_000):
         path = parent / (name if number == 1 else f"{name}-{number}")
         if not path.exists():
@@ -118,9 +118,10 @@ def free_folder(name: str, parent: Path) -> Path:
 
 
 def open_run(path: Path, config: Config | None) -> tuple[RunFolder, Config]:
-    """A run to go on with: the config given, if there is one. Writes nothing.
+    """A run to resume, with the given config or else its own. Writes nothing.
 
-    Raises RunError, listing keys and values, if it differs from the run's own in what makes a run what it is.
+    Raises RunError, listing keys and values, if the given config differs in keys that may not change, or if it has
+    fewer steps than the run has reached.
     """
     folder = RunFolder(path)
     stored = folder.config()
@@ -140,7 +141,7 @@ def checkpoint_step(path: Path) -> int:
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """The trainer writes `trainer_state.json` last."""
+    """Whether `trainer_state.json`, which the trainer writes last, can be read."""
     try:
         json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -157,7 +158,7 @@ _OF_THE_MACHINE = (
     "engine.kv_cache_gib",
     "engine.gpu_memory_utilization",
 )
-"""They decide how fast it goes, not what is learnt."""
+"""Settings that decide how fast a run goes, not what it learns."""
 _OF_THE_TRACKERS = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
 _FREE = frozenset({*_OF_THE_MACHINE, *_OF_THE_TRACKERS, "train.save_steps", "train.max_minutes"})
 _ABSENT = object()
@@ -178,7 +179,7 @@ def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
 
 
 def may_change(key: str, stored: Config) -> bool:
-    """Whether the steps after a change of this key are those that the run would have taken."""
+    """Whether this key can change without affecting what the remaining steps learn."""
     if key == "train.steps":
         return stored.train.schedule.startswith("constant") and "lr_scheduler_type" not in stored.train.trl
     return key in _FREE

@@ -42,7 +42,7 @@ class Evaluation:
 
 
 def heldout_tasks(config: Config) -> list[Task]:
-    """The held-out problems of a config, the same ones for every seed of training."""
+    """The held-out problems of a config, which don't depend on its seed."""
     return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
 
 
@@ -56,7 +56,7 @@ def evaluate(
 ) -> Evaluation:
     """Roll out every task once and grade it. Aborted trajectories count as not solved; `step` is for schedules.
 
-    Several processes share the tasks; each gets the evaluation of all.
+    With several processes, each rolls out a share of the tasks and gets the evaluation of all.
     """
     started = time.perf_counter()
     rank, count = process_rank(), process_count()

@@ -1,4 +1,4 @@
-"""Live progress of a run in a terminal: one line per step, and a bar where the output is one."""
+"""Live progress of a run: one line per step, and a bar if the output is a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STEP_LINE = (
 
 
 class Progress:
-    """Talks to the person who started the run."""
+    """Prints the progress of a run to a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -30,7 +30,7 @@ class Progress:
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:
-        """Something that takes a while and has no steps."""
+        """Show `text` while the block runs, for work that takes a while and has no steps."""
         if self.console.is_terminal:
             with self.console.status(text):
                 yield
@@ -40,7 +40,7 @@ class Progress:
 
     @contextmanager
     def steps(self, total: int) -> Iterator[None]:
-        """The bar of a training run."""
+        """Show the bar of a training run while the block runs."""
         columns = (TextColumn("step"), MofNCompleteColumn(), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         with Bar(*columns, console=self.console, disable=not self.console.is_terminal) as bar:
             self._bar, self._task = bar, bar.add_task("train", total=total)
@@ -48,14 +48,14 @@ class Progress:
         self._bar = self._task = None
 
     def step(self, row: dict[str, Any]) -> None:
-        """One finished training step, as a row of metrics.jsonl."""
+        """Report a finished training step, given its row of metrics.jsonl."""
         shown = {key: row.get(key, 0.0) for key in _SHOWN}
         self.say(_STEP_LINE.format(step=row["step"], seconds=row["seconds"], **shown))
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=row["step"])
 
     def evaluated(self, row: dict[str, Any]) -> None:
-        """One finished evaluation."""
+        """Report a finished evaluation, given its row of metrics.jsonl."""
         self.say(
             f"held-out at step {row['step']}: {row['solve_rate']:.1%} of {row['problems']} problems solved "
             f"({row['seconds']:.0f} s)"

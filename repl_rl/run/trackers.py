@@ -1,13 +1,13 @@
 """The trackers of a run: transformers' callbacks, opened before the first evaluation and closed after the last.
 
 Only the main process logs. A tracker that can't be opened stops the run before it has cost anything; one that fails
-later is told about once, and training goes on. wandb gets the rollouts of a step as a table, trackio as traces,
-tensorboard as text, each next to the numbers that transformers' callback logs and the resolved config; all other
-trackers get the numbers alone. What a model or an interpreter wrote has been through `utils.text.visible`, so that
-every row encodes as UTF-8 and steers nothing that shows it.
+later is warned about once, and training goes on. wandb gets the rollouts of a step as a table, trackio as traces,
+tensorboard as text, each in addition to the resolved config and the numbers that transformers' callback logs; all other
+trackers get only the numbers. What a model or an interpreter wrote has been through `utils.text.visible`, so that every
+row encodes as UTF-8 and contains no control characters.
 
 Not covered: steps between a checkpoint and a crash, which wandb and trackio show twice, once for each time they ran;
-tensorboard takes the first ones out.
+tensorboard removes the earlier ones.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "trackio": ("trackio", "trackio>=0.43"),
     "wandb": ("wandb", "wandb"),
 }
-"""The module that a tracker needs, and what brings it. kubeflow needs none."""
+"""The module that each tracker needs, and the package that provides it. kubeflow needs none."""
 OWN_CONFIG = "repl_rl"
-"""The resolved config's place in a tracker's config, beside TRL's arguments and the model's."""
+"""The key of the resolved config in a tracker's config, next to TRL's arguments and the model's."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError with the command that brings a tracker that is not installed."""
+    """Raises ConfigError, with the command that installs it, for a tracker that is not installed."""
     for name in names:
         module, package = PACKAGES.get(name, ("", ""))
         if module and importlib.util.find_spec(module) is None:
@@ -66,15 +66,15 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 def place_trackio(folder: RunFolder) -> None:
-    """Have trackio keep its files in the run's folder, unless TRACKIO_DIR says where.
+    """Make trackio keep its files in the run's folder, unless TRACKIO_DIR is set.
 
-    trackio reads the variable when it is imported, and TRL imports it: this has to come first.
+    trackio reads the variable when it is imported, and TRL imports it, so call this before importing TRL.
     """
     os.environ.setdefault("TRACKIO_DIR", str((folder.trackers / "trackio").resolve()))
 
 
 class Tracker:
-    """One that gets numbers alone. `callback` is transformers'."""
+    """A tracker that gets only numbers. `callback` is transformers' callback for it."""
 
     def __init__(self, callback: Any, config: Config, folder: RunFolder) -> None:
         self.callback = callback
@@ -82,20 +82,20 @@ class Tracker:
         self.folder = folder
 
     def open(self, arguments: Any, next_step: int) -> None:
-        """Before the callback hears of the beginning. `next_step` is the one that training goes on with."""
+        """Called before the callback's `on_train_begin`. `next_step` is the first step that will be trained."""
 
     def describe(self) -> None:
-        """Put in the config, after that."""
+        """Called after the callback's `on_train_begin`: log the config."""
 
     def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
-        """Put in a sample of a step's, or of an evaluation's, rollouts."""
+        """Log a sample of the rollouts of a step or an evaluation."""
 
     def close(self, exit_code: int) -> None:
-        """After everything else."""
+        """Called last, after the callback's `on_train_end`."""
 
 
 class Wandb(Tracker):
-    """A run whose id lies in the run's folder, so that it is gone on with; one that is open already is used."""
+    """A wandb run whose id is kept in the run's folder, so that it can be resumed. Uses a wandb run that is open."""
 
     _is_own = False
 
@@ -139,7 +139,7 @@ class Wandb(Tracker):
 
 
 class Trackio(Tracker):
-    """A run of trackio; its callback goes on with the one of its name."""
+    """A trackio run; transformers' callback resumes the one of the same name."""
 
     def describe(self) -> None:
         import trackio
@@ -154,7 +154,7 @@ class Trackio(Tracker):
 
 
 class TensorBoard(Tracker):
-    """Event files; steps that a resumed run does again are taken out of what was there."""
+    """TensorBoard event files; steps that a resumed run repeats are removed from the earlier ones."""
 
     def open(self, arguments: Any, next_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -175,7 +175,7 @@ KINDS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Tra
 
 
 def as_code(text: str) -> str:
-    """Markdown that shows `text` as it is: an indented block, out of which no line of it leads."""
+    """Markdown that shows `text` literally, as an indented code block that no line of it can end."""
     return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
@@ -215,7 +215,7 @@ class SampledRollout:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """All columns but the transcript, by name."""
+        """All columns except the transcript, by name."""
         return {name: cell for name, cell in zip(COLUMNS, self.cells(), strict=True) if name != "transcript"}
 
     def messages(self) -> list[dict[str, str]]:
@@ -232,7 +232,7 @@ class SampledRollout:
 
 
 def of_file(path: Path, step: int, count: int) -> list[SampledRollout]:
-    """At most `count` of a file's trajectories, spread evenly over it; none where there is no such file."""
+    """At most `count` of a file's trajectories, spread evenly over it; none if the file doesn't exist."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -241,29 +241,29 @@ def of_file(path: Path, step: int, count: int) -> list[SampledRollout]:
 
 
 def of_trajectories(trajectories: Sequence[Trajectory], step: int, count: int) -> list[SampledRollout]:
-    """At most `count` of them, spread evenly."""
+    """At most `count` of the trajectories, spread evenly."""
     return [SampledRollout(step, trajectory) for trajectory in spread(trajectories, count)]
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """At most `count` of the items, in their order, as far from each other as they can be; the first one is in."""
+    """At most `count` of the items, in order and spread evenly, including the first one."""
     if len(items) <= count:
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """The session row by row, each with the mark that tells who wrote it."""
+    """The session row by row, each with the mark that says who wrote it."""
     return shortened(plain_text(trajectory_parts(trajectory, PLAIN_BYTES)), TRANSCRIPT_CHARACTERS)
 
 
 def errors(trajectory: Trajectory) -> str:
-    """The exceptions that its lines ended in, most frequent first: `NameError 2, ValueError`."""
+    """The exceptions that a trajectory's lines ended in, most frequent first: `NameError 2, ValueError`."""
     return shortened(_counted(visible(line.error_name) for line in trajectory.lines if line.error_name), 400)
 
 
 def shortened(text: str, limit: int) -> str:
-    """Cut in the middle, with a marker that says how much is missing."""
+    """`text` with its middle cut out if it is longer than `limit`, and a marker that says how much is missing."""
     return cut_middle(text, limit, "\n[{:,} characters left out]\n")
 
 
@@ -282,7 +282,7 @@ logger = logging.getLogger(__name__)
 
 
 class Trackers:
-    """Stands in the trainer where the trackers' callbacks stood, and hands them what it hears, one by one."""
+    """Replaces the trackers' callbacks in the trainer, and forwards its events to each of them."""
 
     def __init__(self, trainer: ReplGRPOTrainer, config: Config, folder: RunFolder) -> None:
         self._trainer = trainer
@@ -296,7 +296,7 @@ class Trackers:
         trainer.add_callback(self)
 
     def open(self) -> None:
-        """Begin a run with each tracker, or go on with it. Raises ConfigError where one can't."""
+        """Start or resume a run with each tracker. Raises ConfigError if one can't."""
         checkpoint = self._folder.last_checkpoint()
         next_step = 1 if checkpoint is None else checkpoint_step(checkpoint) + 1
         for name, tracker in self._trackers.items():
@@ -316,7 +316,7 @@ class Trackers:
             self._guarded(name, tracker.close, exit_code)
 
     def evaluated(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> None:
-        """A held-out evaluation: its row's numbers as `eval/...`, and some of its rollouts."""
+        """Log a held-out evaluation: its row's numbers as `eval/...`, and some of its rollouts."""
         numbers = {f"eval_{name}": row[name] for name in ("solve_rate", "problems", "seconds")}
         numbers |= {f"eval_families/{family}": rate for family, rate in row["families"].items()}
         self.on_log(*self._situation(), logs=numbers)
@@ -327,13 +327,13 @@ class Trackers:
             )
 
     def on_train_begin(self, *arguments: Any, **named: Any) -> None:
-        """They have begun already."""
+        """Does nothing: `open` has started the trackers already."""
 
     def on_train_end(self, *arguments: Any, **named: Any) -> None:
-        """They are not at their end yet: there is an evaluation to come."""
+        """Does nothing: an evaluation is still to come, and `close` ends the trackers."""
 
     def on_log(self, *arguments: Any, logs: Mapping[str, Any], **named: Any) -> None:
-        """Names of exceptions and families stand in the names of numbers, and a model may name an exception."""
+        """Log numbers, with keys made safe to show: they contain names of exceptions, which a model can choose."""
         for name, tracker in self._trackers.items():
             shown = {shortened(visible(key), 200): value for key, value in logs.items()}
             self._guarded(name, tracker.callback.on_log, *arguments, logs=shown, **named)
@@ -346,7 +346,7 @@ class Trackers:
             self._rollouts("train/rollouts", step, lambda: of_file(path, step, count))
 
     def __getattr__(self, event: str) -> Callable[..., None]:
-        """All other events of transformers' callbacks."""
+        """Forwards all other events of transformers' callbacks."""
         if not event.startswith("on_"):
             raise AttributeError(event)
         return lambda *arguments, **named: self._forward(event, *arguments, **named)
@@ -382,7 +382,7 @@ class Trackers:
 
 @contextmanager
 def open_trackers(trainer: ReplGRPOTrainer, config: Config, folder: RunFolder) -> Iterator[Trackers]:
-    """The trackers of `trainer.args.report_to`, from here to the end of the block. Raises ConfigError."""
+    """The trackers of `trainer.args.report_to`, open until the block ends. Raises ConfigError if one can't open."""
     trackers = Trackers(trainer, config, folder)
     try:
         trackers.open()
@@ -397,9 +397,10 @@ _WAYS_OUT = {"wandb": "; log in with `wandb login`, or keep the run on this mach
 
 
 def _taken_out(trainer: ReplGRPOTrainer) -> dict[str, Any]:
-    """The callbacks of TRL's `report_to`, of which the trainer knows nothing any more.
+    """Remove the callbacks of `report_to` from the trainer, and return them by name.
 
-    TRL hands times and completions to wandb and trackio by itself, too, and what these raise there would end training.
+    `report_to` is emptied too: TRL itself sends times and completions to wandb and trackio, and an error that these
+    raise there would end training.
     """
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 

@@ -1,7 +1,7 @@
-"""A training run from config to report: checks first, then held-out before, GRPO, held-out after.
+"""A training run from config to report: checks, held-out evaluation, GRPO, held-out evaluation.
 
-`prepare` does everything that can fail on bad input; `train` loads models. A run that was interrupted or killed goes on
-from its last complete checkpoint, with the problems in the order that they would have come in.
+`prepare` does everything that can fail on bad input; `train` loads models. A run that was interrupted or killed resumes
+from its last complete checkpoint and sees the problems in the same order as without the interruption.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Inputs:
     """What a config asks for, checked and made, without a model and without a run folder."""
 
     model_path: str
-    """Where the model is, or will be once training has made it: `repl_rl.models`."""
+    """Where the model is, or will be once training has created it; see `repl_rl.models`."""
     train_tasks: list[Task]
     heldout_tasks: list[Task]
     table: RewardTable
@@ -62,7 +62,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """How a run ended: its evaluation rows, None where it did not get that far."""
+    """How a run ended. An evaluation row is None if the run did not get that far."""
 
     folder: RunFolder
     before: dict[str, Any] | None
@@ -91,7 +91,7 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
 def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     """Everything that is made from the config alone. Raises a ReplRLError that says what to change.
 
-    Where the hub is not asked, there are no tasks of its data sets.
+    With `asks_hub=False`, a data set of the hub is not loaded, and the inputs have no tasks.
     """
     if config.train.group_size < 2:
         raise ConfigError(
@@ -112,7 +112,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
 
 def train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
-    """Run it. Kernels and engine are gone when this returns or raises."""
+    """Train, with an evaluation before and after. Kernels and engine are closed when this returns or raises."""
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
@@ -148,7 +148,7 @@ def train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
-    """TRL's arguments for a config, `extra` last. Raises ConfigError with TRL's reason where it refuses them."""
+    """TRL's arguments for a config; `extra` overrides them. Raises ConfigError with TRL's reason if it refuses them."""
     import torch
 
     from repl_rl.trainer import ReplGRPOConfig
@@ -179,7 +179,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "top_k": config.sampling.top_k,
         "bf16": config.model.dtype == "bfloat16",
         "fp16": False,
-        # accelerate looks for other processes on a CPU only where it is told to use it
+        # without `use_cpu`, accelerate does not look for other processes on a CPU
         "use_cpu": plan.processes > 1 and not torch.cuda.is_available(),
         "model_init_kwargs": {"dtype": config.model.dtype},
         "gradient_checkpointing": False,
@@ -219,7 +219,7 @@ def _evaluate(
 
 
 def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bool:
-    """Train; whether it ended for another reason than `train.max_minutes`."""
+    """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
     from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest
@@ -242,7 +242,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
 
 @contextmanager
 def _first_interrupt(request: Callable[[], None], progress: Progress) -> Iterator[None]:
-    """Ctrl-C once: finish the step, save, stop. Twice: stop at once; the last checkpoint stays."""
+    """The first Ctrl-C finishes the step, saves and stops; the second stops at once. The last checkpoint is kept."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Problems and the grader that reads what was submitted: generated families, data sets, answers of every form."""
+"""Problems, from generated families and data sets, and the grader that reads submitted answers of every form."""
 
 from repl_rl.tasks.datasets import PRESETS, Preset, load_tasks
 from repl_rl.tasks.families import FAMILIES, Family

@@ -1,9 +1,9 @@
-"""Problems of a run: `load_tasks` makes them from families, or takes them from a data set.
+"""The problems of a run: `load_tasks` makes them from families, or takes them from a data set.
 
-A set's rows come from the hub (or its cache), from files, or from what `save_to_disk` wrote. They are mapped by
-columns, their answers taken out by a pattern. The order follows from the seed. Where a share of a split is held out, a
-stable hash of the question says which side a problem is on, for ever; where two splits are named, they are trusted to
-be apart. Reference answers that can't be graded are found here, before a run starts.
+A set's rows come from the hub (or its cache), from files, or from what `save_to_disk` wrote. Columns are selected by
+name, and answers are extracted by a pattern. The seed determines the order. If a share of a split is held out, a stable
+hash of the question decides which side a problem is on, in every run; if two splits are named, they are trusted to be
+disjoint. Reference answers that can't be graded are found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a short name stands for: where a data set lies on the hub, and what its columns are called.
+    """What a short name stands for: the place of a data set on the hub, and the names of its columns.
 
-    `split` is None where there is nothing to train on.
+    `split` is None if the set has nothing to train on.
     """
 
     hub: str
@@ -69,12 +69,12 @@ PRESETS: dict[str, Preset] = {
         "math-ai/aime25", None, None, "test", ColumnsConfig(question="problem", answer="answer", id="id")
     ),
 }
-"""By the name that `tasks.dataset` takes."""
+"""The presets, by their names in `tasks.dataset`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSplit:
-    """One split of a set, and the side of it that is wanted: all, or what a share holds out or leaves."""
+    """One split of a set, and the part of it that is wanted: all of it, the held-out share, or the rest."""
 
     name: str
     hub: str
@@ -87,9 +87,9 @@ class DataSplit:
 
 
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
-    """`count` problems in an order that follows from `seed`; of a data set, all there are if they are fewer.
+    """`count` problems in an order that `seed` determines. A data set with fewer problems gives all of them.
 
-    Raises ConfigError for what is missing, empty, unreadable or can't be graded.
+    Raises ConfigError for anything that is missing, empty, unreadable or can't be graded.
     """
     if config.is_generated:
         tasks = make_tasks(config.families, count, seed, split)
@@ -133,14 +133,14 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
 
 
 def _tasks_of(source: DataSplit) -> list[Task]:
-    """All problems of the split that are on the wanted side."""
+    """All problems in the wanted part of the split."""
     if source.folder is None:
         rows = load_hub(source.hub, source.subset, source.split)
     else:
         rows = load_folder(source.folder, source.subset, source.split)
     columns = source.columns
     for role, column in columns.model_dump(exclude_none=True).items():
-        # A preset's column that only tells tasks apart may be missing from a copy of the set.
+        # A preset's `id` or `family` column may be missing from a copy of the set.
         if column not in rows.column_names and not (role in ("id", "family") and source.name in PRESETS):
             raise ConfigError(
                 f"data set {source.name!r} has no column {column!r} for tasks.columns.{role}; it has "
@@ -167,7 +167,7 @@ def _tasks_of(source: DataSplit) -> list[Task]:
 
 
 def _taken_out(text: str, source: DataSplit, row: int) -> str:
-    """The answer in a row's text. Raises ConfigError where there is none."""
+    """The answer in a row's text. Raises ConfigError if there is none."""
     pattern = source.answer_pattern
     if pattern == "boxed":
         found = _last_box(text)
@@ -185,7 +185,7 @@ def _taken_out(text: str, source: DataSplit, row: int) -> str:
 
 
 def _last_box(text: str) -> str | None:
-    """What the last \\boxed{...} holds, to its matching brace; `\\boxed 5` without braces holds one word."""
+    """The content of the last \\boxed{...}, up to the matching brace; `\\boxed 5` without braces holds one word."""
     _, box, rest = text.rpartition("\\boxed")
     if not box:
         return None
@@ -201,7 +201,7 @@ def _last_box(text: str) -> str | None:
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
-    """A `datasets.Dataset` from the hub or its cache. Raises ConfigError that says what to do if it is in neither."""
+    """A `datasets.Dataset` from the hub or its cache. If it is in neither, raises ConfigError that says what to do."""
     from datasets import load_dataset
 
     try:
@@ -211,7 +211,7 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
             f"data set {name!r} can't be loaded: {_first_line(error)}; see tasks.subset (now {subset!r}) and "
             f"tasks.split (now {split!r})"
         ) from error
-    except Exception as error:  # the hub's client raises errors of many libraries
+    except Exception as error:  # the hub's client raises errors from many libraries
         of = f", {subset!r}" if subset else ""
         raise ConfigError(
             f"data set {name!r} is neither in the cache nor within reach ({type(error).__name__}: "
@@ -222,10 +222,9 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
 
 
 def load_folder(folder: str, subset: str | None, split: str) -> Any:
-    """The split's rows among a folder's files, whose names or folders say which split they are; a `datasets.Dataset`.
+    """The rows of a split in a folder's files, as a `datasets.Dataset`. File or folder names say which split a file is.
 
-    Files of another split's name are left out; where no name says anything, all files are the split `train`. Raises
-    ConfigError naming what there is.
+    Files without a split in their name belong to `train`. Raises ConfigError naming the splits that the folder has.
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
@@ -255,7 +254,7 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
         files = [file for file in files if subset in file.relative_to(path).parts]
     named: dict[Path, str] = {}
     for file in files:
-        for name in ("validation", "test", "train"):  # where a path says several, the last of them counts
+        for name in ("validation", "test", "train"):  # if a path names several, the last of these counts
             if _says(file.relative_to(path), name):
                 named[file] = name
     chosen = [file for file in files if named.get(file, "train") == split or _says(file.relative_to(path), split)]
@@ -288,7 +287,7 @@ def _from_disk(path: Path, split: str) -> Any:
 
 
 def texts(rows: Any, column: str) -> Iterator[str]:
-    """A column's values as text; a list of one is that one. Raises ConfigError naming the row where it is not text."""
+    """A column's values as text; a list of one item counts as the item. Raises ConfigError naming the row at fault."""
     for number, value in enumerate(rows[column]):
         if isinstance(value, list) and len(value) == 1:
             value = value[0]

@@ -1,11 +1,11 @@
-"""The families of number problems: how operands are drawn, how the question reads, what the answer is.
+"""The families of number problems: how operands are drawn, how the question is worded, what the answer is.
 
-Each answer is a single int. Operands are drawn so that the answer can't be read off the question: a gcd is never 1,
-a remainder never 0. Pure and stdlib only; the random source is handed in.
+Each answer is a single int. Operands are drawn so that the answer can't be guessed from the question: a gcd is never 1,
+a remainder never 0. Pure and stdlib only; the random source is an argument.
 
-The easy ones are for small pretrained models: one operation on numbers of two or three digits, asked in plain words. A
-base model without any training solves some of them by typing the question's expression, which is what reinforcement
-learning needs to start from.
+The easy families are for small pretrained models: one operation on numbers of two or three digits, asked in plain
+words. An untrained base model solves some of them by typing the question's expression, which gives reinforcement
+learning something to start from.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Operands = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` gives and `solve` takes.
+    """One kind of problem. `phrasings` hold {0}, {1}, ... for the operands that `draw` returns and `solve` takes.
 
-    Where `present` is given, they hold what it makes of the operands. `check` says by a second method whether what
-    `solve` gave is right; it takes that and the operands.
+    If `present` is given, they hold what it returns for the operands. `check` takes the answer of `solve` and the
+    operands, and says by a second method whether the answer is right.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _draw_remainder(rng: Random) -> Operands:
 
 
 def _draw_multiples(rng: Random, least: int, most: int, bound: int) -> Operands:
-    """Two different multiples, by factors of 11 to below `bound`, of one number."""
+    """Two different multiples of one number; the factors are at least 11 and below `bound`."""
     shared = rng.randint(least, most)
     first, second = rng.sample(range(11, bound), 2)
     return shared * first, shared * second
@@ -55,7 +55,7 @@ def _draw_range(rng: Random) -> Operands:
 
 
 def _divisor_count(number: int) -> int:
-    """One more than each prime's exponent, multiplied."""
+    """The number of divisors: the product of each prime's exponent plus one."""
     count, rest, factor = 1, number, 2
     while factor * factor <= rest:
         exponent = 0
@@ -174,7 +174,7 @@ _NUMBER_FAMILIES = (
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _NUMBER_FAMILIES}
-"""The number families by name: those that `tasks.families: null` stands for."""
+"""The number families by name; `tasks.families: null` stands for all of them."""
 
 _EASY_FAMILIES = (
     Family(

@@ -1,7 +1,7 @@
 """Task sets: seeded, balanced over families, and split so that no held-out problem is ever trained on.
 
-A problem is its family and its operands, in whatever order; the phrasing doesn't count. A stable hash of the problem
-says which split it belongs to, so train and held-out sets are disjoint for any two seeds.
+A problem is its family and its operands, in any order; the phrasing doesn't count. A stable hash of the problem decides
+which split it belongs to, so train and held-out sets are disjoint for any two seeds.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MAX_DRAWS = 10_000
 
 
 def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Split) -> list[Task]:
-    """`count` different problems, the families taking turns; None means the number families.
+    """`count` different problems, with the families taking turns; None means the number families.
 
-    A longer list of the same seed begins with the shorter one. Raises ConfigError on an unknown family or split, an
-    empty task set, and where a family has no problem left that is not in the list yet.
+    With the same seed, a longer list begins with the shorter one. Raises ConfigError for an unknown family or split, an
+    empty task set, and a family that has run out of new problems.
     """
     if count < 1:
         raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
@@ -49,7 +49,7 @@ def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Spl
 
 
 def split_of(family: str, operands: Sequence[int]) -> Split:
-    """The split that a problem belongs to, for ever."""
+    """The split that a problem belongs to, for every seed."""
     digest = hashlib.sha256(_problem(family, operands).encode()).digest()
     return "heldout" if int.from_bytes(digest[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
 

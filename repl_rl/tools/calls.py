@@ -1,10 +1,10 @@
-"""Answers calls that come out of a sandbox: arguments checked, time limited, results made JSON.
+"""Answers calls that come out of a sandbox: checks arguments, limits time, turns results into JSON.
 
-Whatever a tool does is an answer for the model, never an exception here. The caller is code that a model typed: any
-name and any arguments may come.
+Whatever a tool does becomes an answer for the model, never an exception here. The caller is code that a model typed, so
+any name and any arguments may come.
 
-Not covered: an async function that blocks its event loop holds everybody, and a plain one that hangs can't be ended,
-only left to itself (see `CallSemaphore`).
+Not covered: an async function that blocks its event loop holds up all calls, and a plain function that hangs can't be
+ended, only abandoned (see `CallSemaphore`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from repl_rl.tools.tool import Tool
 from repl_rl.utils.text import cut_middle
 
 MOST_BYTES = 1 << 20
-"""Of JSON that a result may have."""
+"""The largest result, in bytes of JSON."""
 _MESSAGE_CHARS = 2000
 
 
@@ -55,7 +55,7 @@ class HostTool:
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
 
     async def answer(self, call: HostCall) -> HostReply:
-        """What the tool returns or raises. Only cancelling ends it otherwise."""
+        """What the tool returns or raises, as a reply. Raises only if it is cancelled."""
         try:
             bound = read_arguments(self._tool.name, self._signature, call.args, call.kwargs)
         except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
@@ -63,7 +63,7 @@ class HostTool:
         if not await self._semaphore.acquire(self._tool.timeout_s):
             return self._late(f"; all {self._tool.at_once} calls that may run at once hang")
         function = partial(self._tool.function, *bound.args, **bound.kwargs)
-        running: asyncio.Future[HostReply]  # released when the function has really ended
+        running: asyncio.Future[HostReply]  # the permit is released when the function has really ended
         if self._is_async:
             running = asyncio.ensure_future(_reply_of_coroutine(self._tool.name, function))
             running.add_done_callback(lambda _: self._semaphore.release())
@@ -74,7 +74,7 @@ class HostTool:
         try:
             done, _ = await asyncio.wait({running}, timeout=self._tool.timeout_s)
         finally:
-            running.cancel()  # ends a coroutine, and leaves a thread to itself
+            running.cancel()  # ends a coroutine, abandons a thread
         if not done:
             return self._late()
         if running.cancelled():
@@ -104,10 +104,10 @@ async def _reply_of_coroutine(name: str, function: Callable[[], Any]) -> HostRep
 
 
 def as_json(name: str, value: Any) -> Any:
-    """What a tool returned as JSON: tuples and sets as lists, dataclasses as objects, dates as text.
+    """What a tool returned, as JSON: tuples and sets as lists, dataclasses as objects, dates as text.
 
-    Raises TypeError naming a type that JSON has nothing for, and ValueError on numbers that are not finite and on more
-    than `MOST_BYTES`.
+    Raises TypeError naming a type that JSON has no equivalent for, and ValueError for numbers that are not finite and
+    for more than `MOST_BYTES`.
     """
     if isinstance(value, Iterator):
         raise TypeError(f"{name}() returned {type(value).__name__}, which JSON has nothing for; return a list")
@@ -124,7 +124,7 @@ def as_json(name: str, value: Any) -> Any:
 
 
 def _failed(error: BaseException) -> HostReply:
-    """The exception as the session raises it again. What would end the session there is a RuntimeError."""
+    """The exception that the session raises again. One that would end the session becomes a RuntimeError."""
     kind = type(error).__name__
     try:
         message = str(error)
@@ -137,11 +137,11 @@ def _failed(error: BaseException) -> HostReply:
 
 
 class CallSemaphore:
-    """How many calls of one tool run at a time, over all trajectories and event loops of the process.
+    """Limits how many calls of one tool run at a time, over all trajectories and event loops of the process.
 
-    It is acquired until the function has really ended, in the order in which it was asked for. A plain function that
-    hangs keeps its thread and its permit, so at most `count` threads are ever lost to one tool; when all permits are,
-    calls fail instead of waiting for ever.
+    Permits are handed out in the order of the requests, and held until the function has really ended. A plain function
+    that hangs keeps its thread and its permit, so one tool can lose at most `count` threads. When all permits are lost,
+    calls fail instead of waiting forever.
     """
 
     def __init__(self, count: int) -> None:
@@ -151,9 +151,9 @@ class CallSemaphore:
         self._lock = threading.Lock()
 
     async def acquire(self, limit_s: float) -> bool:
-        """Wait for a permit. False where none came back for `limit_s`, the longest that a call may hold one."""
+        """Wait for a permit. False if none was released for `limit_s` seconds, the longest that a call may hold one."""
         permit: Future[None] = Future()
-        permit.set_running_or_notify_cancel()  # from now on nobody can cancel it, so that none gets lost
+        permit.set_running_or_notify_cancel()  # can't be cancelled from now on, so that no permit gets lost
         with self._lock:
             if self._free:
                 self._free -= 1
@@ -182,7 +182,7 @@ class CallSemaphore:
                 self._free += 1
 
     def _withdraw(self, permit: Future[None]) -> bool:
-        """False if it was handed out meanwhile."""
+        """Withdraw the request for a permit. False if the permit has been handed out already."""
         with self._lock:
             if permit.done():
                 return False
@@ -195,7 +195,7 @@ _semaphores_lock = threading.Lock()
 
 
 def semaphore_of(function: Callable[..., Any], at_once: int) -> CallSemaphore:
-    """The semaphore of a function; all bound methods of one function share it."""
+    """The semaphore of a function, shared by all bound methods of that function."""
     function = getattr(function, "__func__", function)
     with _semaphores_lock:
         return _semaphores.setdefault(function, {}).setdefault(at_once, CallSemaphore(at_once))

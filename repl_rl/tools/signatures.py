@@ -1,9 +1,10 @@
 """A function's parameters: read with their types, written as text and as a schema, and filled with arguments.
 
-`signature_text` is for the model to read. `make_schema` is OpenAI's function schema, as
-`transformers.utils.get_json_schema` makes it; transformers is loaded with the first schema, not before.
-`read_arguments` takes the arguments of a call from outside, which come as JSON. They are read strictly: a number for a
-`str` is an error, a list for a `tuple`, a string for a `date` and an object for a dataclass are what JSON has for them.
+`signature_text` is for the model to read. `make_schema` makes OpenAI's function schema with
+`transformers.utils.get_json_schema`; transformers is only loaded for the first schema.
+`read_arguments` reads the arguments of a call from a sandbox, which come as JSON. It is strict: a number for a `str` is
+an error. A list for a `tuple`, a string for a `date` and an object for a dataclass are accepted, because JSON has
+nothing closer.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _SHOWN_CHARS = 80
 
 
 def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
-    """The signature with annotations that are types, not text. Raises ToolError if a parameter has none."""
+    """The signature, with annotations resolved to types. Raises ToolError if a parameter has no annotation."""
     try:
         signature = inspect.signature(function)
         hints = get_type_hints(function, include_extras=True)
     except (ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
         raise ToolError(f"tool {name!r}: its signature can't be read ({error})") from error
-    hints = {key: None if hint is type(None) else hint for key, hint in hints.items()}  # as people write it
+    hints = {key: None if hint is type(None) else hint for key, hint in hints.items()}  # written None in a signature
     for parameter in signature.parameters.values():
         if parameter.annotation is not Parameter.empty:
             continue
@@ -46,7 +47,7 @@ def typed_signature(name: str, function: Callable[..., Any]) -> Signature:
 
 
 def signature_text(name: str, signature: Signature) -> str:
-    """As "multiply(a: int, b: int = 2) -> int". It runs as a header: a default that is not a literal is `...`."""
+    """Such as "multiply(a: int, b: int = 2) -> int". It is valid after `def`; only literals are shown as defaults."""
     parameters = [p.replace(default=_shown_default(p.default)) for p in signature.parameters.values()]
     text = f"{name}{signature.replace(parameters=parameters)}"
     try:
@@ -55,7 +56,7 @@ def signature_text(name: str, signature: Signature) -> str:
         pass
     else:
         return text
-    bare = [p.replace(annotation=Parameter.empty) for p in parameters]  # classes made in functions have no plain name
+    bare = [p.replace(annotation=Parameter.empty) for p in parameters]  # classes made in functions have no valid name
     return f"{name}{signature.replace(parameters=bare, return_annotation=Signature.empty)}"
 
 
@@ -75,11 +76,11 @@ def _shown_default(default: Any) -> Any:
 
 
 def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """`{"type": "function", "function": {"name", "description", "parameters", ...}}`. Raises ToolError.
+    """The schema `{"type": "function", "function": {"name", "description", "parameters", ...}}`. Raises ToolError.
 
-    transformers wants a description of every argument. Where a docstring has none it is given a stand-in, which is
-    taken out again: the shape is the same either way. Refused are parameters that have no name in JSON (`*args`,
-    `**kwargs`, positional-only), and types that transformers knows no schema for.
+    transformers requires a description of every argument. An argument without one gets a placeholder, which is removed
+    again from the schema. Parameters that can't be named in JSON (`*args`, `**kwargs`, positional-only) are refused,
+    and so are types that transformers has no schema for.
     """
     from transformers.utils.chat_template_utils import get_json_schema
 
@@ -92,7 +93,7 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
             )
     try:
         schema: dict[str, Any] = get_json_schema(_described(name, function, signature))
-    except Exception as error:  # transformers has a class for each way to fail, and json its own
+    except Exception as error:  # transformers and json have many exception classes
         raise ToolError(f"tool {name!r} has no JSON schema: {error}") from error
     for entry in schema["function"]["parameters"]["properties"].values():
         if entry.get("description") == _STAND_IN:
@@ -101,7 +102,7 @@ def make_schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _described(name: str, function: Callable[..., Any], signature: inspect.Signature) -> Callable[..., Any]:
-    """Stands for the function: its name, types and docstring, in which every argument has a description."""
+    """A stand-in for the function, with its name, types and docstring, in which every argument has a description."""
     from transformers.utils.chat_template_utils import parse_google_format_docstring
 
     text, arguments, returns = parse_google_format_docstring((inspect.getdoc(function) or "").strip())
@@ -121,7 +122,7 @@ def _described(name: str, function: Callable[..., Any], signature: inspect.Signa
 
 
 def check_json_types(name: str, signature: Signature) -> None:
-    """Raises ToolError if an argument's type is nothing that JSON can hold."""
+    """Raises ToolError if JSON can't hold an argument's type."""
     for parameter in signature.parameters.values():
         try:
             _adapter(parameter.annotation).json_schema()
@@ -133,7 +134,7 @@ def check_json_types(name: str, signature: Signature) -> None:
 
 
 def read_arguments(name: str, signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BoundArguments:
-    """The arguments as the function's types. Raises TypeError naming the argument that is wrong."""
+    """The arguments converted to the function's types. Raises TypeError naming the argument that is wrong."""
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
@@ -166,7 +167,7 @@ def _read_one(name: str, argument: str, annotation: Any, value: Any) -> Any:
 def _adapter(annotation: Any) -> TypeAdapter[Any]:
     try:
         return _remembered_adapter(annotation)
-    except TypeError:  # not hashable, as Annotated with a list
+    except TypeError:  # not hashable, such as Annotated with a list
         return TypeAdapter(annotation)
 
 

@@ -1,4 +1,4 @@
-"""From what users write, functions and import paths, to tools that the model may call.
+"""Turns what users give, functions and import paths, into tools that the model may call.
 
     @tool(where="host", timeout_s=5.0)
     def search(query: str, most: int = 3) -> list[str]:
@@ -9,8 +9,8 @@
             most: How many results.
         \"""
 
-The decorator gives back the function itself: it can be called, tested and pickled as before. Everything that can be
-wrong with a function is said here, before a model is loaded or a kernel started.
+The decorator returns the function itself, which can be called, tested and pickled as before. Everything that can be
+wrong with a function is reported here, before a model is loaded or a kernel started.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Submit = Callable[[Callable[[], Any]], "Future[Any]"]
 
 _MARK = "__repl_rl_tool__"
 TAKEN = "submit_final_answer"
-"""Every session has it, and it ends the episode."""
+"""Every session has this function, so no tool may have its name. It ends the episode."""
 _AnyFunction = TypeVar("_AnyFunction", bound=Function)
 
 
@@ -43,9 +43,10 @@ _AnyFunction = TypeVar("_AnyFunction", bound=Function)
 class Tool:
     """A function that the model may call. Made by `as_tools`, which checks the function.
 
-    `signature` is text, "multiply(a: int, b: int) -> int"; `description` the first paragraph of `doc`. In the sandbox,
-    the function runs inside the model's interpreter and under its limits. On the host it runs here, `timeout_s` per
-    call and at most `at_once` calls over all trajectories of this process; `submit` is where a plain one runs.
+    `signature` is text, such as "multiply(a: int, b: int) -> int"; `description` is the first paragraph of `doc`. In
+    the sandbox, the function runs inside the model's interpreter and under its limits. On the host it runs in this
+    process: each call may take `timeout_s` seconds, and at most `at_once` calls run at a time over all trajectories.
+    `submit` runs a plain function in a thread.
     """
 
     name: str
@@ -68,13 +69,13 @@ class Tool:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """OpenAI's function schema, as transformers makes it. Loads transformers; raises ToolError."""
+        """OpenAI's function schema, made by transformers, which this loads. Raises ToolError."""
         return make_schema(self.name, self.function)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What the decorator `tool` was given for a function."""
+    """The options that the decorator `tool` got for a function."""
 
     where: Where | None = None
     timeout_s: float = 10.0
@@ -90,8 +91,8 @@ def tool(
 def tool(function: Any = None, *, where: Where | None = None, timeout_s: float = 10.0, at_once: int = 8) -> Any:
     """Say where a function runs as a tool, and within what limits (see `Tool`).
 
-    `where` goes before what `as_tools` is told; None leaves it to that, which says "sandbox" by default. Raises
-    ToolError where the function can't keep it, as builtins can't.
+    `where` overrides the `where` of `as_tools`; with None, that of `as_tools` applies. Raises ToolError if the options
+    can't be stored on the function, as with builtins.
     """
 
     def mark(function: _AnyFunction) -> _AnyFunction:
@@ -107,8 +108,9 @@ def tool(function: Any = None, *, where: Where | None = None, timeout_s: float =
 def as_tools(functions: Iterable[Callable[..., Any] | str | Tool], where: Where = "sandbox") -> tuple[Tool, ...]:
     """Tools from functions, plain or async, and import paths "package.module:function".
 
-    `where` is for those that `@tool` says nothing about. Raises ToolError naming the function: no annotation on a
-    parameter, no docstring, a lambda, a name that is taken, two of one name, arguments that JSON can't hold.
+    `where` applies to functions without a `where` from `@tool`. Raises ToolError naming the function for a parameter
+    without annotation, a missing docstring, a lambda, a name that is taken or used twice, and arguments of host tools
+    that JSON can't hold.
     """
     if isinstance(functions, str) or callable(functions):
         raise ToolError(f"tools is {functions!r}; give a list, [{getattr(functions, '__name__', functions)}]")
@@ -158,7 +160,7 @@ def make_tool(
 
 
 def refuse_doubles(names: Iterable[str]) -> None:
-    """Raises ToolError on two of one name."""
+    """Raises ToolError if a name occurs twice."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

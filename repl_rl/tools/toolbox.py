@@ -1,12 +1,12 @@
 """The tools of a session: how they get into a fresh kernel, and who answers the calls that come out of it.
 
-The user's modules can't be imported in a sandbox. cloudpickle takes a function by value only if it stands in
-`__main__`. Here all that stands in modules of the user's own, which are those outside the standard library and
-site-packages, goes by value: the function, and from its module (and from other such modules) whatever its code names,
-helpers, classes and constants. What is installed goes by reference, and the sandbox imports it. What is there is a
-copy: later changes on one side do not reach the other.
+The user's modules can't be imported in a sandbox, and cloudpickle pickles only functions of `__main__` by value. Here
+everything in the user's own modules, which are those outside the standard library and site-packages, is pickled by
+value: the function, and whatever its code names in its module and in other such modules, such as helpers, classes and
+constants. Installed packages are pickled by reference, and the sandbox imports them. The sandbox has a copy: later
+changes on one side do not reach the other.
 
-Not covered: modules of the user's own that a function imports as it runs (`import helpers` in its body).
+Not covered: the user's own modules that a function imports as it runs (`import helpers` in its body).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from repl_rl.tools.tool import Tool, check_name, refuse_doubles
 from repl_rl.trajectory import ToolCall, Trajectory
 
 MOST_BYTES = 2 << 20
-"""Of packed functions and values, for every kernel gets them."""
+"""The most bytes of packed functions and values. There is a limit because every kernel gets them."""
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _cloudpickle_lock = threading.Lock()
@@ -62,10 +62,10 @@ finally:
 
 
 class Toolbox:
-    """Tools, and plain values that stand in the session's namespace beside them.
+    """Tools, and plain values, for the session's namespace.
 
-    Pickles with functions of `__main__` and closures in it, to processes that can import the same modules. Raises
-    ToolError on two of one name.
+    It can be pickled even with functions of `__main__` and closures in it, for processes that can import the same
+    modules. Raises ToolError if a name occurs twice.
     """
 
     def __init__(self, tools: Iterable[Tool] = (), values: Mapping[str, Any] | None = None) -> None:
@@ -82,22 +82,22 @@ class Toolbox:
         return bool(self.tools or self.values)
 
     def joined(self, other: Toolbox) -> Toolbox:
-        """Both in one. Raises ToolError on two of one name."""
+        """Both in one toolbox. Raises ToolError if a name occurs twice."""
         if not (self and other):
             return self or other
         return Toolbox((*self.tools, *other.tools), {**self.values, **other.values})
 
     def setup_source(self) -> str:
-        """What puts all of it into the namespace that it is run in; "" where there is nothing.
+        """Code that defines everything in the namespace that it runs in; "" if the toolbox is empty.
 
-        Runs in every kernel before its first cell, and needs cloudpickle there. Where the kernel has no `repl_tools`,
-        sandboxed functions are bound as they are, without a record of their calls. Raises ConfigError if something
-        can't be pickled or is too large.
+        It runs in every kernel before the first cell, and needs cloudpickle there for functions and values. In a kernel
+        without `repl_tools`, sandboxed functions are bound as they are, and their calls are not recorded. Raises
+        ConfigError if something can't be pickled or is too large.
         """
         return self._setup_source
 
     def host_calls(self) -> HostCalls | None:
-        """What answers the calls of tools that run on the host; None where there are none."""
+        """Answers the calls of tools that run on the host; None if there are no such tools."""
         tools = [tool for tool in self.tools if tool.where == "host"]
         return HostTools(tools) if tools else None
 
@@ -127,7 +127,7 @@ def _unpacked(data: bytes) -> Toolbox:
 
 
 def _packed(values: Mapping[str, Any], what: str) -> str:
-    """The values by name as base64 text, for `pickle.loads` where cloudpickle is installed. Raises ConfigError."""
+    """The values by name, pickled, as base64 text. `pickle.loads` needs cloudpickle installed. Raises ConfigError."""
     try:
         data = _dumped_by_value(dict(values))
     except Exception as error:  # an object's own __reduce__ may raise anything
@@ -142,7 +142,7 @@ def _packed(values: Mapping[str, Any], what: str) -> str:
 
 
 def _culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: str) -> str:
-    """Which of the parts can't be pickled."""
+    """Says which of the parts can't be pickled, for an error message."""
     for name, part in parts.items():
         try:
             dump(part)
@@ -152,9 +152,10 @@ def _culprit(parts: Mapping[str, Any], dump: Callable[[Any], bytes], otherwise: 
 
 
 def _dumped_by_value(value: Any) -> bytes:
-    """Pickled with what stands in the user's own loaded modules by value; a package stands for all that is in it.
+    """Pickle `value`, with everything from the user's own loaded modules and packages by value.
 
-    cloudpickle keeps such modules in one place for the process: one at a time, and left as it was.
+    cloudpickle's registry of such modules is shared by the whole process. So one thread at a time changes it, and
+    restores it afterwards.
     """
     import cloudpickle
 
@@ -174,7 +175,11 @@ def _dumped_by_value(value: Any) -> bytes:
 
 @lru_cache(1)
 def _own_tops(names: tuple[str, ...]) -> list[str]:
-    """Asking thousands of modules for a file takes milliseconds, and some environments pack for every trajectory."""
+    """The user's own top-level modules among `names`.
+
+    Cached, because asking thousands of modules for a file takes milliseconds, and some environments pack for every
+    trajectory.
+    """
     modules = [(name, sys.modules.get(name)) for name in names if name != "__main__"]
     return sorted({name.partition(".")[0] for name, module in modules if _is_own(getattr(module, "__file__", None))})
 
@@ -189,7 +194,7 @@ def _is_own(file: str | None) -> bool:
 
 
 def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) -> dict[str, float]:
-    """The metrics of every tool that was called or is in `names`, and of all together; void trajectories left out.
+    """Metrics of every tool that was called or is in `names`, and of all together. Void trajectories are left out.
 
         tools/call_frequency          share of trajectories that called any tool
         tools/failure_frequency       failed calls per call
@@ -198,7 +203,7 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
         tools/NAME/failure_frequency  failed calls per call
         tools/NAME/seconds            mean time of a call
 
-    All are 0.0 where nothing was called. TRL's `tools/call_frequency` counts calls per trajectory, which may exceed 1.
+    All are 0.0 if nothing was called. TRL's `tools/call_frequency` counts calls per trajectory, which may exceed 1.
     """
     called = [[call for line in each.lines for call in line.calls] for each in trajectories if not each.is_void]
     frequency, _, failures, _ = _rates(called)
@@ -211,7 +216,7 @@ def tool_metrics(trajectories: Iterable[Trajectory], names: Iterable[str] = ()) 
 
 
 def _rates(called: Sequence[Sequence[ToolCall]]) -> tuple[float, float, float, float]:
-    """Of the calls of each trajectory: the share with any, calls for each, the share that failed, mean seconds."""
+    """The share of trajectories with calls, calls per trajectory, the share of calls that failed, mean seconds."""
     flat = [call for calls in called for call in calls]
     sessions, count = max(1, len(called)), max(1, len(flat))
     return (

@@ -1,4 +1,4 @@
-"""GRPO on typed lines: `ReplGRPOTrainer` and its arguments, on TRL's `GRPOTrainer`."""
+"""GRPO on typed lines: `ReplGRPOTrainer` and its arguments, based on TRL's `GRPOTrainer`."""
 
 from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
 from repl_rl.trainer.grpo import ReplGRPOTrainer

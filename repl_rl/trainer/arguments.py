@@ -1,4 +1,4 @@
-"""TRL's arguments with our sections among them."""
+"""TRL's arguments, extended by the sections of our config."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
     redraws: int = 0
-    """How often a step's groups without variance are rolled out anew with further tasks; each time costs their rollout
-    again. `repl_rl.trainer.redraw`."""
+    """How many times a step's groups without variance are rolled out again with other tasks; each time costs another
+    rollout of those groups. See `repl_rl.trainer.redraw`."""
     mask_overlong: bool = False
-    """Leave trajectories that a budget ended out of the loss, though not out of their group's baseline (Yu et al. 2025,
+    """Leave trajectories that a budget ended out of the loss, but not out of their group's baseline (Yu et al. 2025,
     DAPO, section 3.4). TRL's `mask_truncated_completions` is refused."""
     vllm_importance_sampling_mode: str = "token_truncate"
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
@@ -61,7 +61,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         for name, model in SECTIONS.items():
             value = getattr(self, name)
             setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
-        parse_config({name: getattr(self, name) for name in SECTIONS})  # what they have to say about each other
+        parse_config({name: getattr(self, name) for name in SECTIONS})  # checks across sections
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         self.max_completion_length = self.budget.tokens

@@ -1,10 +1,11 @@
-"""Pure: how far what is trained on is from what was sampled, in tokens and in log-probabilities.
+"""How far the trained tokens and their log-probabilities are from the sampled ones. Pure functions.
 
-Both are 0 where ids are kept as sampled and the trainer computes what the sampler did. `reencoded` measures what the
-first rule saves: how many typed tokens would be others if the transcript went through text. `logprob_drift` measures
-what is left: the same weights in two programs.
+Both differences are 0 if ids are kept as sampled and the trainer computes the same as the sampler. `reencoded` measures
+what keeping the ids avoids: how many typed tokens would change if the transcript were decoded and encoded again.
+`logprob_drift` measures what remains: two programs compute with the same weights.
 
-T tokens of a transcript, prompt included, in `reencoded`; (B, T) is (batch, completion token) in `logprob_drift`.
+T tokens of a transcript, prompt included, in `tokens_that_come_back`; (B, T) is (batch, completion token) in
+`logprob_drift`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MOST_TRAJECTORIES = 64
-"""Trajectories of a batch that are encoded again, evenly spread over it: each costs as much as encoding it once."""
+"""How many trajectories of a batch are encoded again, spread evenly over it. Each costs one encoding of its text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reencoded:
-    """How many sampled tokens were looked at, and how many of them do not come back from text."""
+    """How many sampled tokens were compared, and how many of them change when the text is encoded again."""
 
     sampled: int
     changed: int
 
     @property
     def share(self) -> float:
-        """Raises ZeroDivisionError where nothing was sampled."""
+        """The share that changed. Raises ZeroDivisionError if nothing was sampled."""
         return self.changed / self.sampled
 
 
@@ -42,9 +43,10 @@ def reencoded(
     encode: Callable[[str], Sequence[int]],
     most: int = MOST_TRAJECTORIES,
 ) -> Reencoded:
-    """Put up to `most` transcripts through text and count the sampled tokens that come back otherwise.
+    """Decode up to `most` transcripts, encode them again, and count the sampled tokens that change.
 
-    `token_bytes` holds the bytes of each id; `encode` maps a whole text to ids, names of special tokens to theirs.
+    `token_bytes` holds the bytes of each id; `encode` maps a whole text to ids, and names of special tokens to the
+    special tokens' ids.
     """
     stride = -(-len(trajectories) // most) or 1
     sampled = changed = 0
@@ -60,9 +62,9 @@ def reencoded(
 def tokens_that_come_back(
     ids: Sequence[int], token_bytes: Sequence[bytes], encode: Callable[[str], Sequence[int]]
 ) -> list[bool]:
-    """For each of T ids: whether the encoded text of all of them holds the same id over the same bytes.
+    """For each of T ids: whether decoding all of them and encoding the text gives the same id for the same bytes.
 
-    A byte that is not UTF-8 stands in the text as one U+FFFD, so the token that holds it never comes back, and those
+    A byte that is not UTF-8 becomes one U+FFFD in the text, so the token that holds it never comes back, but the ones
     after it can. Ids beyond the vocabulary have no bytes and count as coming back.
     """
     parts = [token_bytes[index] if index < len(token_bytes) else b"" for index in ids]
@@ -77,7 +79,7 @@ def tokens_that_come_back(
 def logprob_drift(trainer: Tensor, sampler: Tensor, typed: Tensor) -> tuple[float, int, float]:
     """Sum, count and maximum of |trainer - sampler| over the typed tokens; all of shape (B, T).
 
-    Not finite where one of the two is not. Without a typed token all three are 0.
+    Sum and maximum are not finite if one of the two inputs isn't. Without a typed token all three are 0.
     """
     difference = (trainer - sampler).abs()[typed.bool()]  # (typed tokens,)
     if not difference.numel():
@@ -102,6 +104,6 @@ def _is_bad(char: str) -> bool:
 
 
 def _shown_lengths(parts: Sequence[bytes], text: str) -> list[int]:
-    """Bytes of each part with every bad byte grown to the three of U+FFFD."""
+    """The length of each part in bytes, with every invalid byte counted as the three bytes of U+FFFD."""
     is_bad = itertools.chain.from_iterable([True] if _is_bad(char) else [False] * len(char.encode()) for char in text)
     return [len(part) + 2 * sum(itertools.islice(is_bad, len(part))) for part in parts]

@@ -1,15 +1,15 @@
-"""GRPO on typed lines, on TRL's `GRPOTrainer`.
+"""GRPO on typed lines, based on TRL's `GRPOTrainer`.
 
-TRL keeps the loss, the optimiser, distribution, checkpoints and the weight sync. What differs from it:
+The loss, the optimiser, distribution, checkpoints and the weight sync are TRL's. The differences:
 
 - rollouts come from the line loop, with a live interpreter for every trajectory;
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
 - the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
-- the engine is ours, in the trainer's own dtype; TRL's weight sync, or its walk over the weights, fills it.
+- the engine is ours, in the trainer's own dtype; TRL's weight sync, or its iteration over the weights, updates it.
 
-B batch, T completion tokens. TRL's private methods that this overrides are held in
-`tests/trainer/test_trl_contract.py`.
+B batch, T completion tokens. `tests/trainer/test_trl_contract.py` checks the private methods of TRL that this
+overrides.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
-    with it) and, where nothing else pays, `answer`. `grader` maps `(task, answer)` to a grade, outside the sandbox.
-    `line_rewards` are functions `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float per
-    completion, paid at the last line. `tools` are functions that the model may call, in the sandbox unless `@tool` says
-    otherwise or `tools_where` does. `environment` (or TRL's `environment_factory`) makes one object per trajectory;
-    `rollout` stands in place of the line loop.
+    with it) and, if there is no other source of reward, `answer`. `grader` maps `(task, answer)` to a grade, outside
+    the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float
+    per completion, added to the last line's reward. `tools` are functions that the model may call, in the sandbox
+    unless `@tool` or `tools_where` says otherwise. `environment` (or TRL's `environment_factory`) makes one object per
+    trajectory; `rollout` replaces the line loop.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -123,7 +123,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._open_engine(path, setup)
 
     def _open_engine(self, path: str, setup: RolloutSetup) -> None:
-        """Bring up the engine and the kernels, and show TRL the engine where its weight sync looks for one."""
+        """Start the engine and the kernels, and put the engine where TRL's weight sync looks for it."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
         model = ModelConfig(path=path, dtype=dtype)
@@ -140,20 +140,20 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._last_loaded_step = -1
 
     def close(self) -> None:
-        """End kernels and engine. A second call does nothing."""
+        """Close the kernels and the engine. A second call does nothing."""
         try:
             self.service.close()
         finally:
             self.engine.close()
 
     def sync_weights(self) -> None:
-        """Bring the trainer's weights into the engine, if they have changed since the last time."""
+        """Load the trainer's weights into the engine, if they have changed since the last call."""
         if self.state.global_step != self._last_loaded_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._rows = list(inputs)  # TRL reads on in this very list, where redrawing puts other rows
+        self._rows = list(inputs)  # TRL goes on with this same list, in which redrawing replaces rows
         output: dict[str, Any] = super()._generate_and_score_completions(self._rows)
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
         credited = self._credit()
@@ -167,7 +167,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return output
 
     def roll_out(self) -> dict[str, Any]:
-        """Sample and score the current batch; what TRL's `rollout_func` has to return, one entry per task."""
+        """Sample and score the current batch. Returns what TRL's `rollout_func` has to, one entry per task."""
         started = time.perf_counter()
         self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
         if self.model.training and self.args.redraws:
@@ -186,7 +186,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step)
 
     def _redraw(self) -> None:
-        """Other tasks for the groups of this process that teach nothing; no other process has them, if they suffice."""
+        """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there
+        are enough."""
         batch = Batch(self._rows, self._last_scored, self.num_generations)
         taken = set(gather([task_of(row).id for row in self._rows]))
         further = further_rows(self.train_dataset, taken, self.args.seed, self._step)
@@ -195,13 +196,13 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._log_values({"credit/redrawn_groups": float(sum(gather([count])))})
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
-        prompts[:] = [row["prompt"] for row in inputs]  # TRL took them before the rollouts, and logs them after this
+        prompts[:] = [row["prompt"] for row in inputs]  # TRL read these before redrawing and logs them later
         rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         self._rewards_per_func = rewards
         return rewards
 
     def _credit(self) -> list[CreditedTrajectory]:
-        """Line advantages of the last batch, TRL-style rewards added to the last line of their trajectory."""
+        """Line advantages of the last batch, with rewards of TRL's kind added to the last line of each trajectory."""
         group_size = self.num_generations if self.model.training else self.num_generations_eval
         assert self._rewards_per_func is not None
         own = self._own_reward_columns
@@ -214,7 +215,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return credited
 
     def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
-        """Take what a budget ended out of the loss: out of its mask, and out of the tokens that it is divided by."""
+        """Take trajectories that a budget ended out of the loss: out of the mask and out of the token count that
+        normalizes it."""
         is_kept = torch.tensor([not trajectory.is_overlong for trajectory in trajectories])  # (B,)
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
         typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
@@ -235,12 +237,12 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             write_jsonl(Path(self.args.rollout_dir) / name, trajectories)
 
     def _cut(self) -> Cut | None:
-        """How a training batch is cut; evaluation waits for everything."""
+        """When to cut a training batch short; None to wait for all of it, as evaluation always does."""
         share = self.args.budget.finish_share
         return Cut(share, self.num_generations) if self.model.training and share < 1 else None
 
     def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
-        """Of the trajectories of all processes; counters and times of the machinery are this process's own."""
+        """Log metrics of all processes' trajectories, and this process's own kernel counters and loop time."""
         trajectories = gather([item.trajectory for item in scored])
         kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
         tools = [tool.name for tool in self._extensions.toolbox.tools]
@@ -249,7 +251,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
 
     def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:
-        """A stop or an error that a batch doesn't have is a share of zero there; TRL averages what it is given."""
+        """Add zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values."""
         logged = self._metrics["train" if self.model.training else "eval"]
         batches = len(logged["time/loop_share"])
         names = [name for name in {*logged, *values} if name.startswith(("stops/", "errors/"))]
@@ -258,14 +260,14 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return dict.fromkeys(names, 0.0) | dict(values)
 
     def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """The share of typed tokens that a transcript put through text would have changed."""
+        """The share of typed tokens that would change if transcripts were decoded and encoded again."""
         vocabulary = self.service.vocabulary
         encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
         found = reencoded([t for t in trajectories if not t.is_void], vocabulary.token_bytes, encode)
         return {"drift/reencoded_share": found.share} if found.sampled else {}
 
     def _log_logprob_drift(self, output: dict[str, Any]) -> None:
-        """|trainer - sampler| over the typed tokens of all processes. Raises TrainingError where it is not a number."""
+        """Log |trainer - sampler| over the typed tokens of all processes. Raises TrainingError if it is not finite."""
         typed = output["completion_mask"] * output["tool_mask"]  # (B, T)
         local = logprob_drift(self._trainer_logprobs(output), output["sampling_per_token_logps"], typed)
         gathered = self.accelerator.gather(torch.tensor([local], dtype=torch.float64, device=typed.device))  # (P, 3)
@@ -280,7 +282,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self._log_values({"drift/logprob_mean": total / count, "drift/logprob_max": most})
 
     def _trainer_logprobs(self, output: dict[str, Any]) -> torch.Tensor:
-        """Shape (B, T). TRL has them for its importance ratios; where these are switched off, one forward pass."""
+        """The trainer's log-probabilities, shape (B, T). TRL has them unless its importance ratios are switched off;
+        then this takes a forward pass."""
         if "old_per_token_logps" in output:
             return cast(torch.Tensor, output["old_per_token_logps"])
         completion_ids = output["completion_ids"]

@@ -3,18 +3,17 @@
     forward = TypedForward.open(model)                        # None if the model can't be packed
     logprobs, entropy = forward(pack(ids, attention, typed))  # (K,), (K,): one per typed token
 
-The loss itself stays TRL's: it takes these values, spread over (B, T), as it takes its own. `pack` lays a padded batch
-out as one row of real tokens, and says where in it typed tokens are predicted. The model goes through the forward pass
-that TRL gives its models (`add_fused_lm_head`), so it works inside the wrappers of DDP, FSDP and PEFT, and projects in
-TRL's tiles; what it adds is a row without padding, and hidden states that reach the head only where a typed token is
-predicted.
+The loss itself is TRL's: it takes these values, spread over (B, T), instead of its own. `pack` turns a padded batch
+into one row of real tokens, and says where in it typed tokens are predicted. The model uses the forward pass that TRL
+gives its models (`add_fused_lm_head`), so it works inside the wrappers of DDP, FSDP and PEFT, and projects in TRL's
+tiles. What this module adds is the row without padding, and the selection of the hidden states that predict a typed
+token, the only ones that reach the head.
 
-Attention over sequences that lie one after another in a single row, each seeing itself only, is registered with
-transformers under `PACKED_ATTENTION`. A call with `sequence_lengths` runs each of them through torch's causal kernel,
-without a mask; every other call is transformers' own `sdpa`. A sliding window becomes a mask where a sequence is longer
-than it.
+Attention over several sequences in a single row, each of which sees only itself, is registered with transformers under
+`PACKED_ATTENTION`. A call with `sequence_lengths` runs each sequence through torch's causal kernel, without a mask;
+every other call is transformers' own `sdpa`. A sliding window becomes a mask if a sequence is longer than the window.
 
-B batch, S prompt and completion, T completion tokens, N tokens in the row, K typed tokens.
+B batch, S prompt and completion tokens, T completion tokens, N tokens in the row, K typed tokens.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from transformers.masking_utils import sdpa_mask
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Sequences one after another. A sequence ends before its last typed token: nothing after it predicts one.
+    """Sequences one after another. Each ends before its last typed token, because no later token predicts a typed one.
 
-    One that holds no typed token is left out; where none does, a single token stays, so that a loss of nothing still
-    has a gradient, of zero, in every process.
+    A sequence without typed tokens is left out. If no sequence has any, a single token stays, so that an empty loss
+    still has a gradient (of zero) in every process.
     """
 
     ids: torch.Tensor
@@ -43,13 +42,13 @@ class Packed:
     positions: torch.Tensor
     """(1, N), from 0 in each sequence."""
     lengths: tuple[int, ...]
-    """Of the sequences; their sum is N."""
+    """The lengths of the sequences; their sum is N."""
     at: torch.Tensor
     """(K,): indices into the row whose next token is a typed one."""
     targets: torch.Tensor
-    """(K,): these typed tokens."""
+    """(K,): the typed tokens themselves."""
     places: torch.Tensor
-    """(K,): where their values go in a flat (B, T)."""
+    """(K,): where the values of the typed tokens go in a flattened (B, T)."""
 
     @property
     def bounds(self) -> torch.Tensor:
@@ -64,9 +63,9 @@ class Packed:
 
 
 def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
-    """`ids` and `attention_mask` (B, S), real tokens side by side in each row; `typed_mask` (B, T), S >= T + 1.
+    """`ids` and `attention_mask` (B, S), with no padding between real tokens; `typed_mask` (B, T), S >= T + 1.
 
-    Raises ValueError for a typed token without a real one before it: nothing predicts it.
+    Raises ValueError for a typed token without a real token before it to predict it.
     """
     width = typed_mask.size(1)
     prompt = ids.size(1) - width
@@ -78,7 +77,7 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     if not bool(typed.any()):
         typed = _first_of_all(attention_mask)
     column = torch.arange(ids.size(1), device=ids.device)
-    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): of the last typed token
+    last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): column of the last typed token
     kept = attention_mask.bool() & (column < last)  # (B, S)
     lengths = kept.sum(dim=1)  # (B,)
     positions = kept.cumsum(dim=1) - 1  # (B, S)
@@ -95,7 +94,7 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
 
 
 def _first_of_all(attention_mask: torch.Tensor) -> torch.Tensor:
-    """(B, S): the second real token of the first row, to stand for the typed ones that there are none of."""
+    """(B, S): a mask of the second real token of the first row, a stand-in for a batch without typed tokens."""
     chosen = torch.zeros_like(attention_mask, dtype=torch.bool)
     chosen[0, int(attention_mask[0].argmax()) + 1] = True
     return chosen
@@ -143,7 +142,7 @@ def _is_cut(length: int, window: int | None) -> bool:
 
 
 def _window(length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """(length, length): each token sees itself and the `window - 1` before it; None where that is all of them."""
+    """(length, length): each token sees itself and the `window - 1` before it; None if the window covers them all."""
     if not _is_cut(length, window):
         return None
     assert window is not None
@@ -156,10 +155,11 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 _AT = "typed_at"
-"""The argument of the backbone that says where typed tokens are predicted."""
+"""The argument that tells the backbone's hooks where typed tokens are predicted."""
 _PROBE_LENGTHS = (7, 3, 5)
 _PROBE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
-"""Sequences that see one another are off by 1.7 on nano and 10 on Gemma 3 270M, whose rounding alone makes 1.1e-4."""
+"""If sequences see one another, log-probabilities are off by 1.7 on nano and 10 on Gemma 3 270M; rounding alone makes
+1.1e-4 on the latter."""
 
 _MODELS_OWN_ERRORS = (
     ArithmeticError,
@@ -171,7 +171,7 @@ _MODELS_OWN_ERRORS = (
     TypeError,
     ValueError,
 )
-"""What a model's code may raise over a row that it was not made for."""
+"""What a model's code may raise for a packed row, if it was not written for one."""
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ class TypedForward:
 
     @classmethod
     def open(cls, model: Any) -> TypedForward | None:
-        """For a model with TRL's fused head; None, with the reason in the log, where its passes can't be packed."""
+        """For a model with TRL's fused head; returns None and logs the reason if its passes can't be packed."""
         reason = _obstacle(base_of(model))
         if reason is None:
             forward = cls(model)
@@ -213,7 +213,7 @@ class TypedForward:
             position_ids=packed.positions,
             attention_mask=self._mask(packed),
             sequence_lengths=packed.lengths,
-            cu_seq_lens_q=packed.bounds,  # this and the next three are what transformers' flash attention takes
+            cu_seq_lens_q=packed.bounds,  # this and the next three are for transformers' flash attention
             cu_seq_lens_k=packed.bounds,
             max_length_q=longest,
             max_length_k=longest,
@@ -224,11 +224,12 @@ class TypedForward:
         return output.log_probs[0], None if output.entropy is None else output.entropy[0]
 
     def _mask(self, packed: Packed) -> torch.Tensor | None:
-        """None for flash attention, which goes by the bounds; else four dimensions, which transformers leaves alone."""
+        """None for flash attention, which uses the bounds; else a four-dimensional mask, which transformers keeps as it
+        is."""
         return None if self._is_flash else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device)
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for hook in self._hooks:
             hook.remove()
 
@@ -243,7 +244,7 @@ class TypedForward:
         return output
 
     def _disagreement(self, model: Any) -> str | None:
-        """What is wrong with packed passes of `model`; None if they give what one sequence at a time gives."""
+        """What is wrong with packed passes of `model`; None if they agree with passes of one sequence at a time."""
         size = base_of(model).config.get_text_config().vocab_size
         width = max(_PROBE_LENGTHS)
         device = next(model.parameters()).device

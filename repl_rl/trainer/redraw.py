@@ -1,10 +1,10 @@
-"""Dynamic sampling: a group without variance teaches nothing, and is rolled out anew with another task.
+"""Dynamic sampling: a group without variance teaches nothing, so it is replaced by a rollout of another task.
 
-Yu et al. 2025, DAPO, section 3.2. Departures: DAPO draws until its batch is full, here the number of rounds is bounded
-and the last draw stays. Variance is that of the line advantages, not of the accuracy alone.
+Yu et al. 2025, DAPO, section 3.2. Differences: DAPO draws until its batch is full; here the number of rounds is bounded
+and the last draw stays. Variance is that of the line advantages, not only of the accuracy.
 
-Not covered: TRL's `reward_funcs` are asked when the batch is complete, so a group that only they tell apart counts as
-one without variance. Give such rewards as `line_rewards`.
+Not covered: TRL's `reward_funcs` are called when the batch is complete, so a group that differs only in their rewards
+counts as one without variance. Give such rewards as `line_rewards`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A process's share of a step: rows of the data set and what became of each, in groups one after another."""
+    """A process's share of a step: rows of the data set and the scored rollout of each, group after group."""
 
     rows: list[Row]
     scored: list[ScoredTrajectory]
@@ -44,7 +44,7 @@ class Batch:
             )
 
     def without_variance(self, config: CreditConfig) -> list[range]:
-        """The groups that teach nothing, as indices."""
+        """The groups that teach nothing, as ranges of indices."""
         starts = range(0, len(self.rows), self.group_size)
         groups = [range(start, start + self.group_size) for start in starts]
         return [group for group in groups if self._is_idle(group, config)]
@@ -61,11 +61,11 @@ def redraw(
     config: CreditConfig,
     rounds: int,
 ) -> int:
-    """Put further tasks and their rollouts in the place of groups without variance, at most `rounds` times.
+    """Replace groups without variance by further tasks and their rollouts, at most `rounds` times.
 
-    Where not one of these can run, the groups that there are stay.
+    If the rollouts of a round fail with a KernelError, the remaining groups stay as they are.
 
-    `batch` is changed in place. Returns how many groups were rolled out anew, those that were so twice counted twice.
+    `batch` is changed in place. Returns how many groups were replaced; one that was replaced twice counts twice.
     """
     count = 0
     for _ in range(rounds):
@@ -85,9 +85,9 @@ def redraw(
 
 
 def further_rows(rows: Any, taken: Collection[str], seed: int, step: int) -> Iterator[Row]:
-    """Rows of a data set in an order that seed and step decide, without end.
+    """An endless sequence of a data set's rows, in an order given by seed and step.
 
-    First each whose task id is not `taken`, then all of them again and again.
+    Rows whose task id is not in `taken` come first, then all rows again and again.
     """
     order = list(range(len(rows)))
     Random(f"{seed}/redraw/{step}").shuffle(order)

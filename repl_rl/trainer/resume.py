@@ -1,13 +1,14 @@
 """What TRL's checkpoints lack so that a resumed run goes on as if it had never stopped.
 
-They hold weights, optimiser, schedule and random states. Added here, in files beside those:
+TRL's checkpoints hold weights, optimiser, schedule and random states. Added here, in one more file per process:
 
-- the place inside a generated batch that lasts for several steps, and the batch (`num_iterations`,
-  `steps_per_generation`): TRL would sample a new one and keep its phase wrong from then on;
-- the problems' order after the first epoch: TRL's sampler begins its shuffles anew in each process;
-- how many weight updates the engine has seen, which trajectories carry as their version.
+- the batch and the position in it, if one generated batch lasts for several steps (`num_iterations`,
+  `steps_per_generation`): TRL would sample a new one and stay out of phase from then on;
+- the number of weight updates that the engine has seen, which trajectories carry as their version.
 
-Random numbers of rollouts need no state: they follow from the run's seed, the step and the trajectory's index.
+The problems' order after the first epoch follows from the seed (`EpochSampler`); TRL's sampler restarts its shuffles in
+each new process. Random numbers of rollouts need no state either: they follow from the run's seed, the step and the
+trajectory's index.
 
 Not covered: the version of servers, which outlive the run; iterable data sets, which have no sampler.
 """
@@ -31,17 +32,17 @@ from repl_rl.engine import Engine, SharedEngine
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` that stores and takes up its whole position, and seeds the sampling of every batch."""
+    """`GRPOTrainer` that saves and restores its whole position, and seeds the sampling of every batch."""
 
     engine: Engine
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._sampled: Counter[tuple[int, str]] = Counter()
-        """Batches by step and mode; only the step in progress is counted."""
+        """The number of batches by step and mode, kept only for the step in progress."""
 
     def train(self, *arguments: Any, **named: Any) -> Any:
-        """As TRL's; with `engine.deterministic` no operation adds up in the order in which its threads come by."""
+        """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
         with _deterministic_algorithms(self.args.engine.deterministic):
             return super().train(*arguments, **named)
 
@@ -68,11 +69,11 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         position = {
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
-            # the weights of this very step are brought in again when the run goes on
+            # a resumed run loads the weights of this step into the engine again, which counts once more
             "version": self.engine.version - int(getattr(self, "_last_loaded_step", -1) == self.state.global_step),
         }
         torch.save(position, self._position_path(output_dir))
-        self.accelerator.wait_for_everyone()  # only then is the state written that makes the checkpoint complete
+        self.accelerator.wait_for_everyone()  # before the state is written that makes the checkpoint complete
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
@@ -82,7 +83,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
         if not isinstance(self.engine, SharedEngine):
-            # never an earlier version's number: the cache knows keys and values by it
+            # never reuse an earlier number: the cache identifies keys and values by it
             self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
@@ -90,10 +91,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class EpochSampler(Sampler[int]):  # type: ignore[misc]
-    """TRL's sampler with the order of each epoch following from the seed and the epoch's number alone.
+    """TRL's sampler, but the order of each epoch depends only on the seed and the epoch's number.
 
-    The n-th epoch's order is the n-th shuffle of a generator of the seed, which is what TRL draws in a single process
-    that begins at the first.
+    The n-th epoch's order is the n-th shuffle of a generator with that seed. This is the order that TRL itself draws in
+    a process that starts at the first epoch.
     """
 
     def __init__(self, sampler: RepeatSampler, epoch: Callable[[], int]) -> None:
@@ -113,7 +114,7 @@ class EpochSampler(Sampler[int]):  # type: ignore[misc]
 
 @contextmanager
 def _deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Of torch, in the whole process. Where an operation has none it is said as a warning."""
+    """Use torch's deterministic algorithms in the whole process. Warns about operations that have none."""
     before = torch.are_deterministic_algorithms_enabled()
     only_warned = torch.is_deterministic_algorithms_warn_only_enabled()
     if wanted:

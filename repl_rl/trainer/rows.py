@@ -1,7 +1,7 @@
-"""Between our data and TRL's: tasks to rows of a data set, trajectories to lists and tensors, reward functions.
+"""Conversions between our data and TRL's: tasks to data set rows, trajectories to lists and tensors, reward functions.
 
-TRL calls a reward function once per batch, with a list for each column and an entry for each trajectory. Void
-trajectories have no reward: TRL leaves None out of the sums and of the means that it logs.
+TRL calls a reward function once per batch, with a list for each column and an entry for each trajectory. The reward of
+a void trajectory is None, which TRL leaves out of its sums and of the means that it logs.
 
 B batch, T completion tokens.
 """
@@ -27,7 +27,7 @@ from repl_rl.trajectory import Message, Task, Trajectory
 def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
     """Rows that TRL can shuffle and repeat; those of `Task`s keep their metadata, as JSON.
 
-    Raises ConfigError on an empty set or missing columns; `answer` may be missing where nobody grades by it.
+    Raises ConfigError for an empty set or missing columns; `answer` may be missing unless `graded`.
     """
     if isinstance(tasks, Dataset):
         missing = {"prompt", *(["answer"] if graded else [])} - set(tasks.column_names)
@@ -68,7 +68,7 @@ def task_of(row: dict[str, Any]) -> Task:
 
 
 def _conversation(prompt: Any) -> tuple[str, tuple[Message, ...]]:
-    """The question of a prompt, text or messages, and what was said before it. Raises ConfigError."""
+    """The question of a prompt (text or messages), and the messages before it. Raises ConfigError for other prompts."""
     if isinstance(prompt, str):
         return prompt, ()
     messages = [Message(message["role"], message["content"]) for message in prompt]
@@ -78,7 +78,7 @@ def _conversation(prompt: Any) -> tuple[str, tuple[Message, ...]]:
 
 
 def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
-    """A trajectory as TRL's lists; a void one becomes a single masked padding token, for TRL refuses empty ones."""
+    """A trajectory as TRL's lists; a void one becomes a single masked padding token, because TRL refuses empty ones."""
     if trajectory.is_void:
         return {
             "prompt_ids": list(trajectory.prompt_ids),
@@ -107,7 +107,7 @@ Rewards = list[float | None]
 
 
 def component_sum(name: str) -> Callable[..., Rewards]:
-    """Reports one component's sum over the lines, under the component's name."""
+    """A reward function that reports one component's sum over the lines, under the component's name."""
 
     def reward(scored: list[ScoredTrajectory], **_: Any) -> Rewards:
         return [None if item.trajectory.is_void else sum(item.components[name]) for item in scored]
@@ -117,9 +117,9 @@ def component_sum(name: str) -> Callable[..., Rewards]:
 
 
 def asked_of_valid(function: Any) -> Any:
-    """A reward function of the user's that never sees a void trajectory, whose environment may not even be there.
+    """Wrap a user's reward function so that it never sees a void trajectory, which may lack even its environment.
 
-    Reward models, which are not functions, stay as they are.
+    Reward models, which are not functions, are returned unchanged.
     """
     if isinstance(function, str | Module):
         return function
@@ -150,7 +150,7 @@ def _count(columns: dict[str, Any]) -> int:
 
 
 def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The columns cut down to these rows; what TRL passes besides is not a list of that length."""
+    """The columns reduced to these rows. TRL's other arguments, which are not lists of that length, stay."""
     count = _count(columns)
     if len(rows) == count:
         return columns
@@ -161,7 +161,8 @@ def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _spread(rewards: Rewards, rows: Sequence[int], columns: dict[str, Any]) -> Rewards:
-    """One for each row again; as it came where none is void, for TRL to check."""
+    """One reward for each row, None for void ones. Returned unchanged, for TRL to check, if no row is void or the
+    number of rewards is wrong."""
     if len(rows) == _count(columns) or len(rewards) != len(rows):
         return rewards
     by_row = dict(zip(rows, rewards, strict=True))

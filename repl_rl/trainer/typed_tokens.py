@@ -1,7 +1,7 @@
-"""TRL's losses on log-probabilities of typed tokens alone: the same values and gradients, for less work.
+"""TRL's losses on log-probabilities of typed tokens only: the same values and gradients, with less work.
 
-All of TRL's loss types, KL and importance correction take them from `_get_per_token_logps_and_entropies`; only that is
-replaced. B batch, S prompt and completion, T completion tokens.
+All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`; only that
+method is replaced. B batch, S prompt and completion tokens, T completion tokens.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from repl_rl.trainer.packed import Packed, TypedForward, pack
 
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
-    """`GRPOTrainer` whose passes compute typed tokens, and no padding.
+    """`GRPOTrainer` whose forward passes compute only typed tokens, without padding.
 
-    A model whose passes can't be packed, batches with images, and a router's auxiliary loss take TRL's own way.
+    Models whose passes can't be packed, batches with images, and a router's auxiliary loss use TRL's own method.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.typed_mask: torch.Tensor | None = None
-        """(B, T) of the batch whose log-probabilities are asked for next; the loss sets its own."""
+        """(B, T) of the batch whose log-probabilities are computed next; the loss sets it for its own batch."""
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
         forwards = [TypedForward.open(self.accelerator.unwrap_model(model)) for model in models]
         self._typed_forward = forwards[0] if all(forwards) else None
@@ -50,7 +50,8 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         compute_aux_loss: bool = False,
         **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own where it can't be packed."""
+        """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
+        packed."""
         typed = self.typed_mask
         is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
         if self._typed_forward is None or typed is None or not is_plain:
@@ -71,7 +72,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
         parts = [self._typed_values(model, pack(*of_rows), of_rows[2].shape) for of_rows in rows]
         logprobs, entropies = zip(*parts, strict=True)
-        # a stand-in for typed tokens that a batch has none of keeps its gradient, of zero, and not its value
+        # in a batch without typed tokens, this zeroes the stand-in's value and gradient but keeps the graph
         return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
 
     def _typed_values(self, model: Any, packed: Packed, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,10 +83,10 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
 
 
 class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
-    """TRL's weight sync (FSDP, DeepSpeed and PEFT included) into an engine that is already there.
+    """TRL's weight sync (including FSDP, DeepSpeed and PEFT) into an engine that already exists.
 
-    vLLM in this process is filled by TRL itself, every other engine by its `load_weights`; servers by the main process
-    for all. Raises ConfigError for an engine that takes no weights.
+    TRL itself updates a vLLM in this process; every other engine gets the weights through its `load_weights`. For
+    servers, only the main process sends them. Raises ConfigError for an engine that takes no weights.
     """
 
     def __init__(self, engine: Engine, **arguments: Any) -> None:
@@ -111,7 +112,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
                 self._engine.version += 1
 
     def _sync_shared(self, engine: SharedEngine) -> None:
-        """Every process takes part in gathering the weights, one of them loads them, all go on with them."""
+        """All processes gather the weights, the main process loads them, and all adopt them."""
         if self.accelerator.is_main_process:
             engine.load_weights(self._iter_named_params())
         else:

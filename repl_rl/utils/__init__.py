@@ -1,1 +1,1 @@
-"""What is not about us: loops, threads, processes, a pickled channel, cache folders, import paths, text, statistics."""
+"""Helpers that are not specific to repl_rl: threads, processes, a pickled channel, folders, import paths, text."""

@@ -1,7 +1,7 @@
-"""Pickled messages over a socket pair, between a process and one that it started itself.
+"""Pickled messages over a socket pair, between a process and one that it has started.
 
-Messages of one turn of the event loop go out together. Pickles are code: both ends trust each other as one program does
-itself, and nothing that a sandboxed kernel says gets here but as the text of a trajectory.
+Messages sent in one turn of the event loop go out together. Unpickling can run code, so both ends have to trust each
+other. What a sandboxed kernel says gets here only as the text of a trajectory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _HEADER = struct.Struct("!Q")
 
 
 class Frames:
-    """Bytes as they come, to messages."""
+    """Turns bytes, as they come, into messages."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -58,13 +58,13 @@ class Channel(asyncio.Protocol):
         return channel
 
     def send(self, message: Any) -> None:
-        """Goes out with the others of this turn."""
+        """Send a message, together with the others of this turn of the event loop."""
         self._outbox.append(message)
         if len(self._outbox) == 1:
             self._loop.call_soon(self.flush)
 
     def close(self) -> None:
-        """Sends what is waiting first."""
+        """Send what is waiting, then close."""
         self.flush()
         if self._transport is not None:
             self._transport.close()

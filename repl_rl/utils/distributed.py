@@ -1,7 +1,7 @@
 """One run in several processes, as `accelerate launch` or torchrun start them: the main one writes, all work.
 
-Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. What
-all processes have to call in step is `from_main`, `gather`, `any_of_all` and, at the end, `leave`.
+Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. All
+processes have to call `from_main`, `gather`, `any_of_all` and, at the end, `leave` in step.
 
 Not covered: processes that share no file system, and vLLM in each of several processes (use servers).
 """
@@ -40,7 +40,7 @@ def require_processes(wanted: int) -> None:
 
 
 def from_main(make: Callable[[], Value]) -> Value:
-    """What the main process makes, in all of them."""
+    """What `make` returns in the main process, returned in all of them."""
     if process_count() == 1:
         return make()
     from accelerate.utils import broadcast_object_list
@@ -61,12 +61,12 @@ def gather(values: Sequence[Value]) -> list[Value]:
 
 
 def any_of_all(flag: bool) -> bool:
-    """Whether any process says so."""
+    """Whether `flag` is true in any process."""
     return any(gather([flag]))
 
 
 def leave() -> None:
-    """The last thing that all processes do together: one that just exits may break a connection in another's hands."""
+    """Leave the process group, all together: a process that just exits may break a connection that is still in use."""
     if process_count() == 1:
         return
     from accelerate import PartialState
@@ -77,7 +77,7 @@ def leave() -> None:
 
 
 def _join() -> None:
-    """Find the other processes, once. Left to itself, accelerate would not look for any on a CPU."""
+    """Find the other processes, once. By default, accelerate would not look for any on a CPU."""
     import torch
     from accelerate import PartialState
 

@@ -1,8 +1,8 @@
 """Folders that travel with the package, and folders in a cache.
 
-What is costly to make is made once: built aside, then renamed, so that a folder that exists is whole. Such folders lie
-in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads them. Two
-processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
+What is costly to make is made once: in a temporary folder, which is then renamed, so a folder that exists is complete.
+Such folders lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads
+them. Two processes that want the same folder make it once. Not covered: network file systems whose locks don't hold.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ def resource_folder(name: str) -> Path:
 
 
 def cache_home() -> Path:
-    """The folder of all caches of this package; nothing is made."""
+    """The folder of all caches of this package; it may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "repl-rl"
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `make` if it is not there yet; whoever comes while it is being made waits.
+    """`folder`, filled by `make` if it is not there yet; callers that come while it is being made wait.
 
-    `make` gets an empty folder to fill. What it raises passes through and leaves no file, as does OSError.
+    `make` gets an empty folder to fill. If it raises, or on an OSError, the exception passes through and no folder is
+    left.
     """
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 
 def _make(folder: Path, make: Callable[[Path], None]) -> None:
     part = folder.with_name(f".{folder.name}.part")
-    if part.exists():  # of a process that was killed: whoever makes it now holds the lock
+    if part.exists():  # left by a process that was killed: this one holds the lock
         shutil.rmtree(part)
     part.mkdir()
     try:

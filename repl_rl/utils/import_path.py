@@ -11,7 +11,7 @@ from repl_rl.errors import ConfigError
 def imported(
     path: str, what: str, form: str = "package.module:function", error: type[ConfigError] = ConfigError
 ) -> Any:
-    """What stands at an import path. Raises `error`, whose message begins with `what` and the path."""
+    """The object at an import path. Raises `error`, whose message begins with `what` and the path."""
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         raise error(f"{what} {path!r} is not an import path; write it as {form}")

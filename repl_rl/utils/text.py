@@ -34,7 +34,7 @@ class Excerpt(Generic[T]):
 
 
 def excerpt(items: Sequence[T], budget: int, cost: Callable[[T], int] = lambda item: 1) -> Excerpt[T]:
-    """As many items from both ends as cost at most `budget`; the first and the last are there at any cost.
+    """As many items from both ends as cost at most `budget`; the first and the last are always included.
 
     Each end gets half. `cost` is asked only about items that may be shown, and one beyond.
     """

@@ -1,7 +1,7 @@
-"""Threads: an event loop for synchronous callers, and daemons for functions of users, tools and rewards.
+"""Threads: an event loop for synchronous callers, and daemons for functions of users (tools and rewards).
 
 Kernels live on the `BackgroundLoop` between two calls: the pool starts the next ones while the caller computes
-gradients. Functions of users run in daemon threads, so that one that hangs keeps no process from ending.
+gradients. Functions of users run in daemon threads, so that one that hangs does not keep the process from ending.
 
 Not covered: a thread can't be ended from outside. What hangs stays, with all that it holds, until the process ends.
 """
@@ -60,7 +60,7 @@ class BackgroundLoop:
         self._end_workers()
 
     def _end_workers(self) -> None:
-        """Wait for them, but not for ever: code of a user's that hangs in one can't be ended."""
+        """Wait for the workers, but not forever: user code that hangs in one can't be ended."""
         waiting = threading.Thread(target=self._workers.shutdown, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is going down and starts no threads any more
             waiting.start()
@@ -83,7 +83,7 @@ async def _cancel_others() -> None:
 
 
 def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
-    """What `call` comes to in a thread of its own."""
+    """Run `call` in a thread of its own, with its outcome as a future."""
     outcome: Future[Any] = Future()
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(_settle, outcome, call), name="repl-rl-call", daemon=True).start()
@@ -91,14 +91,14 @@ def in_own_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 class OneThread:
-    """One thread for many calls, one after another: for objects that may not change threads, as SQLite's."""
+    """One thread for many calls, one after another: for objects that may not change threads, such as SQLite's."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], Any]) -> Future[Any]:
-        """What `call` comes to, after all calls before it."""
+        """Run `call` after all calls before it, with its outcome as a future."""
         outcome: Future[Any] = Future()
         self._calls.put((outcome, call))
         return outcome

@@ -1,7 +1,7 @@
-"""Looking at what a run did, and at rollouts as they happen: a report, notebooks' cells, the terminal.
+"""Show what a run did, and rollouts as they happen: in a report, in notebook cells, in the terminal.
 
-Reads run folders and trajectories, writes nothing but `report.html`. Nothing here imports torch, vLLM or Jupyter before
-it is called.
+Reads run folders and trajectories and writes nothing but `report.html`. Importing this loads neither torch nor vLLM nor
+Jupyter; functions that need one import it when they are called.
 """
 
 from __future__ import annotations

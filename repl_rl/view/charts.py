@@ -1,8 +1,8 @@
 """The charts of a run as plotly figures in plain JSON types. Pure: rows of a run in, dictionaries out.
 
-Colours come from one palette of middle tones that reads on a light and on a dark ground; what depends on the ground
-(text, grid, hover box) is left to the page. Every label is escaped twice over: `visible` for what hides or steers, and
-HTML entities because plotly reads tags in labels.
+Colours come from one palette of middle tones that reads well on light and dark backgrounds; what depends on the
+background (text, grid, hover box) is left to the page. Every label is escaped twice: by `visible` against hidden and
+control characters, and with HTML entities because plotly reads tags in labels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _KIND_COLOURS = {
 }
 _RIGHT = {"overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
 _SMOOTHED_FROM = 20
-"""A curve of fewer steps is drawn as it is."""
+"""Curves of fewer steps get no moving average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Chart:
 
 
 def charts(run: Run) -> list[Chart]:
-    """The charts that this run has numbers for, in the order of the page."""
+    """The charts that this run has data for, in the order of the page."""
     makers: tuple[Callable[[Run], Chart | None], ...] = (
         *(_learning, _families, _kinds, _errors, _rewards),
         *(_lengths, _entropy, _kl, _latency, _speed),
@@ -61,12 +61,12 @@ def charts(run: Run) -> list[Chart]:
 
 
 def label(text: object) -> str:
-    """`text` as plotly may show it: nothing hidden, and no tag left."""
+    """`text` made safe for plotly: no hidden characters and no tags."""
     return html.escape(visible(str(text)))
 
 
 def moving_average(values: Sequence[float | None], width: int) -> list[float | None]:
-    """The mean of each value and up to `width - 1` before it; gaps stay gaps and count in no mean."""
+    """The mean of each value and up to `width - 1` values before it; gaps stay gaps and are left out of the means."""
     means: list[float | None] = []
     for end, value in enumerate(values, 1):
         present = [other for other in values[max(0, end - width) : end] if other is not None]
@@ -136,7 +136,7 @@ def _kinds(run: Run) -> Chart | None:
     for kind, colour in _KIND_COLOURS.items():
         trace = _series(run.train, f"kinds/{kind}", str(kind).replace("_", " "), colour)
         if trace is not None and any(trace["y"]):
-            # A gap would stop the stack of every kind above it.
+            # A gap here would interrupt all the areas stacked above it.
             trace["y"] = [value or 0.0 for value in trace["y"]]
             traces.append(trace | {"stackgroup": "kinds", "line": {"width": 0.5, "color": colour}, "mode": "lines"})
     caption = "What became of the lines that the model typed, as shares of all lines of a step."
@@ -263,7 +263,7 @@ def _chart(
         return None
     axis = {"title": {"text": x}, **layout.get("xaxis", {})}
     if x == "step" and max(trace["x"][-1] for trace in present) <= 10:
-        # Left alone, plotly would put marks between the steps.
+        # By default plotly would put ticks between the steps.
         axis["dtick"] = 1
     hover = "x unified" if x else "closest"
     return Chart(id, title, caption, present, {**layout, "xaxis": axis, "hovermode": hover}, height)

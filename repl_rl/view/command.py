@@ -1,11 +1,11 @@
-"""What `repl-rl view` does: a run opens in the viewer, a file of rollouts is printed; both go into one HTML file.
+"""`repl-rl view`: opens a run in the viewer, prints a file of rollouts, or exports either as one HTML file.
 
     view RUN                    the summary, a fresh report.html, then the viewer, until Ctrl-C
     view RUN --summary          without the viewer
     view RUN --export [FILE]    the viewer as one file, by default RUN/viewer.html
     view FILE.jsonl             its trajectories in the terminal; with --serve or --export as above
 
-A browser is opened only from a terminal, and only where there is a screen to open it on.
+A browser is opened only when the command runs in a terminal and a graphical display is available.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from repl_rl.view.viewer.export import export, write_report
 from repl_rl.view.viewer.indexer import Follower
 
 _BESIDE = Path()
-"""`--export` without a name."""
+"""Stands for `--export` without a file name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace, console: Console) -> int:
-    """Entry point; the exit code."""
+    """Entry point; returns the exit code."""
     target: Path = options.run
     if options.most is not None and (options.export is None or options.most < 1):
         raise ConfigError(f"--most {options.most}: it takes a number from 1 on, and goes with --export")
@@ -83,7 +83,7 @@ def _require(target: Path) -> None:
 def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
     _require(target)
     api = RunApi(target)
-    with Follower(api.target, api.index) as follower:  # at work while the server's modules load
+    with Follower(api.target, api.index) as follower:  # indexes while the server's modules load
         from repl_rl.view.viewer.server import serve
 
         if target.is_dir():
@@ -102,7 +102,7 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
 
 
 def _has_screen() -> bool:
-    """Whether a browser would get a window: one for terminals would take this one."""
+    """Whether a browser would get a window of its own. A text-mode browser would take over this terminal."""
     return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 

@@ -1,11 +1,11 @@
 """Trajectories and groups in a notebook's output cell: an HTML fragment, and plain text beside it.
 
-A fragment brings its styles with it, all of them under one class, and has no ids and no script: notebooks strip or
-mistrust these, and several outputs share one page. It follows the notebook's theme (JupyterLab, VS Code) and the
-browser's where there is none. Long text is folded in `<details>`; whatever the length, a fragment stays under about
-1.5 MB and says what it left out. All text goes through `visible` and the template's escaping.
+A fragment brings its own styles, all of them under one class, and has no ids and no script: notebooks strip or distrust
+these, and several outputs share one page. It follows the notebook's theme (JupyterLab, VS Code), or else the browser's.
+Long text is folded in `<details>`. A fragment stays under about 1.5 MB, however long the text, and says what it left
+out. All text goes through `visible` and the template's escaping.
 
-Not covered: where a front end strips styles (GitHub, an untrusted notebook), tables and marks are left.
+Not covered: where a front end strips styles (GitHub, an untrusted notebook), only tables and marks remain.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the
 def environment() -> Environment:
     """The jinja environment of the fragments.
 
-    Whatever a template puts out goes through `visible` and is escaped, unless it is markup made by a template. One for
-    all templates, so that each is compiled once. Callers hand what differs to `render`.
+    Whatever a template outputs goes through `visible` and is escaped, unless it is markup made by a template. All
+    templates share one environment, so that each is compiled once. Callers pass what differs to `render`.
     """
 
     def shown(value: Any) -> Any:
@@ -75,7 +75,7 @@ def environment() -> Environment:
 
 @dataclass(frozen=True, slots=True)
 class _Card:
-    """A trajectory as the template draws it; `task` is empty where it stands elsewhere."""
+    """A trajectory as the template draws it; `task` is empty if the page shows the task elsewhere."""
 
     verdict: str
     mark: str
@@ -103,8 +103,8 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
 def group_html(group: Sequence[Trajectory]) -> str:
     """How many were solved, a row for each rollout, and their transcripts side by side.
 
-    In a transcript the prompt is folded, for the others share it; so do they the task, as a rule, and then it stands
-    above them all. Several tasks are only counted.
+    The prompt is folded in each transcript, because the whole group shares it. A task that all share is shown above
+    them; of several tasks only the number is shown.
     """
     kept = excerpt(list(enumerate(group, 1)), GROUP_MEMBERS)
     shown = [*kept.head, *kept.tail]
@@ -125,13 +125,13 @@ def group_html(group: Sequence[Trajectory]) -> str:
 
 
 def transcript_html(prompt: str, lines: Sequence[Line], *, pending: str | None = None, note: str = "") -> str:
-    """A session in the making; `pending` is the typed line that runs now, `note` says what is going on."""
+    """A session in progress; `pending` is the typed line that is running, `note` says what is going on."""
     parts = session_parts(prompt, lines, pending, TRANSCRIPT_BYTES)
     return _render("session", parts=parts, note=short(note, TEXT_CHARS))
 
 
 def bundle(thing: Trajectory | Sequence[Trajectory]) -> dict[str, str]:
-    """A trajectory or a group by MIME type, as notebooks ask for it."""
+    """A trajectory or a group as a MIME bundle for notebooks: MIME type to text."""
     if isinstance(thing, Trajectory):
         return {"text/plain": trajectory_text(thing), "text/html": trajectory_html(thing)}
     return {"text/plain": group_text(thing), "text/html": group_html(thing)}
@@ -145,7 +145,7 @@ def _render(macro: str, **values: Any) -> str:
 
 
 def _card(trajectory: Trajectory, parts: Sequence[Part], task: str) -> _Card:
-    """Its head says what is known; what isn't known is left out."""
+    """The heading holds what is known; what isn't known is left out."""
     verdict = status(trajectory)
     faults = sum(line.kind in FAULTS for line in trajectory.lines)
     masked = len(trajectory.completion_ids) - trajectory.sampled_tokens

@@ -1,8 +1,8 @@
-"""A chart as a still: an SVG text that any page shows, without a script and without plotly.
+"""A chart as a static image: SVG text that any page shows, without a script and without plotly.
 
-For notebooks and readmes. Draws what curves are made of (lines, dashed or not, and markers) on one linear scale, in the
-chart's own colours, which read on light and dark grounds; text and axes are a middle grey. Raises ValueError for a
-chart that is drawn in other ways: stacked areas, a second axis, names along an axis.
+For notebooks and readmes. Draws curves (solid or dashed lines, and markers) on one linear scale, in the chart's own
+colours, which read well on light and dark backgrounds; text and axes are a middle grey. Raises ValueError for a chart
+that needs more: stacked areas, a second axis, names along an axis.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FONT = 'font-family="system-ui, sans-serif" font-size="12"'
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """Data to pixels, straight."""
+    """A linear map from data to pixels."""
 
     least: float
     most: float
@@ -43,7 +43,7 @@ class _Scale:
 
 
 def chart_svg(chart: Chart, width: int = 720) -> str:
-    """The chart as an SVG document, titled for readers that can't see it. Raises ValueError where it is not a curve."""
+    """The chart as an SVG document, with a title for screen readers. Raises ValueError if it is not made of curves."""
     odd = any(key in trace for trace in chart.data for key in ("stackgroup", "yaxis"))
     if odd or any(isinstance(value, str) for trace in chart.data for value in (*trace["x"], *trace["y"])):
         raise ValueError(f"chart {chart.id!r} is more than curves on one scale; draw it with plotly")

@@ -1,13 +1,13 @@
-"""A trajectory as a Jupyter notebook (nbformat 4) that runs: our own kernelspec shows again what the session showed.
+"""A trajectory as a Jupyter notebook (nbformat 4): run with our kernelspec, it shows again what the session showed.
 
-A heading with the task, how it ended and the prompt; then a code cell for each cell that the kernel ran, its source
-character by character, with outputs in the form in which our kernel sends them: everything that the terminal showed as
-stream `stdout`, tracebacks included, and after it an `error` with the exception's name. Comments become cells of their
-own, for a comment in front of a statement would move the line numbers of its traceback. What never ran stands in raw
-cells, which no notebook executes, with the reason. Execution counts are those of a run from top to bottom.
+It begins with a heading (the task, how it ended, the prompt). A code cell follows for each cell that the kernel ran,
+with the exact source, and outputs in the form in which our kernel sends them: everything that the terminal showed as
+stream `stdout`, tracebacks included, then an `error` with the exception's name. Comments become cells of their own,
+because a comment before a statement would shift the line numbers of its traceback. What never ran is kept in raw cells,
+which no notebook executes, with the reason. Execution counts are those of a run from top to bottom.
 
 `metadata.repl_rl` of the notebook and of each cell hold what Jupyter has no place for; docs/replay.md lists the keys.
-The same trajectory gives the same notebook, byte by byte. What a model wrote reaches markdown only as characters.
+The same trajectory gives the same notebook, byte for byte. What a model wrote is escaped in markdown.
 
 Not covered: `%magic` and `!command` of the `ipython` dialect, which our kernel does not know; tools of the run.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from repl_rl.dialect import Dialect
 
 FORMAT = 1
-"""Of what is kept in `metadata.repl_rl`."""
+"""Version of the layout of `metadata.repl_rl`."""
 _KERNELSPEC = {"name": "repl_rl", "display_name": "Python (repl_rl)", "language": "python"}
 _LANGUAGE = {"name": "python", "mimetype": "text/x-python", "file_extension": ".py"}
 _THOUGHTS = ("code", "markdown")
@@ -49,8 +49,8 @@ def to_notebook(
 ) -> NotebookNode:
     """The trajectory as a notebook, written to `path` if one is given.
 
-    `thoughts` is what becomes of comments: "code" or "markdown". `dialect` is a name or an object; without one it is
-    told from the transcript. Raises ConfigError for a value that is neither, RunError if the file can't be written.
+    `thoughts` says what comments become: "code" or "markdown". `dialect` is a name or an object; without one it is
+    inferred from the transcript. Raises ConfigError for any other value, RunError if the file can't be written.
     """
     import nbformat
 
@@ -112,7 +112,7 @@ def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
 
 
 def value_of(name: str, shown: str) -> str:
-    """An exception's `evalue`, as our kernel takes it off the last line that was shown."""
+    """An exception's `evalue`, read off the last line that was shown, as our kernel does."""
     last = shown.splitlines()[-1] if shown else ""
     head, _, rest = last.partition(": ")
     return rest if head.rpartition(".")[2] == name else last
@@ -166,7 +166,7 @@ def _answer(trajectory: Trajectory) -> list[str] | None:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinities."""
+    """`value`, or None where it is not finite: JSON has no infinities."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -191,7 +191,7 @@ def question_of(prompt: str) -> str:
 
 
 def verdict(trajectory: Trajectory) -> str:
-    """How it ended, in a sentence."""
+    """How the trajectory ended, in a sentence."""
     grade = trajectory.outcome_reward
     how = "Not graded" if grade is None else f"{'Solved' if grade > 0 else 'Not solved'} (graded {grade:g})"
     if trajectory.is_void:
@@ -202,5 +202,5 @@ def verdict(trajectory: Trajectory) -> str:
 
 
 def plain_markdown(text: str) -> str:
-    """`text` as markdown that shows its characters: no tag, no link, no formula, no list of it is left."""
+    """`text` as markdown that shows it literally: none of it becomes a tag, a link, a formula or a list."""
     return _MARKDOWN.sub(lambda match: f"&#{ord(match[0][0])};{match[0][1:]}", visible(text))

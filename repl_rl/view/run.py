@@ -1,9 +1,9 @@
-"""A run folder as one frozen value, and what stands at the head of every view of it. Notes tell what can't be read.
+"""A run folder as one frozen value, and the facts at the head of every view of it.
 
-A crash cuts a line of `metrics.jsonl` or of a rollout file short, and a resumed run does steps again: unreadable lines
+A crash can cut a line of `metrics.jsonl` or of a rollout file short, and a resumed run repeats steps: unreadable lines
 are left out with a note, and of two rows for one step the later one counts. Only a folder that is not a run raises.
 
-Nothing here is escaped: names out of a config or a file still have to pass `visible` and the page's escaping.
+Nothing here is escaped: names from a config or a file still have to pass `visible` and the page's escaping.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Run:
         return sum(earlier for earlier, later in pairwise(clock) if later < earlier) + clock[-1]
 
     def setting(self, key: str) -> Any:
-        """The config's value at `section.key`, None where it has none."""
+        """The config's value at `section.key`, or None."""
         value: Any = self.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
@@ -119,7 +119,7 @@ def summary(run: Run) -> list[str]:
 
 
 def facts(run: Run) -> list[tuple[str, str]]:
-    """Pairs of name and value for the head of the page; what the run doesn't know is left out."""
+    """Pairs of name and value for the head of the page; unknown values are left out."""
     last = run.train[-1] if run.train else {}
     planned = run.setting("train.steps")
     done = int(last["step"]) if last else 0
@@ -141,7 +141,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:
-    """Held-out rates per family, `all` first, with the number of problems where the rows tell it."""
+    """Held-out rates per family, `all` first, with the number of problems where the rows contain it."""
     if run.before is None:
         return []
     before, after = _mapping(run.before, "families"), _mapping(run.after or {}, "families")
@@ -212,7 +212,7 @@ def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:
 
 
 def _first_and_last(folder: Path, notes: list[str]) -> tuple[Rollouts, ...]:
-    """Of the files in which anything can be read."""
+    """The first and the last file of which anything can be read."""
     paths = {int(digits): path for path in folder.glob("step_*.jsonl") if (digits := path.stem[5:]).isdecimal()}
     found: dict[int, Rollouts] = {}
     for order in (sorted(paths), sorted(paths, reverse=True)):

@@ -1,12 +1,12 @@
 """A trajectory as the cells of its session: what ran, what was thought, what never ran, each with its output.
 
-What ran, and what it showed, is in the record (`Line.cells`). Which of the typed text is thought or prose, and which
-lines made a cell, is the dialect's decision: the typed text goes through its reader once more. Where the two disagree,
-as for a chat template that is not at hand, the record holds. Nothing here fails on what a model typed.
+What ran, and what it showed, is in the record (`Line.cells`). The dialect decides which typed text is thought or prose
+and which lines make a cell, so the typed text goes through its reader again. Where the two disagree (for example
+because the chat template is not available), the record counts. Nothing here fails on what a model typed.
 
-Records of earlier versions have no cells. There the reader's cells count, and what was shown loses what the dialect put
-around it: prompts, `output` blocks, tags. Several cells in one turn (lines typed ahead, several calls) then share
-what was shown where the dialect does not divide it: all of it stands at the last of them.
+Records of earlier versions have no cells. For these the reader's cells count, and what the dialect put around the
+output (prompts, `output` blocks, tags) is removed. Several cells in one turn (lines typed ahead, several calls) then
+share their output if the dialect does not divide it: the last of them gets all of it.
 
 Not covered: what an environment showed after a line stays part of the output. Without recorded cells, a dialect that is
 not one of ours keeps its frames in the outputs, and a `tool_call` without its chat template is read as Qwen's and
@@ -41,7 +41,7 @@ _SHOWN_PARTS: dict[type[Any], re.Pattern[str]] = {
 _GOES_ON = frozenset(
     {StopReason.CONTEXT, StopReason.MAX_TOKENS, StopReason.LINE_TOKENS, StopReason.ABORTED, StopReason.UNFINISHED}
 )
-"""Where the next prompt stood already, and nothing could follow it."""
+"""Reasons to stop after the next prompt was shown already, with nothing typed at it."""
 _FAILED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
 
 
@@ -59,8 +59,8 @@ class Role(StrEnum):
 class SessionCell:
     """One cell; `text` is the source exactly as the kernel got it, or what was typed.
 
-    `lines` are indices into the trajectory's lines. `shares_output` says that what it showed stands at a later cell of
-    its turn. `number` counts cells as IPython does. `note` says why a cell did not run.
+    `lines` are indices into the trajectory's lines. `shares_output` means that a later cell of its turn holds what it
+    showed. `number` counts cells as IPython does. `note` says why a cell did not run.
     """
 
     role: Role
@@ -77,9 +77,9 @@ class SessionCell:
 class SessionText:
     """The cells of a trajectory and how its dialect shows what they do.
 
-    `shows` is "output" (as a terminal) or "ipython" (`Out[n]:`); without recorded cells also "block" (as a terminal,
-    its last line ended), "result" (the value or the exception's last line) or "frames" (a dialect of the user's:
-    results stand somewhere in it). `setup` is what a session runs beforehand.
+    `shows` is "output" (as in a terminal) or "ipython" (`Out[n]:`); without recorded cells also "block" (as in a
+    terminal, with a newline at the end), "result" (the value or the exception's last line) or "frames" (a user's own
+    dialect: the results are somewhere in its text). `setup` is code that a session runs before its first cell.
     """
 
     dialect: str
@@ -89,8 +89,8 @@ class SessionText:
 
 
 def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -> SessionText:
-    """Read a trajectory. `dialect` is a name, a dialect, or None: told from the transcript. Raises ConfigError for an
-    unknown name."""
+    """Read a trajectory. `dialect` is a name, a dialect, or None to infer it from the transcript. Raises ConfigError
+    for an unknown name."""
     asked = dialect_of(trajectory) if dialect is None else dialect
     if not isinstance(asked, str):
         spoken = asked
@@ -109,7 +109,7 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -
 
 
 def dialect_of(trajectory: Trajectory) -> str:
-    """The dialect that a transcript looks like: by its last prompt, else by what was typed; "python" in doubt."""
+    """Guess a transcript's dialect from its last prompt, else from what was typed; "python" if neither tells."""
     prompt = trajectory.prompt.rstrip()
     if prompt.endswith((">>>", "...")):
         return "python"
@@ -127,7 +127,7 @@ def dialect_of(trajectory: Trajectory) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Hermes:
-    """Stands for a `tool_call` whose chat template is not at hand."""
+    """Stands in for a `tool_call` dialect whose chat template is not available."""
 
     setup: str = ToolCallDialect.setup
     texts_name: str = ToolCallDialect.texts_name
@@ -170,7 +170,7 @@ class _SessionReader:
         if line.cells is not None:
             read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
             ran = [encodable(cell.source) for cell in line.cells]
-            if read[: len(ran)] != ran:  # further ones were not reached
+            if read[: len(ran)] != ran:  # cells beyond these were not reached
                 words = self._reading.give_up(index)
                 pieces = [words] if words else []
                 for source, cell in zip(ran, line.cells, strict=True):
@@ -195,7 +195,7 @@ class _SessionReader:
         return SessionCell(role, piece.text, piece.lines, number=self._number)
 
     def _with_outputs(self, index: int, line: Line, cells: Sequence[SessionCell]) -> list[SessionCell]:
-        """What each of them showed, where it is recorded or the dialect divides it; else all of it at the last one."""
+        """Give each cell what it showed, if that is recorded or the dialect divides it; else the last one gets all."""
         goes_on = index + 1 < len(self._trajectory.lines) or self._trajectory.stop_reason in _GOES_ON
         shown = encodable(line.shown if goes_on or line.cells is not None else line.output)
         asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
@@ -242,13 +242,13 @@ def _not_run(cell: SessionCell, note: str) -> SessionCell:
 
 
 def _is_asked(cell: SessionCell) -> bool:
-    """Whether it was run, or answered with a refusal."""
+    """Whether the cell was run, or answered with a refusal."""
     return cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
 
 
 def _marked(output: str, number: int, line: Line) -> str:
-    """A cell's output with IPython's `Out[number]: ` where it stood; without it where no value, or no whole one, was
-    shown. Values are not told from printed text in a record."""
+    """A cell's output with IPython's `Out[number]: ` where it was; without it if no value, or only part of one, was
+    shown. A record does not distinguish values from printed text."""
     mark = f"Out[{number}]: "
     _, found, after = encodable(line.output).rpartition(mark)
     starts = [start for start in range(len(output)) if after.startswith(output[start:])] if found else []
@@ -256,9 +256,9 @@ def _marked(output: str, number: int, line: Line) -> str:
 
 
 def _without_unreached(cells: Sequence[SessionCell], line: Line) -> list[SessionCell]:
-    """An answer ends the session, and so does what kills the interpreter: what came after it in its turn did not run.
+    """An answer ends the session, and so does a killed interpreter: later cells of that turn did not run.
 
-    Without recorded cells, the first cell that names the function is taken for the one that called it.
+    Without recorded cells, the first cell that names `submit_final_answer` is taken for the one that called it.
     """
     if line.cells is not None:
         asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
@@ -273,17 +273,17 @@ def _without_unreached(cells: Sequence[SessionCell], line: Line) -> list[Session
 
 
 def encodable(text: str) -> str:
-    """Lone surrogates as escapes: what encodes as UTF-8 can be written."""
+    """`text` with lone surrogates as escapes, so that it can be encoded as UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 Typed = tuple[tuple[int, ...], str]
-"""Text, and the indices of the lines that it was typed in."""
+"""The indices of the lines in which a text was typed, and the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypedPart:
-    """What came to its end: words, or a cell. `lines` are the indices of those that it was typed in."""
+    """A complete part of the typed text: words, or a cell. `lines` are the indices of the lines it was typed in."""
 
     lines: tuple[int, ...]
     text: str
@@ -291,9 +291,10 @@ class TypedPart:
 
 
 class _ByLines:
-    """Read one physical line at a time, so that it is known which of them made which cell.
+    """Reads one physical line at a time, so that it is known which lines made which cell.
 
-    `lead` stands before each line, for the reader to drop; `frame_lines` around a cell are not its source.
+    `lead` is put before each line, and the reader drops it; `frame_lines` is how many lines around a cell are not part
+    of its source.
     """
 
     def __init__(self, reader: Any, typed: LineDecoder, lead: str = " ", frame_lines: int = 0) -> None:
@@ -304,10 +305,10 @@ class _ByLines:
         self._held: list[Typed] = []
         self._is_open = False
         self._begun: tuple[int, ...] = ()
-        """Where the physical line began that has not ended yet."""
+        """The indices of the lines in which the unfinished physical line was typed."""
 
     def feed(self, index: int, text: str, ends: bool) -> list[TypedPart]:
-        """Take in a line; `ends` where the end of the input, and no newline, ended it."""
+        """Take in a line; `ends` means that the end of the input, not a newline, ended it."""
         pieces: list[TypedPart] = []
         for line in self._lines(index, text, ends):
             self._held.append((self._begun, line))
@@ -322,7 +323,7 @@ class _ByLines:
         return pieces
 
     def give_up(self, index: int, text: str = "") -> TypedPart | None:
-        """What has come to no end, and `text` that was typed and never read; None if there is nothing."""
+        """What never became complete, with `text` that was typed and never read; None if there is nothing."""
         self._held += [(self._begun, line) for line in self._lines(index, text, ends=True)]
         return self._piece(self._cut(0)) if self._held else None
 
@@ -337,14 +338,14 @@ class _ByLines:
         if not turn.cells:
             return [self._piece(self._cut(0))]
         [cell] = turn.cells
-        # IPython takes blank lines off its cells, so all that is held is this one
+        # IPython strips blank lines from its cells, so everything held belongs to this cell
         lines = cell.source.count("\n") + 1 + self._frame_lines
         before = [] if isinstance(self._reader, IPythonReader) else self._cut(lines)
         own = self._piece(self._cut(0))
         return [*([self._piece(before)] if before else []), TypedPart(own.lines, cell.source, cell)]
 
     def _cut(self, keep: int) -> list[Typed]:
-        """Take what stands before the last `keep` lines."""
+        """Take what is held, except for the last `keep` lines."""
         count = max(0, len(self._held) - keep)
         before, self._held = self._held[:count], self._held[count:]
         return before
@@ -354,7 +355,7 @@ class _ByLines:
 
 
 class _ByTurns:
-    """Prose stands up to the cells that a turn completes."""
+    """Reads whole turns: the text before the cells that a turn completes is prose."""
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader

@@ -1,7 +1,7 @@
 """Trajectories and tables for the terminal, drawn by rich.
 
-What the model typed is bold after `›`, what the interpreter wrote is dim after `‹`, the prompt stands after `¶`: the
-marks and the weight say it without colour.
+What the model typed is bold after `›`, what the interpreter wrote is dim after `‹`, and the prompt follows `¶`, so the
+origins can be told apart without colour.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = Tru
 def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     """Held-out solve rates of two evaluation rows, per family and in total.
 
-    A row's optional `family_problems` (family -> number of problems) brings the counts of the families.
+    A row's optional `family_problems` (family -> number of problems) supplies the families' counts.
     """
     table = Table(title="held-out problems solved", title_justify="left", header_style="bold")
     table.add_column("family")

@@ -1,10 +1,10 @@
-"""The tokens of a trajectory one by one: id, text, logprob, and whether the policy sampled it; and as chips on a page.
+"""The tokens of a trajectory one by one (id, text, logprob, and whether the policy sampled it), and as chips on a page.
 
 Texts come from the bytes of tokens, so that each token shows exactly what it put into the sequence: a byte that is not
 a whole character by itself is written `\\xNN`. Loading texts reads `tokenizer.json` and nothing else: no weights, no
 torch, no network.
 
-Not covered: checkpoints without `tokenizer.json` have ids and no texts.
+Not covered: for checkpoints without `tokenizer.json` there are only ids, no texts.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 STRETCH_TOKENS = 400
 TOKEN_CHARS = 200
 _STEPS = (-0.1, -0.7, -1.6, -3.0)
-"""Logprobs below which a token is shaded one step more; probabilities of 90%, 50%, 20% and 5%."""
+"""Each of these logprobs that a token is below shades it one step more; probabilities of 90%, 50%, 20% and 5%."""
 _CHIP_BYTES, _STRETCH_BYTES = 70, 150
 _BLANKS = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
-"""From ids to their texts, one each; "" for an id that the vocabulary has no token for."""
+"""Maps ids to texts, one for each id; "" for an id that is not in the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
     """One token of the completion. `line` is the index of the line that it is part of, or whose output it is part of.
 
-    `text` is None where it isn't known, or the texts at hand contradict the lines; `logprob` (nats) is None where the
-    token was not sampled; `line` is None before the first line.
+    `text` is None if it isn't known, or if the vocabulary contradicts the lines; `logprob` (nats) is None if the token
+    was not sampled; `line` is None before the first line.
     """
 
     index: int
@@ -52,7 +52,7 @@ class TokenRow:
 
 
 def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRow]:
-    """The completion's tokens in order. Raises ValueError if `texts` gives another number of texts than of ids."""
+    """The completion's tokens in order. Raises ValueError if `texts` doesn't return one text for each id."""
     ids = trajectory.completion_ids
     starts = [line.start for line in trajectory.lines]
     owners: list[int | None] = []  # (T,)
@@ -69,19 +69,18 @@ def token_rows(trajectory: Trajectory, texts: TokenTexts | None) -> list[TokenRo
 
 
 def texts_fit(trajectory: Trajectory, texts: TokenTexts) -> bool:
-    """False where the texts contradict those of the lines: they are of another vocabulary than the one that sampled.
+    """False if the texts contradict those of the lines: they belong to another vocabulary than the one that sampled.
 
-    A line tells nothing where bytes of its tokens are not whole characters. After its text may come what ended it.
+    Only lines whose tokens spell ASCII are compared. After a line's text, its tokens may also spell what ended it.
     """
     spelled = (("".join(texts(trajectory.completion_ids[line.start : line.end])), line) for line in trajectory.lines)
     return all(text.startswith(line.text) for text, line in spelled if text.isascii() and "\\x" not in text)
 
 
 def load_token_texts(model: str) -> TokenTexts | None:
-    """Texts by the tokenizer of a model: a name that ships (`nano`), a checkpoint folder, or a hub id.
+    """Load the token texts of a model: a shipped one's name (`nano`), a checkpoint folder, or a hub id.
 
-    A hub id is looked for among what has been downloaded before. None where there is no `tokenizer.json` to be found,
-    or none that can be read.
+    A hub id is looked up only among earlier downloads. None if there is no `tokenizer.json`, or it can't be read.
     """
     from tokenizers import Tokenizer
 
@@ -102,7 +101,7 @@ def load_token_texts(model: str) -> TokenTexts | None:
 
 
 def _tokenizer_file(model: str) -> Path | None:
-    """In the model's folder or, for a hub id, in huggingface_hub's cache. Asks no server."""
+    """Look in the model's folder or, for a hub id, in huggingface_hub's cache. Never uses the network."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -120,7 +119,7 @@ def _tokenizer_file(model: str) -> Path | None:
 
 
 class _AsTransformers:
-    """What `bytes_of_tokens` asks of transformers' tokenizers, which would load torch."""
+    """What `bytes_of_tokens` needs of a transformers tokenizer, without transformers, which would load torch."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.backend_tokenizer = tokenizer
@@ -135,7 +134,7 @@ class _AsTransformers:
         return added
 
     def decode(self, ids: list[int], skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> str:
-        """Cleaning up is transformers' own habit and stays off."""
+        """The clean-up is a feature of transformers only and stays off."""
         text: str = self.backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
@@ -156,7 +155,7 @@ class Chip:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Tokens of one line that were all sampled, or all written by the interpreter. `number` is the line's, from 1."""
+    """Consecutive tokens of one line, all sampled or all written by the interpreter. `number` is the line's, from 1."""
 
     origin: Origin
     number: int | None
@@ -173,7 +172,8 @@ class Stretch:
 
 
 def stretches(trajectory: Trajectory, texts: TokenTexts | None, budget_bytes: int) -> Excerpt[Stretch]:
-    """The completion's tokens in order: its first and last stretches within the budget, of long ones the two ends."""
+    """The completion's tokens in order: as many first and last stretches as the budget allows, long ones cut in the
+    middle."""
     told: list[Stretch] = []
     for (line, sampled), same in groupby(token_rows(trajectory, texts), key=lambda row: (row.line, row.sampled)):
         rows = list(same)

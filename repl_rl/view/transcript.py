@@ -1,8 +1,8 @@
 """A trajectory as rows on a screen, as the parts that a page or a text has room for, and as plain text.
 
 Terminal, notebook, report and trackers show the same rows. Typed text stays on the row of the prompt that it answers,
-as at a terminal. A mark in front of each row says who wrote it. Nothing that a model or an interpreter wrote reaches a
-row before `visible` has been over it.
+as in a terminal. A mark in front of each row says who wrote it. Everything that a model or an interpreter wrote passes
+through `visible` before it becomes part of a row.
 
 A long prompt is folded, and so is the middle of many rows; within a budget of bytes the first and the last rows are
 kept. Every row of the transcript is in exactly one part, or counted in exactly one gap.
@@ -36,9 +36,9 @@ from repl_rl.view.words import (
 )
 
 PROMPT_ROWS = 8
-"""A prompt of more rows is folded, unless said otherwise."""
+"""By default, a prompt of more rows is folded."""
 OPEN_ROWS = 60
-"""How many rows stand open at each end of a long transcript."""
+"""How many rows stay unfolded at each end of a long transcript."""
 FOLD_ROWS = 200
 PIECE_CHARS = 4000
 ROW_PIECES = 40
@@ -49,7 +49,7 @@ TEXT_CHARS = 1000
 PLAIN_BYTES = 150_000
 PLAIN_MEMBERS = 16
 _ROW_BYTES, _PIECE_BYTES, _LINE_BYTES = 140, 40, 260
-"""What the markup around a row, a piece and the notes of a line amounts to, generously."""
+"""Generous estimates of the size of the markup around a row, a piece and the notes of a line."""
 
 
 class Origin(StrEnum):
@@ -74,7 +74,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ScreenRow:
-    """One row: its pieces from left to right and the lines whose first character stands in it."""
+    """One row: its pieces from left to right and the lines whose first character is in it."""
 
     pieces: tuple[Piece, ...]
     lines: tuple[Line, ...] = ()
@@ -101,7 +101,7 @@ def screen_rows(trajectory: Trajectory) -> list[ScreenRow]:
 
 
 def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = None) -> list[ScreenRow]:
-    """The same of a session that may not have ended; `pending` is typed text that has not run yet."""
+    """The rows of a session that may not have ended; `pending` is typed text that has not run yet."""
     segments: list[tuple[Origin, str, Line | None]] = [(Origin.PROMPT, prompt, None)]
     for line in lines:
         segments.append((Origin.TYPED, line.text, line))
@@ -127,7 +127,7 @@ def transcript_rows(prompt: str, lines: Sequence[Line], pending: str | None = No
 
 @dataclass(frozen=True, slots=True)
 class ShownPiece:
-    """Text of one origin, with a gap in the middle where it is too long."""
+    """Text of one origin, with a gap in the middle if it is too long."""
 
     origin: Origin
     text: Excerpt[str]
@@ -135,7 +135,7 @@ class ShownPiece:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What is said beside a row about a line that begins in it. `number` counts from 1."""
+    """What a row says about a line that begins in it. `number` is the line's, from 1."""
 
     number: int
     line: Line
@@ -151,7 +151,7 @@ class Note:
 
     @property
     def calls(self) -> Excerpt[str]:
-        """The tools that it called, in a few words each."""
+        """The tools that the line called, in a few words each."""
         told: list[str] = []
         for call in self.line.calls:
             failed = f" ✗ {short(call.error_name, NAME_CHARS)}" if call.error_name else ""
@@ -166,7 +166,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A row of the screen. `fault`: a line in it went wrong, or it is what the interpreter said to one that did."""
+    """A row of the screen. `fault`: a line in it went wrong, or it is the interpreter's response to one that did."""
 
     origin: Origin
     mark: str
@@ -198,7 +198,7 @@ def _joined(texts: Excerpt[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that stand together: open where `title` is empty, otherwise folded under it; or a gap without rows."""
+    """Consecutive rows: folded under `title`, or unfolded if that is empty. `left_out` describes a gap without rows."""
 
     rows: tuple[ShownRow, ...]
     title: str = ""
@@ -206,7 +206,7 @@ class Part:
 
 
 def shown_bytes(text: str) -> int:
-    """How much of a page `text` takes up once it is put out."""
+    """The size of `text` in a page, in bytes, after escaping."""
     return len(escape(visible(text)).encode())
 
 
@@ -242,7 +242,7 @@ def session_parts(
         rows.append(ShownRow(row.origin, row.mark, pieces_kept, notes_kept, fault, index >= first_pending))
     given = next((at for at, row in enumerate(rows) if row.origin is not Origin.PROMPT), len(rows))
     session = _session_parts(rows[given:], budget_bytes)
-    if given <= prompt_rows:  # A prompt that stands open belongs to the rows that follow it.
+    if given <= prompt_rows:  # An unfolded prompt belongs to the rows that follow it.
         first = (*rows[:given], *(session[0].rows if session else ()))
         return [Part(first), *session[1:]] if first else []
     kept = excerpt(rows[:given], budget_bytes // 4, lambda row: row.size_bytes)
@@ -252,7 +252,7 @@ def session_parts(
 
 
 def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
-    """The parts after the prompt; the first one is open."""
+    """The parts after the prompt; the first one is unfolded."""
     kept = excerpt(rows, budget_bytes, lambda row: row.size_bytes)
     if len(rows) <= 2 * OPEN_ROWS + FOLD_ROWS // 10 and not kept.left_out:
         return [Part(tuple(rows))] if rows else []
@@ -264,7 +264,7 @@ def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:
 
 
 def _folds(rows: Sequence[ShownRow], before: int) -> Iterator[Part]:
-    """Folded parts of these rows, the first of which comes after `before` others."""
+    """Folded parts of these rows; `before` is how many rows precede the first."""
     for start in range(0, len(rows), FOLD_ROWS):
         inside = rows[start : start + FOLD_ROWS]
         first = before + start + 1
@@ -315,14 +315,14 @@ def group_text(group: Sequence[Trajectory]) -> str:
 
 
 def solved_of(group: Sequence[Trajectory]) -> str:
-    """`3 of 8 solved`, and how many can't be told."""
+    """`3 of 8 solved`, and how many have no verdict."""
     verdicts = [status(member) for member in group]
     others = [f"{verdicts.count(word)} {word}" for word in ("not graded", "void") if word in verdicts]
     return ", ".join([f"{sum(map(solved, group))} of {len(group)} solved", *others])
 
 
 def ending(trajectory: Trajectory) -> str:
-    """Why it stopped, what it answered, what it came to, on one row."""
+    """Why it stopped, what it answered and what that was worth, in one row."""
     reward = total_reward(trajectory)
     parts = [f"stopped: {trajectory.stop_reason.replace('_', ' ')}"]
     if trajectory.answer is not None:

@@ -5,11 +5,11 @@
     async with open_rollout("nano") as rollout:                              # in a notebook, several with one engine
         await show(rollout, "What is 12 choose 5?", n=4)
 
-Where it is drawn: in a notebook, an output cell that is updated in place; in a terminal, the tail that fits the screen
-and at the end the whole transcript; in a pipe, each row once, without control codes. What is drawn is at most
-a tenth of a second old. An interrupt ends the rollouts, shows what there is, and goes on up.
+A notebook shows an output cell that is updated in place. A terminal shows the tail that fits the screen, and the whole
+transcript at the end. A pipe gets each row once, without control codes. What is drawn is at most a tenth of a second
+old. An interrupt ends the rollouts, shows what there is so far, and propagates.
 
-Not covered: the tokens within a line. A line is sampled whole before it is told.
+Not covered: the tokens within a line. A line appears only when all of it has been sampled.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from repl_rl.view.transcript import PLAIN_BYTES, ScreenRow, ending, plain_text, 
 EXAMPLE = "What is the greatest common divisor of 462 and 1071?"
 _TICK_S = 0.1
 _COLUMNS = 8
-"""At most as many rollouts stand side by side in a notebook before they have ended."""
+"""At most this many rollouts are shown side by side in a notebook while they run."""
 _LEAST_COLUMN_CHARS = 40
 _SIDE_BY_SIDE = Markup('<div style="display:flex;gap:1em;overflow-x:auto" tabindex="0">{}</div>')
 _COLUMN = Markup('<div style="flex:1 0 26em;min-width:0">{}</div>')
@@ -62,16 +62,16 @@ def live(
     overrides: Sequence[str] = (),
     n: int = 1,
 ) -> Trajectory | Group:
-    """Open what `open_rollout` opens, roll out a task `n` times beside each other, and show it; a `Group` if n > 1.
+    """Open what `open_rollout` opens, roll out a task `n` times at once, and show it; returns a `Group` if n > 1.
 
-    Blocks, also where an event loop runs already. The same call samples the same lines, as far as the engine follows
-    seeds; `overrides=["seed=1"]` makes others. Raises ConfigError before anything is loaded, and what opening and
-    rolling out raise; a trajectory that the machinery failed comes back `aborted`.
+    Blocks, also where an event loop is already running. The same call samples the same lines, as far as the engine
+    follows seeds; `overrides=["seed=1"]` gives different ones. Raises ConfigError before anything is loaded, and
+    whatever opening and rolling out raise; a rollout that failed for reasons of its machinery comes back `aborted`.
     """
     asked = _task(task, n)
     config = config_of(config_or_model, overrides)
     board = Board(canvas_here(), n, f"loading {config.model.path}")
-    silence_libraries()  # The screen is for the rollout: what libraries say while they load stays off it.
+    silence_libraries()  # The screen is for the rollout, not for messages of loading libraries.
     with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
         making = loop.submit(_opened(config, asked, board))
         while not wait([making], _TICK_S).done:
@@ -86,9 +86,9 @@ async def show(rollout: Rollout, task: Task | str, *, n: int = 1) -> Trajectory 
 
 
 class Board:
-    """What `n` rollouts have come to so far, on a canvas.
+    """The progress of `n` rollouts, drawn on a canvas.
 
-    `take` may be called from another thread than `refresh`, which draws if there is anything new.
+    `take` and `refresh` may be called from different threads; `refresh` draws if there is anything new.
     """
 
     def __init__(self, canvas: Canvas, n: int, note: str = "") -> None:
@@ -99,7 +99,7 @@ class Board:
         self._changes, self._drawn = 1, 0
 
     def take(self, index: int, event: Event) -> None:
-        """Rollout `index` tells something."""
+        """Take in an event of rollout `index`."""
         self.seen[index] = self.seen[index].after(event)
         self._note = ""
         self._changes += 1
@@ -113,7 +113,7 @@ class Board:
 
     @contextmanager
     def until_the_end(self) -> Iterator[None]:
-        """The last state is shown however the block is left."""
+        """A block after which the last state is shown, however it is left."""
         try:
             self.refresh()
             yield
@@ -129,7 +129,7 @@ class Board:
 async def watch(
     rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None = None
 ) -> Trajectory | Group:
-    """Roll out a task as often as the board has room, drawing on it from here."""
+    """Roll out a task once for each place on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
         making = asyncio.create_task(_rolled(rollout, task, board, sampling))
         try:
@@ -148,7 +148,7 @@ async def _opened(config: Config, task: Task, board: Board) -> list[Trajectory]:
 
 
 async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
-    """As many at a time as the rollout allows; the first failure ends all."""
+    """Roll out as many at a time as the rollout allows; the first failure ends all."""
     vocabulary = rollout.vocabulary
     board.texts = lambda ids: [vocabulary.bytes_of([index]).decode("utf-8", "backslashreplace") for index in ids]
     count = len(board.seen)
@@ -178,7 +178,7 @@ def _one_or_all(made: Sequence[Trajectory]) -> Trajectory | Group:
 
 
 def _task(task: Task | str, n: int) -> Task:
-    """What is to be rolled out `n` times. Raises ConfigError for an empty task, and for a count of none."""
+    """The task to roll out `n` times. Raises ConfigError for an empty task, and for `n` below 1."""
     asked = task if isinstance(task, Task) else Task("live", task, "")
     if not asked.question.strip():
         raise ConfigError("an empty task: give a question, such as " + repr(EXAMPLE))
@@ -189,9 +189,9 @@ def _task(task: Task | str, n: int) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class LiveRollout:
-    """One rollout as far as it has been told. `pending` is the typed line that runs now.
+    """One rollout as far as its events have come in. `pending` is the typed line that is running.
 
-    `trajectory` is there when all is over.
+    `trajectory` is set once the rollout has ended.
     """
 
     prompt: str = ""
@@ -200,7 +200,7 @@ class LiveRollout:
     trajectory: Trajectory | None = None
 
     def after(self, event: Event) -> LiveRollout:
-        """With what an event tells."""
+        """A copy updated by an event."""
         match event:
             case Began(prompt=prompt):
                 return replace(self, prompt=prompt)
@@ -213,12 +213,12 @@ class LiveRollout:
 
     @property
     def rows(self) -> list[ScreenRow]:
-        """The transcript so far, what runs now at its end."""
+        """The transcript so far, with the running line at its end."""
         return transcript_rows(self.prompt, self.lines, self.pending) if self.prompt else []
 
     @property
     def finished_rows(self) -> list[ScreenRow]:
-        """Those rows that stay as they are, whatever comes."""
+        """The rows that can no longer change."""
         rows = self.rows
         line = self.lines[-1] if self.lines else None
         texts = (self.pending, line and line.output, line and line.text, self.prompt)
@@ -227,7 +227,7 @@ class LiveRollout:
 
     @property
     def doing(self) -> str:
-        """What goes on, in a few words."""
+        """What the rollout is doing, in a few words."""
         if self.trajectory is not None:
             return f"stopped: {self.trajectory.stop_reason.replace('_', ' ')}"
         number = len(self.lines) + 1
@@ -237,18 +237,18 @@ class LiveRollout:
 
 
 class Canvas(Protocol):
-    """`note` says what goes on with all of them, "" where there is nothing to say."""
+    """Where rollouts are drawn. `note` is a message about all of them, "" for none."""
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:
-        """Show how far rollouts have come."""
+        """Show the rollouts as they are now."""
 
     def finish(self, seen: Sequence[LiveRollout], note: str, texts: TokenTexts | None) -> None:
-        """Show what they have come to; `texts` gives the texts of tokens. Nothing is drawn afterwards."""
+        """Show the rollouts as they ended; `texts` gives the texts of tokens. Nothing is drawn afterwards."""
 
 
 def canvas_here() -> Canvas:
-    """The one that suits where this runs."""
-    # In a Jupyter kernel, that is: IPython's own terminal is one like any other.
+    """The canvas for the place where this runs: a notebook, a terminal or a pipe."""
+    # Only a Jupyter kernel counts as a notebook: IPython in a terminal is a terminal.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if getattr(shell, "kernel", None) is not None:
@@ -294,7 +294,7 @@ class NotebookCanvas:
 
 
 class TerminalCanvas:
-    """A part of the screen that is drawn over; at the end the whole."""
+    """A part of the screen that is redrawn in place; at the end, the whole transcripts."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -328,7 +328,7 @@ class TerminalCanvas:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """As many of the last lines of something as the screen has room for, and leaves `spare` of it free."""
+    """As many of the last lines of `whole` as fit on the screen with `spare` lines left free."""
 
     whole: RenderableType
     spare: int = 1
@@ -341,12 +341,12 @@ class _Tail:
 
 
 class PipeCanvas:
-    """Rows as they come, each once; those of several rollouts after their numbers."""
+    """Prints each row once, as it comes; with several rollouts, each row starts with its rollout's number."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._printed: dict[int, int] = {}
-        """How many rows of each have been printed."""
+        """How many rows of each rollout have been printed."""
         self._note = ""
 
     def draw(self, seen: Sequence[LiveRollout], note: str) -> None:

@@ -1,7 +1,7 @@
 """How numbers, times and verdicts are put into words, the same in the terminal, the report and a notebook.
 
-Pure: a value goes in, a short text comes out. What nobody has assigned is a dash. Nothing here is escaped: texts that a
-model or an interpreter wrote (an exception's name) still have to pass `visible` and the page's escaping.
+Pure: a value goes in, a short text comes out. A value that was never assigned becomes a dash. Nothing here is escaped:
+text that a model or an interpreter wrote (an exception's name) still has to pass `visible` and the page's escaping.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.utils.text import cut_middle
 
 FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
-"""Kinds of a line that went wrong."""
+"""The kinds of lines that went wrong."""
 
 VERDICT_MARKS = {"solved": "✓", "not solved": "✗", "not graded": "·", "void": "·"}
-"""The mark before what `status` says, so that nobody has to tell verdicts apart by colour."""
+"""The mark before each verdict of `status`, so that nobody has to tell verdicts apart by colour."""
 
 
 def solved(trajectory: Trajectory) -> bool:
@@ -23,7 +23,7 @@ def solved(trajectory: Trajectory) -> bool:
 
 
 def status(trajectory: Trajectory) -> str:
-    """How a trajectory did, in a word."""
+    """A trajectory's verdict: a key of `VERDICT_MARKS`."""
     if trajectory.error is not None or trajectory.is_void:
         return "void"
     if trajectory.outcome_reward is None:
@@ -38,14 +38,14 @@ def kind(line: Line) -> str:
 
 
 def signed(value: float | None) -> str:
-    """A reward or an advantage in two decimals; a dash where nobody has assigned one. Zero carries no sign."""
+    """A reward or an advantage with two decimals; a dash where none was assigned. Zero carries no sign."""
     if value is None:
         return "–"
     return "0" if value == 0 else f"{value:+.2f}"
 
 
 def log_probability(value: float | None) -> str:
-    """A logprob in nats, in two decimals; a dash where there is none. What rounds to zero carries no sign."""
+    """A logprob in nats with two decimals; a dash where there is none. What rounds to zero carries no sign."""
     return "–" if value is None else f"{value:.2f}".replace("-0.00", "0.00")
 
 
@@ -61,7 +61,7 @@ def total_reward(trajectory: Trajectory) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for what is not a time, as a file may hold."""
+    """`8.4 s`, `3 min 12 s` or `2 h 05 min`; a dash for a value that is not a time, which a file may contain."""
     if not math.isfinite(seconds):
         return "–"
     if seconds < 60:
@@ -71,7 +71,7 @@ def duration(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """The time of a line, as exact as it is worth reading."""
+    """The time of a line, rounded to what is worth reading."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
@@ -81,10 +81,10 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks as a sign, for a place that has one row."""
+    """`text` with its line breaks replaced by a sign, for a place that has one row."""
     return text.replace("\n", "⏎")
 
 
 def short(text: str, limit_chars: int) -> str:
-    """`text` without its middle where it is too long, and with a note of how much is missing there."""
+    """`text`; if it is too long, its middle is replaced by a note of how much is missing."""
     return cut_middle(text, limit_chars, " … {:,} characters … ")

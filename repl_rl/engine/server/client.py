@@ -1,19 +1,19 @@
-"""One vLLM server over HTTP: JSON in, JSON out; what it is; and a line as it is asked for and answered.
+"""A client of one vLLM server: HTTP calls, checks of what the server is, and requests for lines.
 
-There are two kinds of trouble: `ServerUnreachable` may pass (no connection, no answer in time, a 5xx); `ServerRefused`
-will not (a 4xx, or something that is not an answer of vLLM's). Nothing is tried twice here. Cancelling a call closes
-its connection, and vLLM then aborts the request.
+There are two kinds of failure: `ServerUnreachable` may pass (no connection, no answer in time, a 5xx); `ServerRefused`
+will not (a 4xx, or an answer that is not vLLM's). Nothing is retried here. Cancelling a call closes its connection, and
+vLLM then aborts the request.
 
-`inspect` asks what a server is, and `check` judges whether it can stand in for the model that the trainer has. A server
-of which one thing is wrong would go on to give plausible tokens: each of these is therefore an error before anything is
-sampled, with the URL, the value and the way out.
+`inspect` asks a server what it is, and `check` decides whether it serves the trainer's model. A server with a wrong
+model or setting would still give plausible tokens. Each mismatch is therefore an error before anything is sampled, with
+the URL, the value and the remedy.
 
-Lines go over vLLM's `/inference/v1/generate`. Chosen over `/v1/completions`: it takes the sampling parameters as they
-are (no defaults from the checkpoint's generation config), its logprobs carry integer ids, and it names the weight
-version that sampled each token.
+Lines are requested from vLLM's `/inference/v1/generate` rather than `/v1/completions`, because it takes the sampling
+parameters as they are (no defaults from the checkpoint's generation config), its logprobs carry integer ids, and it
+names the weight version that sampled each token.
 
-Not covered: a server without `VLLM_SERVER_DEV_MODE=1` does not tell its number type, and no server tells whether a
-checkpoint of the same name and tokenizer holds the same weights.
+Not covered: a server without `VLLM_SERVER_DEV_MODE=1` does not tell its dtype, and no server tells whether a checkpoint
+of the same name and tokenizer holds the same weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ CLAMPED = -9999.0
 
 
 class ServerUnreachable(EngineError):
-    """No answer, or one that says that the server is in trouble."""
+    """No answer, or one that says that the server has failed."""
 
 
 class ServerSilent(ServerUnreachable):
@@ -56,7 +56,7 @@ class ServerSilent(ServerUnreachable):
 
 
 class ServerRefused(EngineError):
-    """An answer that asking again would not change."""
+    """An answer that a retry would not change."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -68,18 +68,18 @@ class ServerRefused(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the engine waits for what, in seconds."""
+    """How long the engine waits, in seconds."""
 
     connect_s: float = 5.0
     """For a connection."""
     health_s: float = 5.0
-    """For the answer to a small question."""
+    """For the answer to a small request, such as a health check."""
     handshake_s: float = 60.0
     """For an answer about what the server is; the first one may be slow."""
     request_s: float = 300.0
-    """For one line, the time in the server's queue included."""
+    """For one line, including the time in the server's queue."""
     weights_s: float = 1800.0
-    """For one server to take in new weights."""
+    """For one server to load new weights."""
     between_checks_s: float = 2.0
     """From one health check of a server to the next."""
     no_server_s: float = 300.0
@@ -89,7 +89,7 @@ class Patience:
 
 
 class ServerClient:
-    """One server. Raises ConfigError for a URL that is not one."""
+    """HTTP calls to one server. Raises ConfigError for an invalid base URL."""
 
     def __init__(self, url: str, session: aiohttp.ClientSession, patience: Patience) -> None:
         self.url = base_url(url)
@@ -103,7 +103,7 @@ class ServerClient:
         return await self._call("POST", path, body, self.patience.health_s if wait_s is None else wait_s)
 
     async def generate(self, body: dict[str, Any], wait_s: float | None = None) -> Any:
-        """vLLM's tokens in, tokens out."""
+        """Call vLLM's route that takes token ids and returns token ids."""
         return await self.post("/inference/v1/generate", body, self.patience.request_s if wait_s is None else wait_s)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
@@ -137,7 +137,7 @@ class ServerClient:
 
 
 def base_url(url: str) -> str:
-    """`url` without what follows host, port and prefix. Raises ConfigError."""
+    """`url` without a final slash or `/v1`. Raises ConfigError if it is not a base URL."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
         raise ConfigError(f"engine.servers: {url!r} is not a base URL; write it as http://host:8000")
@@ -145,7 +145,7 @@ def base_url(url: str) -> str:
 
 
 def _message(text: str) -> str:
-    """The reason in an error answer of vLLM's, or its first characters."""
+    """The message in an error response of vLLM's, or the response's first characters."""
     try:
         answer = json.loads(text)
         return str(answer["error"]["message"])
@@ -158,7 +158,7 @@ class Wanted:
     """What a server has to be."""
 
     names: tuple[str, ...]
-    """The model's: path or hub id, as the config and as the file system have it."""
+    """Names of the model: its path or hub id, as resolved and as the config has it."""
     dtype: str
     context_tokens: int
     vocabulary: Vocabulary
@@ -173,15 +173,15 @@ class ServerFacts:
     max_model_tokens: int
     probe_ids: tuple[int, ...]
     probe_logprob: float
-    """Of the one token that a sampler with `top_k` 1 can choose: 0 if it is taken after the sampler's settings."""
+    """Log-probability of the only token that `top_k` 1 leaves: 0 if computed after the sampling settings."""
     label: str | None = None
-    """Of its weights."""
+    """The label of its weights."""
     dtype: str | None = None
     worker_extension: str | None = None
 
 
 def serve_command(wanted: Wanted) -> str:
-    """The command that starts a server as it is wanted here."""
+    """The command that starts a server as wanted."""
     return (
         f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} --dtype {wanted.dtype} "
         f"--max-model-len {wanted.context_tokens} --enable-scale-out --logprobs-mode processed_logprobs "
@@ -190,9 +190,9 @@ def serve_command(wanted: Wanted) -> str:
 
 
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
-    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError where an answer settles it.
+    """Ask a server what it is. Raises ServerUnreachable, or EngineError or ModelError if an answer rules it out.
 
-    A server that was left paused, by a trainer that died while it loaded weights, is let go on.
+    A server that was left paused, because a trainer died while it loaded weights, is resumed.
     """
     try:
         await client.get("/health")
@@ -277,7 +277,10 @@ async def _version(client: ServerClient) -> str:
 
 
 async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
-    """The log-probability of the only token that `top_k` 1 leaves. The prompt is our last token with a newline."""
+    """The log-probability of the only token that `top_k` 1 leaves.
+
+    The prompt is our highest token with a newline: a server with a smaller vocabulary refuses it.
+    """
     last = max(wanted.vocabulary.stop_ids)
     sampling = {"temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False}
     try:
@@ -297,7 +300,7 @@ async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
 
 
 async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
-    """The answer of a route that vLLM has in its development mode only; empty without."""
+    """The answer of a route that vLLM has only in development mode; empty without that mode."""
     try:
         answer = await client.get(path, client.patience.handshake_s)
     except ServerRefused as error:
@@ -310,7 +313,7 @@ async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
 def line_request(
     ids: Sequence[int], max_tokens: int, sampling: SamplingConfig, stop_ids: Sequence[int], label: str
 ) -> dict[str, Any]:
-    """The body that asks for one line. `label` names the weights, and keeps what was cached with others apart."""
+    """The request body for one line. `label` names the weights; what was cached with other weights is not reused."""
     return {
         "token_ids": list(ids),
         "cache_salt": label,
@@ -329,8 +332,8 @@ def line_request(
 def read_answer(url: str, answer: Any, vocabulary: Vocabulary) -> tuple[SampledLine, frozenset[str]]:
     """The line in an answer, and the weight versions that its tokens were sampled with.
 
-    Raises EngineError for a log-probability that is not a number, ServerUnreachable for a request that the server gave
-    up, and ServerRefused for what has another form.
+    Raises EngineError for a log-probability that is not finite, ServerUnreachable for a request that the server
+    aborted, and ServerRefused for an answer of another form.
     """
     try:
         choice = answer["choices"][0]

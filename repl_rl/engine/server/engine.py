@@ -1,8 +1,8 @@
 """vLLM servers as an `Engine`: one HTTP request per line, with all ids so far.
 
-A trajectory stays on the server that has its prefix in the cache. If that server fails, the line is asked for again
-from its ids: there first, then on another one. An answer enters a trajectory once, whole, or not at all. All HTTP runs
-on an event loop of the engine's own, so the engine can be used from any loop and closed from any thread.
+A trajectory stays on the server that has its prefix in the cache. If that server fails, the line is requested again,
+with the same ids: from that server first, then from another one. A trajectory takes an answer as a whole or not at all.
+All HTTP runs on the engine's own event loop, so the engine can be used from any loop and closed from any thread.
 
 Not covered: several trainers on the same servers, each with weights of its own.
 """
@@ -50,8 +50,8 @@ _KEEP_ALIVE_S = 4.0
 class VLLMServerEngine:
     """An `Engine` over the servers in `config.servers`.
 
-    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. The model may go
-    by its path or by the config's name. Servers draw by chance: there is no use for the seed.
+    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. A server may name
+    the model by its path or as the config does. `seed` is not used: servers draw their own random numbers.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class VLLMServerEngine:
 
     @property
     def weights(self) -> Weights:
-        """What the servers hold; for `adopt` in another process."""
+        """The weights that the servers hold; for `adopt` in another process."""
         return self._fleet.weights
 
     @asynccontextmanager
     async def slot(self, tokens: int) -> AsyncIterator[Slot]:
-        """Raises ConfigError for a trajectory that is longer than the engine's context. Servers queue by themselves."""
+        """Raises ConfigError for a trajectory that is longer than the engine's context. The servers queue lines."""
         check_trajectory(tokens, self._wanted.context_tokens)
         slot = _ServerSlot(self)
         try:
@@ -108,8 +108,8 @@ class VLLMServerEngine:
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Give all servers new weights, under the checkpoint's names. Lines under way are finished first.
 
-        A server that can't be reached is left out until it has them. Raises EngineError, with all servers at the old
-        weights, if one refuses them, and if none is left.
+        A server that can't be reached is left out until it has them. Raises EngineError if a server refuses them or if
+        none is left; the servers then hold the old weights again.
         """
         self._raise_if_closed()
         self.require_weight_updates()
@@ -117,12 +117,12 @@ class VLLMServerEngine:
         self._loop.run(self._fleet.give_all(weights))
 
     def adopt(self, weights: Weights) -> None:
-        """Go on with weights that another process of the same training has given the servers."""
+        """Use the weights that another process of the same training run has given the servers."""
         self._raise_if_closed()
         self._loop.run(self._fleet.adopt(weights))
 
     def close(self) -> None:
-        """Let go of the servers, which run on. A second call does nothing."""
+        """Disconnect from the servers, which keep running. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -156,7 +156,7 @@ class VLLMServerEngine:
         self._watching = asyncio.create_task(self._fleet.watch())
 
     async def _inspect(self, client: ServerClient) -> str | None:
-        """The label of what a server holds. Raises a ReplRLError for a wrong model, or one unlike the others."""
+        """The label of a server's weights. Raises a ReplRLError if its model is wrong or it differs from the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
         agree([(self._fleet.servers[0].url, self._facts), (client.url, facts)])
@@ -190,7 +190,7 @@ class VLLMServerEngine:
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
 
     async def _end(self) -> None:
-        """Requests under way are aborted on their servers: their connections close."""
+        """Close all connections; the servers then abort the requests under way."""
         others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
@@ -224,7 +224,7 @@ class _ServerSlot:
             raise
 
     def move(self, server: Server | None) -> None:
-        """On the engine's loop."""
+        """Has to be called on the engine's loop."""
         if self.server is not None:
             self.server.slots -= 1
         if server is not None:

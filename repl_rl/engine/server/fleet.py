@@ -1,12 +1,12 @@
-"""The servers of an engine: which of them can be used, which has the fewest trajectories, and which weights they hold.
+"""The servers of an engine: which can be used, which has the fewest trajectories, and which weights they hold.
 
-A server is up or down. It goes down when it does not answer its health check, and comes up again when it does, still is
-what it has to be, and holds the current weights.
+A server is up or down. It goes down when it fails its health checks. It comes up again when it answers, still serves
+what it has to, and holds the current weights.
 
-New weights are safetensors files in a folder that trainer and servers share. The servers come to them together or not
-at all: one that can't be reached meanwhile is left out until it has them; one that refuses them stops the update, and
-all go back to the weights from before. A set of weights has a label. A server tells its label with every token that it
-samples, so a server that was restarted with its old checkpoint, or that somebody else has updated, is noticed at its
+New weights are safetensors files in a folder that trainer and servers share. All servers switch to them together or not
+at all: a server that can't be reached is left out until it has them; a server that refuses them stops the update, and
+all return to the previous weights. Each set of weights has a label, and a server reports the label with every token
+that it samples. So a server that was restarted with its old checkpoint, or updated by somebody else, is noticed at its
 next answer.
 
 Not covered: vLLM's own weight transfer over NCCL, which needs GPUs on both sides.
@@ -36,7 +36,7 @@ from repl_rl.errors import ConfigError, EngineError, ReplRLError
 logger = logging.getLogger(__name__)
 
 _SILENCES = 3
-"""Health checks in a row that a busy server may leave unanswered. A connection that is refused counts at once."""
+"""A server is marked down after so many unanswered health checks in a row, or one refused connection."""
 _FILE_BYTES = 4 * 2**30
 
 
@@ -44,12 +44,12 @@ _FILE_BYTES = 4 * 2**30
 class Server:
     client: ServerClient
     places: asyncio.Semaphore
-    """Requests that it is sent at a time."""
+    """Bounds the requests that it is sent at a time."""
     up: bool = False
     trouble: str = "not asked yet"
-    """Why it is down, or was last."""
+    """Why it is down, or why it last was."""
     slots: int = 0
-    """Trajectories that stay here."""
+    """The number of trajectories on this server."""
     silences: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while it is down: requests that wait for it give up."""
@@ -64,8 +64,8 @@ class Server:
 class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
-    `places` bounds the requests at one server. `inspect` has to say what weights a server holds that answers again, or
-    raise a ReplRLError if it is not fit for use.
+    `places` bounds the requests at one server. `inspect` is called on a server that answers again: it returns the label
+    of its weights, or raises a ReplRLError if the server can't be used.
     """
 
     def __init__(
@@ -82,16 +82,18 @@ class Fleet:
         self._requests = 0
         self._is_shut = False
         self._change = asyncio.Condition()
-        """Of servers, of the number of requests under way, and of whether they are shut out."""
+        """Notified when a server, the number of requests under way, or `_is_shut` changes."""
 
     @property
     def up(self) -> list[Server]:
         return [server for server in self.servers if server.up]
 
     async def wait_for_one(self, avoid: Server | None = None) -> Server:
-        """Of the servers that are up the one with the fewest trajectories; `avoid` only if there is no other.
+        """Wait for a server that is up. Of several, returns the one with the fewest trajectories.
 
-        Raises EngineError if all stay down for longer than patience lasts.
+        `avoid` is only returned if there is no other.
+
+        Raises EngineError if all stay down for the patience's `no_server_s`.
         """
         try:
             async with asyncio.timeout(self._patience.no_server_s), self._change:
@@ -104,11 +106,11 @@ class Fleet:
             ) from error
 
     def troubles(self) -> str:
-        """One line per server: what it last suffered from."""
+        """One line per server, with its last failure."""
         return "\n".join(f"  {server.url}: {server.trouble}" for server in self.servers)
 
     async def watch(self) -> None:
-        """Check every server for ever; a slow one holds up no other."""
+        """Check every server, forever; a slow one does not hold up the others."""
 
         async def check_again_and_again(server: Server) -> None:
             while True:
@@ -120,7 +122,7 @@ class Fleet:
                 group.create_task(check_again_and_again(server))
 
     async def check(self, server: Server) -> None:
-        """Ask a server now, and mark it up or down. One that comes up is brought to the current weights first."""
+        """Check a server now, and mark it up or down. One that comes up is given the current weights first."""
         async with server.mending:
             try:
                 await server.client.get("/health")
@@ -156,7 +158,7 @@ class Fleet:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Around each line: waits while new weights are loaded, which wait until no request is under way."""
+        """Wraps each request. It waits while new weights are loaded; loading waits until no request is under way."""
         async with self._change:
             await self._change.wait_for(lambda: not self._is_shut)
             self._requests += 1
@@ -168,7 +170,7 @@ class Fleet:
 
     @asynccontextmanager
     async def _without_requests(self) -> AsyncIterator[None]:
-        """One at a time. Lets no request begin, waits until all have ended, and lets them in again after the block."""
+        """Hold back new requests, and wait until all others have ended. One caller at a time."""
         async with self._change:
             await self._change.wait_for(lambda: not self._is_shut)
             self._is_shut = True
@@ -181,7 +183,7 @@ class Fleet:
             await self._tell()
 
     async def give_all(self, weights: Weights) -> None:
-        """Raises EngineError, with all servers at the weights from before, if a server refuses or if none is left."""
+        """Raises EngineError, with all servers back at the previous weights, if a server refuses or if none is left."""
         async with self._without_requests():
             up = self.up
             results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
@@ -196,7 +198,7 @@ class Fleet:
             self.weights = weights
 
     async def adopt(self, weights: Weights) -> None:
-        """Go on with weights that another process has given the servers."""
+        """Use the weights that another process has given the servers."""
         async with self._without_requests():
             self.weights = weights
 
@@ -218,15 +220,15 @@ class Weights:
     files: tuple[str, ...] = ()
 
     def remove_files(self) -> None:
-        """No server will be asked to load them again."""
+        """Delete the files; no server will be asked to load them again."""
         for path in self.files:
             Path(path).unlink(missing_ok=True)
 
 
 class WeightsFolder:
-    """Writes weights, and keeps those of the latest update only.
+    """Writes weights to files, of which the fleet keeps those of the latest update.
 
-    `folder` None is a temporary one of this machine, which servers on other machines can't read.
+    If `folder` is None, a temporary folder of this machine is used, which servers on other machines can't read.
     """
 
     def __init__(self, folder: str | None) -> None:
@@ -235,9 +237,9 @@ class WeightsFolder:
         self._made: str | None = None
 
     def write(self, version: int, named_params: Iterable[tuple[str, torch.Tensor]]) -> Weights:
-        """Copies of the tensors, on disk. Raises ConfigError if the folder can't be written to.
+        """Write copies of the tensors to disk. Raises ConfigError if the folder can't be written to.
 
-        Reads to the end even then: gathering a sharded weight takes all processes.
+        Reads `named_params` to the end even then, because gathering a sharded weight takes all processes.
         """
         label = f"repl-rl-{self._run}-{version}"
         tensors = iter(named_params)
@@ -266,7 +268,7 @@ class WeightsFolder:
 
 
 def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
-    """Files of a few GiB each, so that no copy of the whole model is held in memory."""
+    """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
     batch: dict[str, torch.Tensor] = {}
     size = 0
     number = itertools.count()
@@ -290,9 +292,9 @@ def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Ten
 
 
 async def bring_to(client: ServerClient, weights: Weights) -> None:
-    """Make a server hold `weights`: drain it, load, empty its cache, label it, let it go on.
+    """Make a server hold `weights`: drain it, load them, empty its cache, set the label, and resume it.
 
-    Raises EngineError if it can't take them; what it then holds has no label of ours.
+    Raises EngineError if it can't load them; its label is then that of no `Weights`.
     """
     await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
     try:

@@ -1,9 +1,9 @@
-"""Runs inside `vllm serve`: new weights from files. Loaded by `--worker-extension-cls`, which is vLLM's seam for this.
+"""Loads new weights from files, inside `vllm serve`, which imports this by its option `--worker-extension-cls`.
 
     vllm serve MODEL --worker-extension-cls repl_rl.engine.server.worker.WeightsFromFiles ...
 
-Its methods are called over `/collective_rpc`. They answer with what went wrong rather than raise, so that the caller
-sees the reason and the server lives on. `repl_rl` has to be importable where the server runs; what it imports here,
+Its methods are called over `/collective_rpc`. They return what went wrong rather than raise it, so that the caller sees
+the reason and the server keeps running. `repl_rl` has to be importable where the server runs; what it imports here,
 vLLM depends on too.
 
 On a CPU, oneDNN repacks linear weights when the model is built, and nothing can be loaded into them afterwards. vLLM
@@ -28,7 +28,7 @@ class WeightsFromFiles:
     """Mixed into vLLM's worker class."""
 
     def repl_rl_load_weights(self, files: list[str]) -> dict[str, Any]:
-        """Load safetensors files with the checkpoint's names. `{"loaded": n}`, or `{"error": text}`."""
+        """Load safetensors files with the checkpoint's names. Returns `{"loaded": n}`, or `{"error": text}`."""
         return self._repl_rl_load(_tensors(files))
 
     def repl_rl_restore_checkpoint(self) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""transformers in this process: for machines without vLLM, and as the reference that other engines are held against.
+"""transformers in this process: for machines without vLLM, and as the reference that other engines are compared with.
 
-Each slot keeps its keys and values in a row of memory between lines, so a line costs its new tokens only. Every slot
-draws random numbers of its own: with one seed, the n-th slot draws the same numbers whatever runs beside it. They meet
-the same distributions only up to rounding: the last bits of a row's logits depend on the shape of the batch.
+Each slot keeps its keys and values in a row of memory between lines, so a line only computes its new tokens. Each slot
+has its own random generator: with a given seed, the n-th slot draws the same numbers whatever runs beside it. The
+distributions that it draws from are the same only up to rounding: the last bits of a row's logits depend on the shape
+of the batch.
 
-transformers' own continuous batching lets go of a sequence when it ends, draws for all from one generator, and took
-36 s on two cores for the tokens that take this loop 0.2 s.
+transformers' own continuous batching is not used: it drops a sequence when it ends, draws for all sequences from one
+generator, and took 36 s on two cores for tokens that take this loop 0.2 s.
 
 Not covered: several devices, tensor parallelism, recurrent models (they are refused).
 """
@@ -32,14 +33,14 @@ from repl_rl.errors import ConfigError, EngineError
 
 _GIB = 2**30
 _MOST_FED_TOKENS = 4096
-"""Of one forward pass, padding included; one longer sequence is fed in one pass of its own."""
+"""Of one forward pass, padding included; a longer sequence is fed in a pass of its own."""
 _LEAST_SHARED_TOKENS = 32
-"""What has to be spared for a sequence to wait a step for it."""
+"""A sequence waits a step for another one's tokens only if it can copy at least this many."""
 
 
 @dataclass(slots=True, eq=False)
 class RowSequence:
-    """One slot's sequence, at most `width` tokens long: `ids`, the first `cached` of them in its row."""
+    """One slot's sequence, at most `width` tokens long: `ids`, the first `cached` of which are stored in its row."""
 
     draws: random.Random
     width: int
@@ -50,7 +51,7 @@ class RowSequence:
     max_tokens: int = 0
     """Of the line under way."""
     logprobs: list[float] = field(default_factory=list)
-    """Of the tokens that the line under way has so far."""
+    """Of the tokens sampled so far in the line under way."""
 
     @property
     def pending(self) -> int:
@@ -58,7 +59,7 @@ class RowSequence:
         return len(self.ids) - self.cached
 
     def go_on_from(self, ids: Sequence[int], sampling: SamplingConfig) -> None:
-        """Continue `ids`; of what is cached, the common beginning stays. One token at least is fed again."""
+        """Continue `ids`, keeping what is cached of their common beginning. At least one token is fed again."""
         self.cached = _common_length(self.ids[: self.cached], ids[:-1])
         self.ids = list(ids)
         self.sampling = sampling
@@ -71,7 +72,7 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
     def __init__(
         self, path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int = 0
     ) -> None:
-        """Raises ModelError if the checkpoint can't be run, ConfigError if not one trajectory has room."""
+        """Raises ModelError if the checkpoint can't be run, ConfigError if there is no room for a single trajectory."""
         self._model = RowModel(path, model.dtype)
         capacity_tokens = _capacity_tokens(self._model, config)
         self._seed = seed
@@ -106,7 +107,7 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
 
 
 def _capacity_tokens(model: RowModel, config: EngineConfig) -> int:
-    """Tokens that the cache may hold. Raises ConfigError if one trajectory of the longest does not fit."""
+    """Tokens that the cache may hold. Raises ConfigError if a trajectory of `context_tokens` does not fit."""
     if model.most_positions is not None and config.context_tokens > model.most_positions:
         raise ConfigError(
             f"engine.context_tokens {config.context_tokens} is more than the {model.most_positions} positions of the "
@@ -168,15 +169,15 @@ class _RowStepper:
 
 
 class RowBatch:
-    """Which sequences of a model's rows run, and one step of them.
+    """The rows of a model: which sequences hold them, which of these run, and the step that samples a token for each.
 
-    The running sequences always stand in the first rows, so a step runs over neighbouring rows. A sequence that starts
-    changes places with the one after the last running row; one that stops, with the last running one. What a stopped
-    sequence has cached stays in its row: its next line costs the new tokens only. Of a prompt that several sequences
-    share, one reads it and the others copy. With `reuses_prefixes=False` a line computes all of its prefix: keys and
-    values that came out of a batch of another shape differ in their last bits.
+    The running sequences always hold the first rows, so a step runs over neighbouring rows. A sequence that starts
+    swaps rows with the one after the last running row; one that stops swaps with the last running one. What a stopped
+    sequence has cached stays in its row, so its next line only computes new tokens. When several sequences share a
+    prompt, one reads it and the others copy its keys and values. With `reuses_prefixes=False`, each line computes its
+    whole prefix, because keys and values from a batch of another shape differ in their last bits.
 
-    Not thread-safe. Each sequence keeps a row until `release`; the caller sees that `most_rows` are enough.
+    Not thread-safe. Each sequence keeps a row until `release`; the caller makes sure that `most_rows` are enough.
     """
 
     def __init__(self, model: RowModel, most_rows: int, reuses_prefixes: bool = True) -> None:
@@ -205,7 +206,7 @@ class RowBatch:
         self._running_count += 1
 
     def stop(self, sequence: RowSequence) -> None:
-        """A sequence that runs stops, and keeps its row."""
+        """Stop a running sequence, which keeps its row."""
         self._running_count -= 1
         self._move(sequence, self._running_count)
 
@@ -216,16 +217,16 @@ class RowBatch:
             sequence.row = None
 
     def forget(self) -> None:
-        """Nothing is cached any more: the weights are others."""
+        """Drop all that is cached, because the weights have changed."""
         for sequence in self._rows:
             if sequence is not None:
                 sequence.cached = 0
 
     def step(self) -> list[RowSequence]:
-        """Append one token, and its log-probability, to running sequences; returns those.
+        """Append one token and its log-probability to running sequences; returns these sequences.
 
-        A sequence is left out for a step if another one reads most of its prompt in it. Raises EngineError if a
-        log-probability is not finite.
+        A sequence is left out of a step in which another one reads tokens that it can copy afterwards. Raises
+        EngineError if a log-probability is not finite.
         """
         left_out = self._share_prompts() if self._reuses_prefixes else set()
         ordered = sorted(self.running, key=lambda sequence: (sequence in left_out, sequence.pending))
@@ -237,7 +238,7 @@ class RowBatch:
         return grown
 
     def _share_prompts(self) -> set[RowSequence]:
-        """Give new sequences what others hold of their ids; returns those that wait for what one will hold."""
+        """Copy to new sequences what others have cached of their ids; returns those that wait for more."""
         holders = [sequence for sequence in self._rows if sequence is not None and sequence.cached]
         readers: list[RowSequence] = []
         left_out = set()
@@ -266,7 +267,7 @@ class RowBatch:
             sequence.logprobs.append(logprob)
 
     def _move(self, sequence: RowSequence, row: int) -> None:
-        """Change places with whatever is in `row`."""
+        """Swap rows with whatever is in `row`."""
         other, own = self._rows[row], sequence.row
         if own is None or own == row:
             return
@@ -279,9 +280,9 @@ class RowBatch:
 
 
 def fed_together(pending: Sequence[int], most_tokens: int) -> Iterator[tuple[int, int]]:
-    """Spans of neighbours to feed in one pass, each padded to its longest: `pending` counts, ascending, in a row.
+    """Spans of neighbouring rows to feed in one pass, padded to the longest; `pending` are the rows' counts, ascending.
 
-    No pass has more than twice the tokens that it needs (and 16 a row), or more than `most_tokens` with several rows.
+    A pass has at most twice the tokens that it needs plus 16 a row and, with several rows, at most `most_tokens`.
     """
     first = 0
     for index, count in enumerate(pending):

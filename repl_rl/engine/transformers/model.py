@@ -1,14 +1,15 @@
-"""A causal language model of transformers whose keys and values stay in rows, one for each sequence, between two lines.
+"""A causal language model of transformers that keeps keys and values in rows, one per sequence, between two lines.
 
 - `KVRows`: transformers' caches grow all rows of a batch in step. Here every row has a length of its own: the token at
   position p stands in column p of its row, and a forward pass runs over a span of neighbouring rows without copying
-  them. Attention masks are transformers' own predicates (causal, sliding window, chunked), taken at each row's own
-  positions, through its attention and mask registries.
-- `RowModel`: loading proves the pair. A short probe through the rows has to give the logits of the model's own forward
-  pass, else the model is refused. That catches what rows can't hold: recurrent states, biases made from a padding mask.
+  them. Attention masks are transformers' own predicates (causal, sliding window, chunked), evaluated at each row's own
+  positions, by way of its attention and mask registries.
+- `RowModel`: the model with its rows. When it is loaded, a short probe through the rows has to give the logits of the
+  model's own forward pass, or the model is refused. This catches what rows can't hold: recurrent states, biases made
+  from a padding mask.
 - `sample_tokens`: one token per row from logits, and its log-probability under the distribution that it was drawn from.
   The numbers are those of vLLM's `logprobs_mode="processed_logprobs"`: after temperature, top-k and top-p. Greedy rows
-  report the log-probability at temperature 1, untruncated. Temperatures between 0 and 0.01 count as 0.01, as there.
+  report the log-probability at temperature 1, untruncated. Temperatures between 0 and 0.01 count as 0.01, as in vLLM.
 
 Not covered: states that are not keys and values (Mamba, linear attention); penalties, logit bias, grammars. Sliding
 layers keep all columns.
@@ -37,8 +38,8 @@ _LEAST_TEMPERATURE = 0.01
 class KVRows(Cache):  # type: ignore[misc]
     """A cache of `row_count` rows and `width` columns, and one more column that takes the padding.
 
-    `aim` says which rows and columns the next forward pass is about. Memory is taken when the first pass shows a
-    layer's shape, and when `reserve` asks for more.
+    `aim` sets the rows and columns of the next forward pass. Memory is allocated when the first pass shows a layer's
+    shape, and when `reserve` asks for more.
     """
 
     is_compileable = False
@@ -56,7 +57,7 @@ class KVRows(Cache):  # type: ignore[misc]
 
     @property
     def bytes_per_token(self) -> int:
-        """Of all layers that a forward pass has shown so far."""
+        """Of all layers that forward passes have gone through so far."""
         return sum(part[0, 0].nbytes for pair in self._stored.values() for part in pair)
 
     def reserve(self, row_count: int, width: int) -> None:
@@ -103,7 +104,7 @@ class KVRows(Cache):  # type: ignore[misc]
         return self._length, 0
 
     def get_query_offset(self, layer_idx: int = 0) -> torch.Tensor:
-        """The position of every query (B, Q), in place of transformers' one offset for all; `_row_mask` takes it."""
+        """The position of every query (B, Q), in place of transformers' single offset; for `_row_mask`."""
         return self._positions
 
     def __len__(self) -> int:
@@ -205,7 +206,10 @@ class RowModel:
         return logits
 
     def _prove(self, tolerance: float) -> int:
-        """Bytes per token. Raises ValueError if rows of two lengths, fed in two goes, differ from plain passes."""
+        """Check the rows against plain forward passes; returns the bytes per token.
+
+        Raises ValueError if two rows of different lengths, each fed in two parts, give other log-probabilities.
+        """
         config = self._model.config
         if any(DynamicCache(config=config).is_linear):
             raise ValueError("it keeps recurrent states, and rows hold keys and values only")
@@ -236,7 +240,7 @@ def sample_tokens(
     A row of non-finite logits comes back with a non-finite log-probability.
     """
     logps = torch.log_softmax(_processed(logits.float(), settings), dim=-1)  # (B, V)
-    # By inversion, in double precision: the sum of a large vocabulary's probabilities loses small ones.
+    # By inverting the cumulative sum. In single precision, it would lose a large vocabulary's small probabilities.
     cumulative = logps.exp().cumsum(dim=-1, dtype=torch.float64)  # (B, V)
     targets = _column(uniforms, cumulative) * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, targets, right=True).clamp(max=logps.shape[1] - 1)  # (B, 1)
@@ -248,7 +252,7 @@ def sample_tokens(
 
 
 def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torch.Tensor:
-    """Logits (B, V) over their row's temperature, minus infinity outside its top-k and top-p."""
+    """Logits (B, V) divided by their row's temperature, minus infinity outside its top-k and top-p."""
     vocabulary_size = logits.shape[1]
     temperatures = [max(s.temperature, _LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
     top_ks = [
@@ -263,9 +267,10 @@ def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torc
 
 
 def _truncated(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> torch.Tensor:
-    """Minus infinity below the k-th logit, and where all that is as likely or less sums to at most 1 - p.
+    """Logits (B, V), with minus infinity outside of top-k and top-p; top_ks and top_ps are (B, 1).
 
-    Logits (B, V), top_ks and top_ps (B, 1). Tokens as likely as the k-th stay; one token always does.
+    Top-p drops a token if the probabilities up to its own, in ascending order, sum to at most 1 - p. Tokens as likely
+    as the k-th stay; at least one token always stays.
     """
     ordered, order = logits.sort(dim=-1)  # (B, V), ascending
     ordered = ordered.masked_fill(ordered < ordered.gather(1, ordered.shape[1] - top_ks), -torch.inf)
@@ -275,6 +280,6 @@ def _truncated(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor)
 
 
 def _column(values: Sequence[float], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Values as a column (B, 1) on the device of `like`, of its type unless told; truth values stay such."""
+    """Values as a column (B, 1) on the device of `like`. The type is `dtype` if given, else bool, or that of `like`."""
     own = torch.bool if isinstance(values[0], bool) else like.dtype
     return torch.tensor(values, dtype=dtype or own, device=like.device).unsqueeze(1)

@@ -1,8 +1,8 @@
 """vLLM in this process. A thread of its own steps the engine; every slot has at most one line in the running batch.
 
-There are two ways to drive the `vllm.LLM`: `LineStepper` speaks to the engine core and its `LineScheduler`, and
-`RequestStepper` uses vLLM's public `add_request` and `step` with `stop_token_ids`, where a scheduler of our own is
-refused. vLLM knows a slot by its name.
+There are two ways to drive the `vllm.LLM`: `LineStepper` talks to the engine core and its `LineScheduler`;
+`RequestStepper` is for an `LLM` without our scheduler, and uses vLLM's public `add_request` and `step` with
+`stop_token_ids`. A slot is identified by its name.
 
 Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 """
@@ -33,9 +33,9 @@ from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError, ModelError
 
 _ATTEMPTS = 3
-"""How often a line is asked for that vLLM gives up on."""
+"""How often a line is requested if vLLM aborts it or fails."""
 _CPU_BLOCK_TOKENS = 32
-"""vLLM's own default on a CPU is 128: that many tokens a line may compute anew when its blocks had to be given back."""
+"""vLLM's default on a CPU is 128. A line whose blocks were given back may compute up to a block of tokens again."""
 
 
 class VLLMEngine(ThreadedEngine[str]):
@@ -69,7 +69,7 @@ class VLLMEngine(ThreadedEngine[str]):
 
 
 def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict[str, Any]) -> LLM:
-    """The checkpoint at `path` with our scheduler, weights that can be replaced, and small blocks on a CPU.
+    """Load the checkpoint at `path` with our scheduler, replaceable weights and, on a CPU, small blocks.
 
     `extra` are further arguments of `LLM`. Raises ModelError with vLLM's reason.
     """
@@ -79,8 +79,8 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         import vllm._custom_ops as custom_ops
 
         custom_ops._supports_onednn = False
-        # The sampler's few compiled functions want a C++ compiler and a cache that is shared by all of a user's
-        # processes; two installations of torch that fill it at once break each other's. Eager ones cost nothing here.
+        # The sampler's few compiled functions need a C++ compiler and a cache that all processes of a user share; two
+        # installations of torch that fill it at once corrupt it. Eager functions cost nothing here.
         type(current_platform).simple_compile_backend = "eager"
     device = {"block_size": _CPU_BLOCK_TOKENS} if on_cpu else {"gpu_memory_utilization": config.gpu_memory_utilization}
     arguments: dict[str, Any] = {
@@ -105,7 +105,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
 
 
 class VLLMLine(NamedTuple):
-    """What vLLM made of a line. `reason` is vLLM's: stop, length, abort or error."""
+    """A line as vLLM returned it. `reason` is vLLM's finish reason: stop, length, abort or error."""
 
     slot: str
     ids: list[int]
@@ -121,11 +121,11 @@ class _Asked:
 
 
 class VLLMStepper(ABC):
-    """A `Stepper` of slots by name. Asks again for a line that vLLM gives up on.
+    """A `Stepper` whose sequences are names of slots. Requests a line again if vLLM aborts it or fails.
 
-    vLLM is told that all lines of a slot arrive when its first one did. The batch then finishes what was begun first,
-    as it does with sequences that never stop. By the arrival of each line, all trajectories would go on side by side
-    and end together, their kernels with them.
+    vLLM is told that all lines of a slot arrived when its first one did. It then finishes the trajectories that began
+    first, as if each were one long sequence. With each line's own arrival time, all trajectories would advance together
+    and end at the same time, each holding its kernel until then.
     """
 
     def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool) -> None:
@@ -193,7 +193,7 @@ class _Running:
 
 
 class LineStepper(VLLMStepper):
-    """On the engine core. What a line costs does not grow with its transcript, but for copying ids."""
+    """Drives the engine core. Apart from copying ids, the cost of a line does not grow with its transcript."""
 
     def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool = False) -> None:
         super().__init__(engine, vocabulary, follows_seeds)
@@ -207,11 +207,11 @@ class LineStepper(VLLMStepper):
         self._running: dict[str, _Running] = {}
         """By request id."""
         self._past: dict[str, LineRequest] = {}
-        """By slot: its last line, whose block hashes the next one goes on from."""
+        """By slot: its last line, whose block hashes the next one continues."""
 
     def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
-        # The slot's name where its blocks wait for it, else a new one for each line: vLLM hands the tokens of a step in
-        # flight to whichever request has the id by then.
+        # If blocks are parked, they are found by the slot's name. Otherwise each line has a new name, because vLLM
+        # gives the tokens of a step in flight to whichever request has the id by then.
         name = slot if self._scheduler.parks_blocks else f"{slot}/{next(self._numbers)}"
         request = LineRequest(name, ids, params, None, arrival_time=arrival, cache_salt=salt)
         past = self._past.pop(slot, None)
@@ -250,7 +250,7 @@ class LineStepper(VLLMStepper):
 
 
 class RequestStepper(VLLMStepper):
-    """On vLLM's public interface."""
+    """Uses vLLM's public interface."""
 
     def __init__(self, engine: VLLMEngine, vocabulary: Vocabulary, follows_seeds: bool = False) -> None:
         super().__init__(engine, vocabulary, follows_seeds)
@@ -279,10 +279,10 @@ class RequestStepper(VLLMStepper):
 
 
 def make_stepper(engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: bool = False) -> VLLMStepper:
-    """The faster of the two that `engine.llm` was built for.
+    """A `LineStepper` if `engine.llm` has our scheduler, else a `RequestStepper`.
 
-    With `is_deterministic` lines follow their seeds, and every line computes all of its prefix, whatever was computed
-    before: keys and values that came out of another batch shape differ in their last bits on some processors.
+    With `is_deterministic`, lines follow their seeds, and each line computes its whole prefix, whatever was computed
+    before: keys and values from a batch of another shape differ in their last bits on some processors.
     """
     core = getattr(engine.llm.llm_engine.engine_core, "engine_core", None)
     scheduler = getattr(core, "scheduler", None)
@@ -294,7 +294,7 @@ def make_stepper(engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: b
 
 
 def _goes_on_from(request: LineRequest, past: LineRequest) -> bool:
-    """Whether all that was computed for `past` holds for `request`: same weights, and its ids open the new ones."""
+    """Whether what was computed for `past` holds for `request`: same weights, and ids that begin with its ids."""
     known: list[int] = past._all_token_ids
     ids: list[int] = request.prompt_token_ids
     return bool(request.cache_salt == past.cache_salt) and ids[: len(known)] == known

@@ -1,11 +1,11 @@
-"""vLLM's scheduler, stopping at the end of a line: a token's row in a table says whether it ends one.
+"""vLLM's scheduler, made to stop at the end of a line: a table says for each token whether it ends one.
 
-vLLM's own `stop_token_ids` is a list that every sampled token is looked for in: 72 µs with 5,000 ids. Here it is one
-byte of a table. Between two lines of a slot the blocks of its keys and values stay where they are (`parked`), so that
-the next line computes what is new and nothing else; when blocks run short they are given back, and prefix caching has
-what is left of them.
+vLLM searches its own `stop_token_ids`, a list, for every sampled token: 72 µs with 5,000 ids. Here a byte of a table is
+read instead. Between two lines of a slot, the blocks of its keys and values stay allocated (`parked`), so that the next
+line only computes what is new. When blocks run short, parked ones are given back, and prefix caching keeps what it can
+of them.
 
-`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` holds what is built on here.
+`scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` tests what is relied on here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ends(IntEnum):
 
 
 def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
-    """One `Ends` per id. `size` is the model's number of rows, which may be more than the tokenizer has."""
+    """One `Ends` per id. `size` is the model's vocabulary size, which may exceed the tokenizer's."""
     table = bytearray(max(size, 1 + max(vocabulary.stop_ids | vocabulary.eos_ids)))
     for ids, ends in ((vocabulary.stop_ids, Ends.LINE), (vocabulary.eos_ids, Ends.TEXT)):
         for index in ids:
@@ -38,11 +38,11 @@ def stop_table(vocabulary: Vocabulary, size: int) -> bytes:
 
 
 class LineRequest(Request):  # type: ignore[misc]
-    """One line of a slot; all lines of a slot have one request id, one after another."""
+    """One line of a slot. Where blocks are parked, all lines of a slot have the same request id, one after another."""
 
 
 class LineScheduler(Scheduler):  # type: ignore[misc]
-    """Stops `LineRequest`s by table and parks their blocks; every other request is vLLM's own business."""
+    """Stops `LineRequest`s by the table and parks their blocks; other requests are handled as in vLLM."""
 
     parks_blocks = True
 
@@ -55,7 +55,7 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
         self._spare_blocks = self.max_num_running_reqs + -(-self.max_model_len // self.block_size)
 
     def add_line(self, request: LineRequest) -> None:
-        """Take in a slot's next line. Where its last one is parked, `request` has to go on from all of its ids."""
+        """Add a slot's next line. If its last one is parked, `request` has to continue all of that one's ids."""
         past = self.parked.pop(request.request_id, None)
         if past is not None:
             request.num_computed_tokens = past.num_computed_tokens
@@ -74,7 +74,7 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
         return super().schedule(throttle_prefills)
 
     def _break_the_tie(self) -> None:
-        """Where nothing runs and all who wait hold blocks that the first of them lacks, the others give theirs back."""
+        """If nothing runs and waiting requests hold blocks that the first of them lacks, free those of the others."""
         for request in list(self.kv_holding_waiting)[:0:-1] if not self.running else ():
             if self.kv_cache_manager.block_pool.get_num_free_blocks() >= self._spare_blocks:
                 return
@@ -112,8 +112,8 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
 class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
     """For engines that schedule a step while the one before still runs (GPUs).
 
-    A step in flight may still write into a finished line's blocks, so they are freed as vLLM does it, and a line goes
-    on from the prefix cache: its blocks are smaller on a GPU.
+    A step in flight may still write into a finished line's blocks, so they are freed as in vLLM, and the next line
+    starts from the prefix cache, whose blocks are smaller on a GPU.
     """
 
     parks_blocks = False

@@ -1,9 +1,9 @@
 """The host's end of a session's private channel: one request out, one reply in, each a length and a JSON text.
 
-While a request runs, its calls of the host's tools may come in and be answered (`LineCalls`); their messages are those
-of kernels/python/repl_host.py. The other end is in the hands of code that a model typed. Whatever comes from there that
-is neither such a call nor the reply to the request just made ends the channel, and with it the session. Calls and the
-reply carry a number that was drawn for the request, so that none can be prepared for a later one.
+While a request runs, its calls of the host's tools may come in and are answered (`LineCalls`); their messages are
+documented in kernels/python/repl_host.py. The other end is controlled by code that a model typed. A message from there
+that is neither such a call nor the reply to the current request ends the channel, and with it the session. Calls and
+the reply carry a random number drawn for the request, so that none can be prepared for a later one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READY = "ready"
 
 _MOST_CALLS = 1_000
 _MOST_CALL_BYTES = (1 << 20) + 64
-"""Of one call; what the session sends of itself is shorter by the request's number."""
+"""Of one call: a little more than the session itself lets through (repl_host.py)."""
 _MOST_CALL_NUMBER = 1 << 53
 _NAME_CHARS = 200
 _NO_HOST = "nothing on the host answers calls in this line"
@@ -40,7 +40,7 @@ OnCall = Callable[[object, int], bool]
 
 
 class Countdown:
-    """Calls `at_end` when its seconds have passed, without those for which it stood still. Belongs to one loop."""
+    """Calls `at_end` when its seconds have passed, not counting those for which it stood still. Belongs to one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at_end: Callable[[], None]) -> None:
         self._loop = loop
@@ -100,11 +100,12 @@ class PrivateChannel:
     ) -> dict[str, Any] | None:
         """Send a request and return its reply; None if that takes too long or the channel has ended.
 
-        `on_call` takes what the session calls of the host meanwhile, with its size in bytes, and says whether it was a
-        call. Without it there are none. The time is that of `countdown`, which stands still when it is told to.
+        `on_call` is called with each call that the session makes to the host meanwhile and with its size in bytes, and
+        returns whether the call is valid. Without `on_call`, the session may make none. `countdown` measures the time,
+        and can be made to stand still.
         """
         self._reply, self._on_call = None, on_call
-        if not self._random:  # drawn many at a time: each system call gives way to the other threads
+        if not self._random:  # many at a time, because each system call yields to other threads
             self._random = secrets.token_bytes(_NUMBER_BYTES * 64)
         number, self._random = self._random[:_NUMBER_BYTES], self._random[_NUMBER_BYTES:]
         self._expected = number.hex()
@@ -136,7 +137,7 @@ class PrivateChannel:
         return self._reply
 
     def look(self) -> bool:
-        """Whether the channel has ended, seen at once."""
+        """Whether the channel has ended, by a look at the socket now."""
         if not self.has_ended:
             self._on_readable()
         return self.has_ended
@@ -146,7 +147,7 @@ class PrivateChannel:
         self._socket.close()
 
     def _send(self, text: bytes, descriptors: Sequence[int] = ()) -> None:
-        """At once as far as there is room, and the rest, in order, when there is."""
+        """Send what there is room for now, and the rest later, in order."""
         self._unsent += _HEADER.pack(len(text)) + text
         self._flush(descriptors)
 
@@ -183,7 +184,7 @@ class PrivateChannel:
             self._end()
 
     def _take_messages(self) -> bool:
-        """False on anything that is not what was asked for."""
+        """Handle the messages received; False on one that was not asked for."""
         while len(self._received) >= _HEADER.size:
             size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
             if size > _MOST_BYTES:
@@ -219,10 +220,10 @@ class PrivateChannel:
 
 
 class LineCalls:
-    """What one line calls of the host, one call at a time, as a context: leaving it cancels the call that is not done.
+    """Answers the calls that one line makes to the host, one at a time. Leaving this context cancels a call under way.
 
-    Each call is answered once: by what the host returns, or by an error where the line ended, or called something else,
-    before the host was done; that is cancelled then.
+    Each call is answered once: with what the host returns, or with an error if the line ends or makes another call
+    before the host is done. The host's work on it is then cancelled.
     """
 
     def __init__(self, host: HostCalls | None, channel: PrivateChannel) -> None:

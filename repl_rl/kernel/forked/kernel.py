@@ -1,7 +1,7 @@
 """The default backend: sessions forked from one warm server, each from its start to its death.
 
 An execution is a race between its reply, the death of the session, and one deadline. The reply carries status and
-answer; the text comes through a pipe, so that it is whole even where the session dies in mid-line.
+answer; the text comes through a pipe, so that it is complete even if the session dies in the middle of a line.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 _MIB = 1024 * 1024
 _SERVER_MB = 256.0
-"""Room for the fork server itself beside its sessions' budget."""
+"""Memory for the fork server itself, in addition to its sessions' budget."""
 _COPIED_MB = 6.0
-"""Pages shared with the server that a session has come to write to: 4 to 6 MB by measurement."""
+"""Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
 _MOST_ANSWERS, _PRINTED_CHARS = 1_000, 4_000
 _WATCH_AFTER_S = 0.005
-"""A line that runs for longer has its output read meanwhile."""
+"""The output of a line that runs for longer is read while it runs."""
 
 
 _log = logging.getLogger(__name__)
 
 
 class ForkBackend:
-    """A `Backend`: one fork server, replaced when it dies, and the folder in which its sessions' files lie."""
+    """A `Backend`: one fork server, replaced when it dies, and the folder of its sessions' files."""
 
     def __init__(self, profile: Profile, limits: Limits, kind: SandboxKind) -> None:
         self._profile = profile
@@ -98,7 +98,7 @@ class ForkBackend:
 
 
 class ForkedKernel:
-    """A `Kernel`. Made by `start`; everything that it takes is given back by `close`."""
+    """A `Kernel`. Made by `start`; `close` releases everything that it holds."""
 
     def __init__(
         self,
@@ -162,10 +162,10 @@ class ForkedKernel:
     def is_alive(self) -> bool:
         if self._closing is not None or self._channel.look():
             return False
-        return self._has_run or not self._server.is_gone()  # one without state is of no use once its server is gone
+        return self._has_run or not self._server.is_gone()  # without state it is of no use once its server is gone
 
     async def prepare(self, source: str) -> None:
-        """Run set-up code, for `start_s` at most. A session in which it failed is gone.
+        """Run set-up code, for `start_s` at most. If it fails, the session is closed.
 
         Raises KernelStartError if it fails, KernelError after a cell has run.
         """
@@ -187,7 +187,7 @@ class ForkedKernel:
             )
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell. A caller that is cancelled meanwhile takes the session with it."""
+        """Run one cell. If the caller is cancelled meanwhile, the session is killed."""
         is_first = not self._has_run
         if self._closing is not None or (is_first and self._channel.has_ended):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
@@ -212,7 +212,7 @@ class ForkedKernel:
         return result
 
     async def open_jupyter(self) -> Path:
-        """Jupyter's channels are opened beside the private one, once the line that runs is done."""
+        """Jupyter's channels are opened in addition to the private one, once the current line is done."""
         if not self.is_alive:
             raise KernelDiedError("the kernel is gone, and its state with it")
         async with self._asking:
@@ -237,7 +237,7 @@ class ForkedKernel:
             return self._connection_file
 
     def memory_mb(self) -> float:
-        """What it holds beyond what it was forked with; of that, the copied part is put at a fixed figure."""
+        """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since."""
         own_mb = max(0.0, tree_mb(self.pid) - self._inherited_mb)
         return _COPIED_MB + own_mb + (folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0)
 
@@ -263,10 +263,10 @@ class ForkedKernel:
             await asyncio.to_thread(remove_tree, self._folder)
 
     async def _kill(self) -> None:
-        """The death of a PID namespace's first process is the death of all others, and over when it is over.
+        """Kill the session and all that it started, and wait until it is dead.
 
-        In sandlock there are no others. In "none" they are looked for: those that still hang under the session, or are
-        in its process group.
+        In bwrap, the session is the first process of a PID namespace, and all others have died when it has. In sandlock
+        there are no others. In "none", its remaining descendants and its process group are killed as well.
         """
         if self._death is None:
             family = [] if self._kind != "none" else list(tree(self.pid))
@@ -277,7 +277,7 @@ class ForkedKernel:
         await asyncio.shield(self._death)
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
-        """The reply, and a status where the host knows better than the reply."""
+        """The reply, and a status if the host knows better than the reply."""
         with LineCalls(host, self._channel) as calls:
             reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s, on_call=calls.take)
             if reply is not None:
@@ -307,7 +307,7 @@ class ForkedKernel:
                 duration_s=duration_s,
                 omitted_bytes=omitted_bytes,
                 fingerprint=text_of(reply.get("fingerprint")),
-                # Killed together with its server, whose end shows before a session's.
+                # Killed together with its server, whose end is seen before that of a session.
                 by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
                 calls=calls_of(reply.get("calls")),
             )

@@ -44,7 +44,7 @@ class ForkServer:
 
     @classmethod
     async def start(cls, sandbox: Sandbox, home: Home, cgroup: MemoryCgroup | None = None) -> ForkServer:
-        """A server that has imported its profile's packages. Raises KernelStartError with what it printed if not."""
+        """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         log = home.path / "fork_server.log"
@@ -88,11 +88,11 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Of the sandbox's outer process."""
+        """The process id of the sandbox's outer process."""
         return self._process.pid
 
     async def fork(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        """A pidfd of a new session; `request` and `descriptors` as the server documents. Raises KernelStartError."""
+        """A pidfd of a new session; fork_server.py documents `request` and `descriptors`. Raises KernelStartError."""
         self._forks += 1
         number = self._forks
         reply: asyncio.Future[int] = self._loop.create_future()
@@ -107,7 +107,7 @@ class ForkServer:
             raise KernelStartError(f"the fork server did not answer within {self._patience_s:g} s") from error
         except ConnectionError as error:
             reply.cancel()
-            self._end()  # its last message may not have been read yet, and the next to ask would ask it again
+            self._end()  # its last message may not have been read yet, and the next caller would ask it again
             raise KernelStartError(f"the fork server ended: {self._printed()}") from error
         except OSError as error:
             raise KernelStartError(f"the fork server could not be asked for a kernel: {error}") from error
@@ -119,7 +119,7 @@ class ForkServer:
             self._asked.pop(number, None)
 
     def is_gone(self) -> bool:
-        """Whether it has ended, seen at once."""
+        """Whether it has ended, by a look at its socket now."""
         if not self.has_ended:
             self._on_readable()
         return self.has_ended
@@ -167,7 +167,7 @@ class ForkServer:
             if not future.done():
                 future.set_exception(KernelStartError(f"the fork server ended: {self._printed()}"))
         if self._ready.done() and not self._ready.cancelled():
-            self._ready.exception()  # whoever started the server has it already
+            self._ready.exception()  # retrieved, or asyncio would log it: whoever started the server has it already
 
     def _printed(self) -> str:
         text = ""

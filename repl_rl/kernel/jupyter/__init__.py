@@ -1,1 +1,1 @@
-"""Kernels of any Jupyter kernelspec, through plain jupyter_client, and the provisioner of our own."""
+"""Kernels of any Jupyter kernelspec, through plain jupyter_client, and the provisioner of our own kernelspec."""

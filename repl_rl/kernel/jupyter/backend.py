@@ -1,21 +1,21 @@
 """Kernels of any installed Jupyter kernelspec: R, Julia, Sage, Lean, stock ipykernel, remote ones, and our own.
 
-Our own kernelspec, `repl_rl`, is found where it lies. Its kernels stand behind the walls of its provisioner, within all
-of the limits, and say exactly how a cell ended. All others are launched by jupyter_client in the way that their spec
-asks for, by any provisioner. Of the limits, the times and those on output hold for them; memory, CPU, processes and
-files are not limited. They see what the user sees, which `kernel.sandbox: none` has to admit, and those on this machine
-start in an empty folder of their own.
+Our own kernelspec, `repl_rl`, comes with the package and needs no installation. Its kernels run in the sandbox of its
+provisioner, under all of the limits, and report exactly how a cell ended. All others are launched by jupyter_client as
+their spec says, by any provisioner. Of the limits, only those on time and output hold for them; memory, CPU, processes
+and files are not limited. They can access all that the user can, which `kernel.sandbox: none` has to allow. Those on
+this machine start in an empty folder of their own.
 
 What other kernels can do, by the protocol:
 - Python kernels built on IPython get a `submit_final_answer`. In other languages there is no answer.
 - `exit()` loses the state; a SystemExit that IPython catches is an exception like others. IPython shows tracebacks in
-  its own form, and of several expressions in one cell the last one.
+  its own form, and only the last of several expressions in a cell.
 - A cell that did not compile and that the kernel calls unfinished is `incomplete`. See `judge` for `compiled`.
-- Text is in the order in which it arrives: ipykernel collects stdout and stderr for themselves, until each is flushed.
-- What they print past Jupyter, to descriptors that they do not capture, is shown only where they fail to start.
+- Text is in the order in which it arrives: ipykernel buffers stdout and stderr separately, until each is flushed.
+- What they write to descriptors that they do not capture is shown only if they fail to start.
 
-Kernels on this machine are killed with all that they started, at the end and when their owner dies. Sockets in a
-private folder carry the messages of those that know how (our own and other Python ones), ports of this machine others.
+Kernels on this machine are killed with all that they started, at the end and when their owner dies. Our own and other
+Python kernels on this machine are reached through sockets in a private folder, all others through TCP ports.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MOST_SOCKETS = 1 << 16
 
 _unheard = logging.getLogger(f"{__name__}.jupyter_client")
 _unheard.setLevel(logging.CRITICAL + 1)
-"""jupyter_client logs, with tracebacks, what is raised here."""
+"""Silences jupyter_client, which logs with tracebacks what is raised here."""
 
 
 class KernelspecBackend:
@@ -85,7 +85,7 @@ class KernelspecBackend:
             self._guard = Guard(f"{MARK}={self._home.path}/")
 
     async def start(self) -> KernelspecKernel:
-        """A fresh kernel that answers. Raises KernelStartError, with what it printed, if none comes up in time."""
+        """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         manager, words = self.manager()
         kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local)
         try:
@@ -96,7 +96,7 @@ class KernelspecBackend:
         return kernel
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
-        """What launches one more kernel, and the words for its `start_kernel`: also for another client that does so."""
+        """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
         connection_file = self._home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
@@ -125,7 +125,7 @@ class KernelspecBackend:
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]
-    """Knows one kernelspec, without a search through Jupyter's folders for every kernel."""
+    """Knows one kernelspec, so that Jupyter's folders are not searched for every kernel."""
 
     def __init__(self, spec: KernelSpec) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class _OneSpec(KernelSpecManager):  # type: ignore[misc]
 
 
 def require_kernelspec(name: str, sandbox: SandboxKind) -> tuple[KernelSpec, SandboxKind]:
-    """The kernelspec and the kind of its walls.
+    """The kernelspec, and the kind of sandbox to use.
 
     Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises.
     """

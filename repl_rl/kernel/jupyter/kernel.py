@@ -1,7 +1,7 @@
 """One kernel of any Jupyter kernelspec, from its start to its death: what a `KernelspecBackend` hands out.
 
 An execution is a race between its reply, the death of the kernel, and one deadline. Text comes as iopub messages; our
-own kernel's comes through a pipe instead, so that it is whole even where the kernel dies in mid-line.
+own kernel's comes through a pipe instead, so that it is complete even if the kernel dies in the middle of a line.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 _MIB = 1024 * 1024
 _PRINTED_BYTES = 4000
 _LAST_WORDS_S = 0.1
-"""How long messages that a kernel sent before its death may take."""
+"""How long to wait for messages that a kernel sent before its death."""
 _POLL_S = 1.0
 
 
 class KernelspecKernel:
-    """A `Kernel`. `is_ours` says that it is our kernel behind our walls.
+    """A `Kernel`. `is_ours` says that it is our own kernel, in our sandbox.
 
-    `is_local` says that it is a process of this machine and not ours; it works in a folder beside its connection file.
+    `is_local` says that it is another kernel's process on this machine; it works in a folder beside its connection
+    file.
     """
 
     def __init__(self, manager: AsyncKernelManager, limits: Limits, *, is_ours: bool, is_local: bool) -> None:
@@ -80,8 +81,8 @@ class KernelspecKernel:
     async def prepare(self, source: str) -> None:
         """Run set-up code before the first cell, for `start_s` at most. Raises KernelStartError if it fails.
 
-        A kernel in which it failed is gone. Host tools have no way to the host here, so binding one fails, and calls of
-        tools are counted in our own kernel alone.
+        If it fails, the kernel is closed. Host tools can't reach the host from here, so binding one fails. Only our own
+        kernel reports calls of tools.
         """
         if self._has_run:
             raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
@@ -105,7 +106,7 @@ class KernelspecKernel:
         self._text.take()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        """Run one cell. `host` is never called: no tool of a kernel here can be one of the host's."""
+        """Run one cell. `host` is never called: these kernels have no host tools."""
         if self._closing is not None or not (self.is_alive or self._has_run):
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
@@ -176,7 +177,7 @@ class KernelspecKernel:
         raise self._no_start("ended as it started")
 
     async def _watch(self) -> None:
-        """Until the kernel is dead; where that is not a process of ours, its provisioner is asked again and again."""
+        """Wait until the kernel is dead. If it is not a process of this machine, its provisioner is polled."""
         if self._is_ours or self._is_local:
             await exited(self._process)
             return
@@ -184,7 +185,7 @@ class KernelspecKernel:
             await asyncio.sleep(_POLL_S)
 
     async def _race(self, request: asyncio.Task[dict[str, Any]]) -> bool:
-        """Wait for the reply or the death of the kernel, and bring one about. Whether the cell ran out of time."""
+        """Wait for the reply or the kernel's death, forced if need be. Returns whether the cell ran out of time."""
         assert self._died is not None
         if await self._ends(request, self._limits.line_s) or self._died.done():
             return False
@@ -222,7 +223,7 @@ class KernelspecKernel:
             await asyncio.to_thread(shutil.rmtree, self._work, ignore_errors=True)
 
     async def _kill(self) -> None:
-        """At once where the process is here; jupyter_client's own way interrupts first, and looks every 0.1 s."""
+        """Kill a process of this machine directly: jupyter_client would interrupt it first, then poll every 0.1 s."""
         provisioner = self._manager.provisioner
         if provisioner is None or not provisioner.has_process:
             return

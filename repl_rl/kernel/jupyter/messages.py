@@ -38,8 +38,9 @@ def submit_final_answer():
     return submit_final_answer
 submit_final_answer = submit_final_answer()
 '''
-"""Defines `submit_final_answer` in a kernel built on IPython. What it sends is a message of a type that nothing shows,
-so no text can be mistaken for it; code that sends such a message itself has submitted an answer, and nothing else."""
+"""Defines `submit_final_answer` in a kernel built on IPython. It sends the answer as a message of a type that nothing
+shows, so no text can be mistaken for it. Code that sends such a message itself has submitted an answer, nothing
+more."""
 
 _SETUP = """
 import sys, types
@@ -52,18 +53,18 @@ try:
 finally:
     del sys.modules["repl_tools"]
 """
-"""Gives a Python kernel that is not ours the module `repl_tools`, for set-up code alone."""
+"""Gives a Python kernel that is not ours the module `repl_tools` while set-up code runs."""
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _ANY_FRAME = "Traceback (most recent call last)"
 _SUBSCRIBED_S = 0.2
-"""How long the first messages may take; a kernel that is up before our subscription has reached it sends none."""
+"""How long to wait for the first messages: a kernel that answers before our subscription has reached it sends none."""
 
 _log = logging.getLogger(__name__)
 
 
 def setup_cell(source: str) -> str:
-    """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no name there.
+    """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no names behind.
 
     For Python kernels that are not ours.
     """
@@ -105,10 +106,11 @@ def traceback_text(content: Mapping[str, Any]) -> str:
 
 
 def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
-    """The result that an execute_reply stands for, without its text; of a kernel that died without one for None.
+    """The result that an execute_reply reports, without its text; None stands for a kernel that died without a reply.
 
-    Our own kernel says it exactly. Of others, an exit is one that the kernel asks its client to carry out, and a cell
-    did not compile if it ended in a syntax error whose traceback shows no frame: best effort, true of IPython.
+    Our own kernel reports the result exactly. For others this is best effort, and correct for IPython: the kernel has
+    exited if it asks its client to exit, and a cell did not compile if it ended in a syntax error whose traceback shows
+    no frame.
     """
     if reply is not None and isinstance(report := reply.get("repl_rl"), dict):
         answer = report.get("answer")
@@ -147,8 +149,9 @@ class _Exchange:
 class Channels:
     """The shell and the iopub channel of one kernel. Belongs to one event loop.
 
-    `show` is called with the type and content of each iopub message that answers a request of ours, an earlier one
-    included: background threads. What other clients have run is theirs. Without `show` there is no iopub channel.
+    `show` is called with the type and content of each iopub message that belongs to a request of ours; background
+    threads of earlier requests may still send some. Messages for other clients are ignored. Without `show` there is no
+    iopub channel.
     """
 
     def __init__(self, client: AsyncKernelClient, show: Callable[[str, Mapping[str, Any]], None] | None) -> None:
@@ -161,7 +164,7 @@ class Channels:
             self._tasks.append(asyncio.create_task(self._receive(client.iopub_channel, self._on_message)))
 
     async def greet(self) -> dict[str, Any]:
-        """The kernel_info of a kernel that answers and, if there is an iopub channel, is heard."""
+        """Wait until the kernel answers and, if there is an iopub channel, is heard there; returns its kernel_info."""
         while True:
             exchange, content = await self._exchange("kernel_info_request", {}, _SUBSCRIBED_S)
             if self._show is None or exchange.idle.done():
@@ -170,7 +173,7 @@ class Channels:
     async def request(self, msg_type: str, content: dict[str, Any], idle_s: float) -> dict[str, Any]:
         """The content of the reply, once all messages before it are shown; for those it waits `idle_s` at most.
 
-        A request that the kernel drops because one of another client failed is sent again.
+        A request that the kernel drops because another client's request failed is sent again.
         """
         while True:
             _, reply = await self._exchange(msg_type, content, idle_s)
@@ -206,7 +209,7 @@ class Channels:
                 take_in(await channel.get_msg())
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 _log.debug("a kernel sent what is not a Jupyter message: %r", error)
-            await asyncio.sleep(0)  # a flood of messages is not a reason to let everybody else wait
+            await asyncio.sleep(0)  # other tasks run even during a flood of messages
 
     def _on_reply(self, message: dict[str, Any]) -> None:
         exchange = self._exchanges.get(message["parent_header"].get("msg_id"))

@@ -1,4 +1,4 @@
-"""Launches a kernel behind a sandbox's walls, at the seam that jupyter_client has for this."""
+"""Launches a kernel in a sandbox, as a kernel provisioner of jupyter_client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     _home: Home | None = None
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
-        """Start `cmd`. `sandbox` and `output_fd` in kwargs are a pool's; without them this makes and owns its own."""
+        """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one."""
         sandbox: Sandbox | None = kwargs.get("sandbox")
         if sandbox is None:
             profile = Profile.load(self.profile)
@@ -53,7 +53,8 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                     "site_packages": sandbox.packages(),
                 }
                 self.process = sandbox.launch(
-                    # The kernelspec's command, on the interpreter that the sandbox shows: that under the environment.
+                    # The kernelspec's arguments, for the interpreter that the sandbox shows: the environment's base
+                    # interpreter.
                     [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]],
                     record,
                     output=kwargs.get("output_fd", subprocess.DEVNULL),
@@ -104,7 +105,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
             self._home = None
 
     def _read_info(self) -> None:
-        """Learn the pid that bwrap reported; it has by the time that the kernel answers."""
+        """Read the pid that bwrap reports; it has done so by the time that the kernel answers."""
         if self._info_fd is None:
             return
         fd, self._info_fd = self._info_fd, None
@@ -114,7 +115,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         os.close(fd)
 
     def _kill_tree(self) -> None:
-        """The death of a PID namespace's first process is the death of all others; without one, the group's."""
+        """Kill the PID namespace's first process, which ends all others; without one, kill the process group."""
         assert self.process is not None
         if self.process.poll() is not None:
             return

@@ -1,6 +1,6 @@
-"""nano: a Llama of about 0.9M parameters that types into the interpreter, well at copying and badly at policy.
+"""nano: a Llama of about 0.9M parameters that types into the interpreter. It copies well, and has a bad policy.
 
-The weights travel with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this
+The weights ship with the package; `repl_rl.models.nano.build.build` makes them again from a seed. Importing this
 package loads no torch.
 """
 
@@ -10,7 +10,7 @@ NANO_PATH = Path(__file__).resolve().parent / "weights"
 """The shipped checkpoint, a folder that transformers and vLLM load."""
 
 CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
-"""Its sister, which works in five dialects: python, fenced, inline, tool_call and text."""
+"""The checkpoint of nano-conventions, which works in five dialects: python, fenced, inline, tool_call and text."""
 
 SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH}
 """By the name in a config."""

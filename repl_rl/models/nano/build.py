@@ -4,8 +4,8 @@
     build(Path("conventions"), seed=0, recipe=RECIPES["nano-conventions"])
 
 Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
-on the typed tokens; the interpreter's text and the prompt are context. One seed gives one set of weights, to the bit,
-on one machine with one version of torch; the number of threads is part of that, and fixed.
+on the typed tokens; the interpreter's text and the prompt are context. A seed gives the same weights, to the bit, on
+the same machine with the same version of torch. They also depend on the number of threads, which is fixed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CONTEXT_TOKENS = 1024
 
 _LINE_ENDINGS = (")\n", "):\n", "\n\n", ")\n\n", "\n\n\n")
 _LINE_ENDING_REPEATS = 500
-"""Sessions are short on blocks and blank lines, so the endings that code has are put in beside them."""
+"""Sessions have few blocks and blank lines, so line endings common in code are added to the tokenizer's texts."""
 
 _QWEN_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -69,7 +69,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A session in tokens; `is_typed` says which of them are learnt."""
+    """A session in tokens; `is_typed` marks those that are learnt."""
 
     ids: torch.Tensor  # (T,)
     is_typed: torch.Tensor  # (T,)
@@ -77,8 +77,10 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a model is made of: steps, sessions and how they are made from a count and a seed, its tokenizer, and the
-    checkpoint whose weights it begins with, if any.
+    """How a model is made.
+
+    `steps` and `sessions` are counts. `make_sessions` takes a count and a seed. `start` is the checkpoint to start
+    from, if any.
     """
 
     steps: int
@@ -97,7 +99,7 @@ def build(
     recipe: Recipe | None = None,
 ) -> Built:
     """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`; `progress` is called with each
-    step and its loss. `steps` and `sessions` stand in for the recipe's.
+    step and its loss. `steps` and `sessions` override the recipe's.
 
     Raises ConfigError if `steps` or `sessions` leave nothing to train on.
     """
@@ -123,7 +125,7 @@ def build(
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
-    # safetensors writes for the owner alone; an installed package is read by everybody.
+    # safetensors makes files that only their owner can read; an installed package is read by everybody.
     (out / "model.safetensors").chmod(0o644)
     last = losses[-max(1, steps // 10) :]
     return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
@@ -147,15 +149,14 @@ def train_tokenizer(
     marks: Sequence[str] = (),
     chat_template: str | None = None,
 ) -> PreTrainedTokenizerFast:
-    """Byte-level BPE after Qwen's own splitting rule, so that newlines fuse as they do in Qwen's.
+    """A byte-level BPE tokenizer with Qwen's splitting rule, so that newlines fuse as they do in Qwen's.
 
-    `):` and the newline after it are one piece, `)` and a newline, and runs of newlines; digits stand alone. Nothing is
-    put in front of a text. The banner's lines are tokens of their own, as they begin every transcript and say nothing.
+    It has at most `vocabulary_size` tokens: 256 bytes, the end of text, `marks` (special tokens), the lines of
+    `banner`, and merges of `texts`. The banner's lines are tokens of their own because they begin every transcript and
+    carry no information.
 
-    A tokenizer of at most `vocabulary_size` tokens: 256 bytes, the end of text, `banner`'s lines, merges of `texts`.
-
-    Besides, `marks` are special tokens, which mean nothing in a text. The same texts in the same order give the same
-    tokenizer.
+    `):` with the newline after it is one piece, as are `)` with a newline and runs of newlines; digits stand alone.
+    Nothing is put in front of a text. The same texts in the same order give the same tokenizer.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -184,7 +185,7 @@ def train_tokenizer(
 
 
 def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    """With tokens for the tags, and for the lines that begin each conversation: they say nothing new."""
+    """A tokenizer with tokens for the tags, and for the lines that begin each conversation and carry no information."""
     prompts = [chat_prompt_text(dialect, "") for dialect in conventions().values()]
     lines = [line for prompt in prompts for line in prompt.partition(END_OF_TURN)[0].splitlines()[1:]]
     known = [*_banner(), *lines, *_TAGS]
@@ -219,7 +220,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
 
 
 def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
-    """Take over what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
+    """Copy what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
     known = LlamaForCausalLM.from_pretrained(start).state_dict()
     ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
     shared = sorted(ids.keys() & own_ids.keys())
@@ -250,7 +251,7 @@ def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Exa
 def _train(
     model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
 ) -> list[float]:
-    # Muon for the matrices between layers, with which copying is learnt in far fewer steps; AdamW for the rest.
+    # Muon for the matrices inside the layers, with which copying is learnt in far fewer steps; AdamW for the rest.
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
     optimizers = [
@@ -279,7 +280,7 @@ def _rate(step: int, steps: int) -> float:
 
 
 def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]]:
-    """Batches without end; sessions of like length go together, because padding costs as much as learning."""
+    """Endless batches. Sessions of similar length go together, because padding costs as much time as other tokens."""
     while True:
         order = rng.sample(range(len(examples)), len(examples))
         for start in range(0, len(order), _SORTED_AT_ONCE):
@@ -290,10 +291,10 @@ def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]
 
 
 def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
-    """Cross-entropy summed over the typed tokens of a batch, in nats, by `scale_tokens`.
+    """Cross-entropy summed over the typed tokens of a batch, in nats, divided by `scale_tokens`.
 
     The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano
-    would guess far more often than it was shown. Padding comes last, where no token looks.
+    would guess far more often than it was shown. Padding comes last, where no token attends to it.
     """
     ids = pad_sequence([example.ids for example in batch], batch_first=True)  # (B, T)
     is_typed = pad_sequence([example.is_typed for example in batch], batch_first=True)  # (B, T)

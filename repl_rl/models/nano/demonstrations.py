@@ -1,4 +1,4 @@
-"""Somebody at the keyboard who types flawlessly and works badly: the policy that nano is trained to imitate.
+"""The policy that nano is trained to imitate: it types well and works badly.
 
 A demonstration is a generator. It yields steps, which `writers` puts into a dialect's words, and is sent what the
 interpreter showed for each; it ends with the step that submits. All choices come from the random source.
@@ -25,9 +25,9 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """Lines of Python; `looks` where what they show is of interest, so that they have to run now.
+    """Lines of Python; `looks` is True if their output is of interest, so that they have to run now.
 
-    A blank line ends a block, and one that is typed ahead follows the newline of the line before it.
+    A blank line ends a block. It may be typed together with the line before it, after that line's newline.
     """
 
     lines: tuple[str, ...]
@@ -35,13 +35,13 @@ class Code:
 
     @property
     def source(self) -> str:
-        """The lines without the blank one at a terminal that ends a block."""
+        """The lines, without the blank line that ends a block at a terminal."""
         return "\n".join(self.lines).rstrip("\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Hand in `value`: a number where `is_literal`, else something that the interpreter knows."""
+    """Hand in `value`: a number if `is_literal`, else an expression for the interpreter."""
 
     value: str
     is_literal: bool
@@ -130,9 +130,8 @@ def _guess(rng: Random) -> Submit:
 class Idiom:
     """One way to type a family's problem, right or wrong; {0}, {1}, ... stand for the operands.
 
-    nano is shown it in proportion to `weight`; `needs` is an import without which the expression fails.
-
-    a `setup` that is a block ends in its blank line.
+    It is demonstrated in proportion to `weight`; `needs` is an import without which the expression fails. A `setup`
+    that is a block ends in its blank line.
     """
 
     weight: int

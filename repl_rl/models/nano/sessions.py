@@ -27,7 +27,7 @@ from repl_rl.utils.folders import resource_folder
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a transcript that is encoded on its own; `sampled` where it was typed."""
+    """A stretch of a transcript that is encoded on its own; `sampled` is True if it was typed."""
 
     text: str
     sampled: bool
@@ -43,7 +43,7 @@ class SessionRecord:
 
 
 def make_sessions(count: int, seed: int) -> list[SessionRecord]:
-    """`count` sessions on as many different training problems, all families alike."""
+    """`count` sessions on as many different training problems, in equal shares of all families."""
     dialect = make_dialect(DialectConfig())
     rng = Random(f"{seed}/sessions")
     return [record_session(task, dialect, rng) for task in make_tasks(None, count, seed, "train")]
@@ -64,14 +64,14 @@ def make_mixture(count: int, seed: int) -> list[SessionRecord]:
 def record_session(
     task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
 ) -> SessionRecord:
-    """Work through one demonstration in the dialect `name` until it submits, with `chat` in the chat template.
+    """Work through one demonstration in the dialect `name` until it submits; with `chat`, in the chat template.
 
-    Raises RuntimeError if it ends before.
+    Raises RuntimeError if it ends without submitting.
     """
     terminal = _Terminal(dialect)
     writer = WRITERS[name](task, terminal.compute)
     prompt = chat_prompt_text(dialect, task.question) if chat else dialect.completion_prompt(task.question)
-    # What is sampled in one go. What stands in one token ends together: blank lines do.
+    # What is sampled in one turn. Stops in a row end it together, as if in one token: blank lines do.
     stop = re.escape(dialect.stops.decode())
     one_turn = re.compile(f"[^{stop}]*[{stop}]+|[^{stop}]+")
     segments = [Segment(prompt, sampled=False)]
@@ -93,7 +93,7 @@ def record_session(
 
 
 def chat_prompt_text(dialect: Dialect, question: str) -> str:
-    """The prompt in the chat template, which tells the dialects apart by their instructions."""
+    """The prompt in the chat template; each dialect has its own instructions there."""
     prompt = dialect.chat_prompt(question)
     return render_chat(prompt.messages, prompt.tools, True) + prompt.prefill
 
@@ -124,7 +124,7 @@ class _Terminal:
         return str(self._interpreter.run(source).output)
 
     def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. What ends a turn is a key, and the template does not write it again."""
+        """Read one turn and run its cells. The model types the end of a turn itself, so the template's is left out."""
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []

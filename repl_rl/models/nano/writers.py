@@ -1,9 +1,9 @@
 """How a demonstration is written down: its steps in the words of a dialect, and the chat template around them.
 
 There is one writer per dialect, one instance per session. The habits are the same everywhere; what differs is how they
-are typed. At the prompt each line runs by itself. Elsewhere lines whose output is of no interest wait for the one that
-is looked at, and a block that was refused for its syntax is typed again as a whole. `_` is a habit of the prompt:
-elsewhere the number that was shown is copied.
+are typed. At the prompt each line runs by itself. Elsewhere, lines whose output is of no interest are held back until
+one whose output matters, and a block that was refused for its syntax is typed again as a whole. `_` is used only at the
+prompt: elsewhere the number that was shown is copied.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SUBMITTED = re.compile(r"submit_final_answer\((.*)\)")
 _NUMBER = re.compile(r"-?\d+")
 
 Compute = Callable[[str], str]
-"""Runs code out of sight and gives what it would have shown."""
+"""Runs code outside of the transcript and returns what it shows."""
 
 
 @cache
@@ -85,7 +85,7 @@ class PromptWriter:
 
 
 class BlockWriter:
-    """Prose, and several lines of code at a time. Answers that are numbers stand in the prose."""
+    """Prose, and several lines of code at a time. Answers that are numbers are given in the prose."""
 
     def __init__(self, task: Task, compute: Compute) -> None:
         self._waiting: list[str] = []
@@ -93,7 +93,7 @@ class BlockWriter:
         self._shown = ""
 
     def write(self, step: Step) -> Sequence[str]:
-        """What is typed for a step; nothing where that waits for the next one."""
+        """What is typed for a step; nothing if it waits for the next one."""
         if isinstance(step, Thought):
             return (self.say(step.text),)
         if isinstance(step, Code):
@@ -124,7 +124,7 @@ class BlockWriter:
 
 
 class InlineWriter(BlockWriter):
-    """Calls between tags. What follows one on its line is the interpreter's, so an answer begins a new line."""
+    """Calls between tags. The interpreter writes after a call on its line, so prose after one begins a new line."""
 
     _is_inside = False
 
@@ -158,7 +158,7 @@ class CallWriter(BlockWriter):
 
 
 class HeadWriter(BlockWriter):
-    """No interpreter: the value comes out of the head, digit by digit where that is within reach."""
+    """No interpreter: values are stated in prose, sums of digits step by step."""
 
     def __init__(self, task: Task, compute: Compute) -> None:
         super().__init__(task, compute)

@@ -1,8 +1,8 @@
-"""Rollouts in a process of their own, beside the one that samples.
+"""Rollouts in a process of their own, next to the one that samples.
 
-The line loop and an engine that steps in this process would take turns at Python's interpreter lock: each line that is
-parsed, run and put in would hold up the whole batch. So the loop and its kernels live in a worker, and what crosses
-over is ids: which line is wanted, what was sampled, and the finished trajectories.
+In one process, the line loop and the engine would take turns at Python's interpreter lock, and each line that is
+parsed, run and inserted would hold up the whole batch. So the loop and its kernels live in a worker. Only ids cross
+over: requests for lines, sampled tokens, and the finished trajectories.
 """
 
 from repl_rl.rollout.worker.handle import RolloutWorker

@@ -1,4 +1,4 @@
-"""A worker as its starter sees it: a process that turns tasks into trajectories, and asks for the lines.
+"""The parent's side of a worker, a process that turns tasks into trajectories and asks its parent for sampled lines.
 
 The messages between the two are defined here. Lines have a channel of their own (`repl_rl.engine.remote`).
 """
@@ -30,7 +30,7 @@ from repl_rl.utils.channel import Channel
 from repl_rl.utils.threads import BackgroundLoop
 
 _PATIENCE_S = 120.0
-"""For a worker to come up (imports, and a pool's first kernels), and to end."""
+"""How long a worker may take to start (imports, and a pool's first kernels), and to end."""
 
 
 class Generate(NamedTuple):
@@ -44,7 +44,7 @@ class Generate(NamedTuple):
 
 
 class TrajectoryDone(NamedTuple):
-    """From the worker: one of them."""
+    """From the worker: one of the trajectories of a call."""
 
     call: int
     task: int
@@ -52,7 +52,7 @@ class TrajectoryDone(NamedTuple):
 
 
 class CallDone(NamedTuple):
-    """From the worker: all of them have ended, or none will. `loop_share` is the worker's CPU time over wall time."""
+    """From the worker: the call is over, with all trajectories or an error. `loop_share` is CPU time over wall time."""
 
     call: int
     loop_share: float
@@ -60,7 +60,7 @@ class CallDone(NamedTuple):
 
 
 class CancelCall(NamedTuple):
-    """To the worker: nobody waits for the rest of this call."""
+    """To the worker: stop this call; its remaining trajectories are not wanted."""
 
     call: int
 
@@ -70,18 +70,18 @@ class AskNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """From the worker: the pool's statistics, on request and once when the pool is open; or why it can't be opened."""
+    """From the worker: the pool's statistics, on request and once when the pool opens, or why it can't be opened."""
 
     kernels: dict[str, float]
     error: Exception | None = None
 
 
 class Close(NamedTuple):
-    """To the worker: end the kernels, then yourself."""
+    """To the worker: end the kernels, then exit."""
 
 
 class _Call:
-    """Trajectories by index, and the worker's share of the time once all are there."""
+    """A call in progress: its trajectories by index, and `loop_share` once all have come."""
 
     def __init__(self) -> None:
         self.ended: dict[int, Trajectory] = {}
@@ -89,15 +89,15 @@ class _Call:
 
 
 class RolloutWorker:
-    """Starts a process with the rollouts of `setup`; raises what opening its kernel pool raised there.
+    """A process that makes the rollouts of `setup`. Raises what opening its kernel pool raised there.
 
-    Ends with `close`, or with this process. If the worker dies, all calls raise KernelError.
+    The process ends with `close`, or with this process. If it dies, all calls raise KernelError.
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         _refuse_unsendable(setup)
         self.loop_share = 0.0
-        """CPU time of the worker's loop over the wall time of the last batch. Near 1, all wait for the loop."""
+        """CPU time of the worker's loop over the wall time of the last batch. Near 1, everything waits for the loop."""
         self._engine = engine
         self._numbers: asyncio.Future[dict[str, float]] | None = None
         self._calls: dict[int, _Call] = {}
@@ -113,7 +113,7 @@ class RolloutWorker:
                 [sys.executable, "-m", "repl_rl.rollout.worker.program", *map(str, descriptors)],
                 pass_fds=descriptors,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                start_new_session=True,  # an interrupt from the terminal is this process's to handle
+                start_new_session=True,  # this process handles interrupts from the terminal
             )
         try:
             if isinstance(engine, ServesSlots) and (cores := cores_beside_engine(engine.threads)):
@@ -126,7 +126,7 @@ class RolloutWorker:
             raise
 
     def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
-        """As `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
+        """Like `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
         _refuse_unsendable(tasks)
         return self._loop.run(self._generate(tasks, sampling, cut))
 
@@ -197,7 +197,7 @@ class RolloutWorker:
             _settle(self._numbers, message.error or message.kernels)
 
     def _on_end(self) -> None:
-        """The worker has gone: all that wait for it raise."""
+        """The worker has ended: everything that waits for it raises KernelError."""
         self._is_gone = True
         for waiting in (self._numbers, *(call.done for call in self._calls.values())):
             _settle(waiting, KernelError(self._how_it_ended()))
@@ -208,7 +208,7 @@ class RolloutWorker:
 
     def _how_it_ended(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.1)  # its sockets close a moment before it has ended
+            self._process.wait(0.1)  # its sockets close a moment before the process ends
         code = self._process.returncode
         return f"the process that runs the rollouts has ended (exit status {code}); its kernels went with it"
 
@@ -225,7 +225,7 @@ class RolloutWorker:
 
 
 def _refuse_unsendable(thing: object) -> None:
-    """What does not pickle, and what lies in the script that was started: in the worker that is another one."""
+    """Raises ConfigError for what can't be pickled, or refers to `__main__`, which is another module in the worker."""
     cause, why = None, ""
     try:
         pickled = pickle.dumps(thing)

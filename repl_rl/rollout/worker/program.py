@@ -1,4 +1,4 @@
-"""The worker's program: `python -m repl_rl.rollout.worker.program CONTROL LINES`. Ends when the other side has gone."""
+"""The worker's program: `python -m repl_rl.rollout.worker.program CONTROL LINES`. Ends when the other side is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from repl_rl.utils.channel import Channel
 
 
 class Worker:
-    """Serves one channel."""
+    """Serves one control channel."""
 
     def __init__(self) -> None:
         self._is_over = asyncio.Event()
@@ -30,7 +30,7 @@ class Worker:
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, end: socket.socket, lines: socket.socket) -> None:
-        """Until the other side closes or is gone; the kernels end with it."""
+        """Serve until the other side closes or is gone, then end the kernels."""
         self._channel = await Channel.open(end, self._on_message, self._is_over.set)
         self._engine = await RemoteEngine.open(lines)
         over = asyncio.ensure_future(self._is_over.wait())
@@ -85,7 +85,8 @@ class Worker:
 
 
 def _as_sent(failure: Exception) -> Exception:
-    """Itself where it pickles; what is not an error of ours says where in this process it was raised."""
+    """The exception to send: the failure itself if it pickles, else an EngineError. If it is not a ReplRLError, a note
+    holds its traceback in this process."""
     if not isinstance(failure, ReplRLError):
         failure.add_note("In the process that runs the rollouts:\n" + "".join(traceback.format_exception(failure)))
     try:
@@ -96,7 +97,7 @@ def _as_sent(failure: Exception) -> Exception:
 
 
 async def main(control: int, lines: int) -> None:
-    """Serve the sockets that were inherited as these descriptors."""
+    """Serve the inherited sockets with these file descriptors."""
     await Worker().serve(socket.socket(fileno=control), socket.socket(fileno=lines))
 
 

@@ -1,4 +1,4 @@
-"""What `repl-rl eval` does: several models and dialects on the same held-out problems, with intervals, side by side.
+"""`repl-rl eval`: compares several models and dialects on the same held-out problems, with confidence intervals.
 
-Loads nothing by itself, so that the command line stays quick.
+Importing this package loads nothing heavy, so that the command line starts quickly.
 """

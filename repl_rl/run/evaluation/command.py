@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
-    """What `repl-rl eval` takes, and `run` as what it does."""
+    """Add the arguments of `repl-rl eval`, and set `run` as its command."""
     parser.add_argument("config", help=config_help)
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     several: dict[str, Any] = {"action": "extend", "nargs": "+", "default": []}
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Evaluate every combination and print the tables. Files are written after each, so a crash keeps what is done."""
+    """Evaluate every combination and print the tables. Files are written after each, so a crash loses only one."""
     from repl_rl.run.evaluation.plan import make_plan
 
     overrides = list(options.set)
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     for flag, path in (("--json", options.json), ("--out", options.out)):
         if path is None:
             continue
-        try:  # before anything is evaluated in vain
+        try:  # fails before the evaluation, not after it
             path.parent.mkdir(parents=True, exist_ok=True)
             path.open("a").close()
         except OSError as error:

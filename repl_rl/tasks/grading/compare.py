@@ -1,8 +1,8 @@
-"""What was submitted, read and held against the reference. Runs in the grader's process.
+"""Reads a submission and compares it with the reference. Runs in the grader's process.
 
-The reference sets the terms: its brackets say whether order counts, and where it is a number that is written out, so
-must the submission be. Closed expressions are equal if they agree to 40 digits, those with symbols if they agree at
-random points where the reference is real; math-verify decides what can't be worked out so.
+The reference sets the terms: its brackets say whether order counts, and if it is a number that is written out, the
+submission has to be one too. Closed expressions are equal if they agree to 40 digits, expressions with symbols if they
+agree at random points where the reference is real. math-verify decides what can't be decided in this way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NOT_AS_IN_PYTHON = (
     re.compile(r"^[\[(][^\[\](){}]*[\])]$"),
     re.compile(r"[\^_]\s*\{"),
 )
-"""1,234 is a number, a pair in brackets may be an interval, and braces group."""
+"""Text that Python would read differently: 1,234 is a number, a pair in brackets may be an interval, braces group."""
 _DIGITS = 50
 _EXACT = sympy.Float("1e-40", 15)
 _FLOAT_NOISE = sympy.Rational(1, 10**9)
@@ -39,7 +39,7 @@ _SEQUENCES = ("()", "[]", "")
 
 
 def read_submission(answer: Sequence[str]) -> Value:
-    """What was submitted, from its `repr`s; several values are a group without brackets. Raises Unreadable."""
+    """The submitted value, read from its `repr`s; several values are a group without brackets. Raises Unreadable."""
     values: list[Value] = []
     for text in answer:
         _require_readable(text)
@@ -57,7 +57,7 @@ def read_submission(answer: Sequence[str]) -> Value:
 
 
 def read_text(text: str) -> Value:
-    """A reference answer, or a string that was submitted: mathematics as Python, LaTeX or people write it."""
+    """The value of a reference answer or a submitted string, written in Python, LaTeX or ordinary notation."""
     _require_readable(text)
     text = text.strip()
     plain = tidy(text)
@@ -81,7 +81,7 @@ def _require_readable(text: str) -> None:
 
 
 def same(reference: Value, submitted: Value) -> bool:
-    """The verdict. Raises Unreadable, or what sympy raises, where there is none."""
+    """Whether the two are equal. If that can't be decided, raises Unreadable or what sympy raises."""
     match reference, submitted:
         case Text(words=words), Text(words=others):
             return words == others
@@ -90,7 +90,7 @@ def same(reference: Value, submitted: Value) -> bool:
         case Values(), _:
             return _same_group(reference, submitted)
         case Leaf(), Values(items=(single,), brackets="{}"):
-            # A set of one says what that one says: `{5}` is 5, and the dict `{x: 3}` is the equation.
+            # A set of one item counts as the item: `{5}` is 5, and the dict `{x: 3}` is an equation.
             if isinstance(reference.expr, Relational):
                 may_be = isinstance(single, Leaf) and isinstance(single.expr, Relational)
             else:
@@ -147,7 +147,7 @@ def _in_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
 
 
 def _without_order(expected: Sequence[Value], items: Sequence[Value]) -> bool:
-    """Each expected value has one of its own. Equality is nearly transitive, so the first that fits will do."""
+    """Whether items and expected values match one to one. Equality is nearly transitive, so the first match will do."""
     left = list(items)
     for value in expected:
         found = next((index for index, item in enumerate(left) if same(value, item)), None)
@@ -167,7 +167,7 @@ def _same_leaf(reference: Leaf, submitted: Value) -> bool:
         return _same_relation(reference.expr, submitted.expr)
     expr = submitted.expr
     if isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and not expr.rhs.has(expr.lhs):
-        # `x = 3` answers a question for a number with 3.
+        # If a number was asked for, `x = 3` answers 3.
         submitted = Leaf(expr.rhs, is_plain=bool(expr.rhs.is_Number))
     if isinstance(submitted.expr, Relational | sympy.And | sympy.Or | sympy.Set):
         return False
@@ -190,7 +190,7 @@ def _same_relation(reference: Any, submitted: Any) -> bool:
     if isinstance(reference, sympy.Eq) != isinstance(submitted, sympy.Eq):
         return False
     if isinstance(reference, sympy.Eq):
-        # One is a multiple of the other.
+        # Equations are equal if one is a multiple of the other.
         left, right = reference.lhs - reference.rhs, submitted.lhs - submitted.rhs
         if left == 0 or right == 0:
             return bool(left == right)
@@ -244,13 +244,13 @@ def _same_sets(reference: Any, submitted: Any) -> bool:
 
 
 def _imaginary_like(other: Any, expr: Any) -> Any:
-    """`i` is the imaginary unit where the other side has one."""
+    """`expr` with the symbol `i` as the imaginary unit, if the other side has one."""
     name = sympy.Symbol("i")
     return expr.xreplace({name: sympy.I}).doit() if other.has(sympy.I) and expr.has(name) else expr
 
 
 def _tolerance(reference: Any, submitted: Any) -> Any:
-    """What decimals may miss: floats' noise where the reference ends, else all beyond the sixth digit."""
+    """The relative error that decimals may have: float noise if the reference is a finite decimal, else six digits."""
     if reference.is_Integer and submitted.is_Float:
         return 0
     if not (reference.has(sympy.Float) or submitted.has(sympy.Float)):

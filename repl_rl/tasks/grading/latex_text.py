@@ -1,8 +1,8 @@
 """Reads LaTeX and plain mathematics: brackets, lists and units here, each expression by math-verify's parser.
 
-math-verify takes `25_8` for 25, `2t` for 2 with a unit, `A` for `a`, `1 1/2` for 1 and `hello world` for a product of
-its letters. So its parser is handed single expressions only, in its settings without units and with both cases of
-letters, and what stands around them is read here.
+math-verify reads `25_8` as 25, `2t` as 2 with a unit, `A` as `a`, `1 1/2` as 1 and `hello world` as a product of its
+letters. So its parser gets single expressions only, set to ignore units and to distinguish upper and lower case, and
+what is around them is read here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _TOKENS = re.compile(r"\\[{}]|\\[A-Za-z]+|.", re.DOTALL)
 
 
 def read_latex(text: str) -> Value:
-    """The value of a text in LaTeX or as people write it. Raises Unreadable."""
+    """The value of a text in LaTeX or ordinary notation. Raises Unreadable."""
     text = tidy(text)
     if not text:
         raise Unreadable("empty")
@@ -80,7 +80,7 @@ def read_latex(text: str) -> Value:
         return Grid(tuple(tuple(read_latex(entry) for entry in row.split("&")) for row in rows))
     name, _, rest = text.partition(r"\in ")
     if rest and re.fullmatch(r"[a-zA-Z]\s*", name):
-        return read_latex(rest)  # `x \in S` says no more than S
+        return read_latex(rest)  # `x \in S` means S
     if len(sets := _split(text, r"\cup")) > 1:
         return leaf(sympy.Union(*(as_set(read_latex(part)) for part in sets)))
     if (group := _bracketed(text)) is not None:
@@ -95,7 +95,7 @@ def read_latex(text: str) -> Value:
 
 
 def tidy(text: str) -> str:
-    """Without the last box around it, dollars, spacing commands, units and a full stop."""
+    """`text` without its last box, dollar signs, spacing commands, units and a final full stop."""
     text = _unboxed(text).replace("−", "-").replace("\u2013", "-").replace("×", r"\times ").replace("·", r"\cdot ")
     text = text.replace("π", r"\pi ").replace("∞", r"\infty ").replace("∪", r"\cup ").replace("%", r"\%")
     text = text.replace(r"\\%", r"\%").replace("≤", r"\le ").replace("≥", r"\ge ")
@@ -106,7 +106,7 @@ def tidy(text: str) -> str:
 
 
 def _unboxed(text: str) -> str:
-    """What the last \\boxed holds, to its matching brace."""
+    """The content of the last \\boxed, up to the matching brace."""
     start = max(text.rfind(r"\boxed"), text.rfind(r"\fbox"))
     brace = text.find("{", start)
     if start < 0 or brace < 0:
@@ -137,7 +137,7 @@ def _words(text: str) -> Value | None:
 
 
 def as_set(value: Value) -> sympy.Set:
-    """The set that a value is, brackets of text read as an interval's. Raises Unreadable where it is not one."""
+    """The value as a set; brackets in text are read as an interval. Raises Unreadable if it is not a set."""
     if isinstance(value, Leaf) and isinstance(value.expr, sympy.Set):
         return value.expr
     if isinstance(value, Values) and all(isinstance(item, Leaf) for item in value.items):
@@ -168,14 +168,14 @@ def _bracketed(text: str) -> Value | None:
 
 
 def _members(parts: list[str]) -> tuple[Value, ...]:
-    """Of one with a plus or minus, both."""
+    """The values of the parts. A part with a plus-minus sign gives two."""
     values = [(part, read_latex(part)) for part in parts]
     both = [value.items if r"\pm" in part and isinstance(value, Values) else (value,) for part, value in values]
     return tuple(item for items in both for item in items)
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """At the separators that stand in no bracket."""
+    """Split at the separators that are not inside brackets."""
     tokens = _TOKENS.findall(text)
     parts = [""]
     for token, depth in zip(tokens, _depths(tokens), strict=True):

@@ -1,7 +1,7 @@
-"""Grader processes, seen from the trainer: started when first needed, kept, killed and replaced where one hangs.
+"""The trainer's side of the grader processes. They are started when first needed and kept; one that hangs is replaced.
 
-A request that takes too long or ends its process is graded as not right: that is what its text did. Processes that
-don't come up at all raise RewardError, so that a broken machine never becomes a reward. Safe to call from several
+A request that takes too long or ends its process is graded as not right, because its text caused that. If a process
+does not start at all, RewardError is raised, so that a broken machine never becomes a reward. Safe to call from several
 threads, and in a forked child, which starts processes of its own.
 """
 
@@ -26,7 +26,7 @@ from repl_rl.errors import RewardError
 
 _START_S = 120.0
 _WALL_S = 60.0
-"""For one request, beside the processor time that the process is held to: a loaded machine should change no verdict."""
+"""For one request, and far above its limit of processor time, so that a loaded machine does not change verdicts."""
 _MOST = 4
 _PACKAGE_PARENT = Path(__file__).resolve().parents[3]
 
@@ -45,7 +45,7 @@ class GraderProcess:
     """One process, one request at a time."""
 
     def __init__(self) -> None:
-        """Raises RewardError if it does not come up."""
+        """Raises RewardError if the process does not start."""
         path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
             [sys.executable, "-m", "repl_rl.tasks.grading.program"],
@@ -93,7 +93,7 @@ class GraderProcess:
         return self._process.returncode is None
 
     def close(self) -> None:
-        """Kill it and wait for its end."""
+        """Kill the process and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
@@ -119,7 +119,7 @@ class GraderProcess:
 
 
 class GraderPool:
-    """As many processes as are asked at once, four at most."""
+    """As many processes as there are requests at once, but no more than four or the number of cores."""
 
     def __init__(self, size: int | None = None) -> None:
         self.owner = os.getpid()
@@ -130,7 +130,7 @@ class GraderPool:
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="repl-rl-grader")
 
     def ask(self, requests: Sequence[Request]) -> list[Request | None]:
-        """The replies in order; None where a request's text ended its process."""
+        """The replies in order; None for a request that ended its process."""
         if len(requests) == 1:
             return [self._ask(requests[0])]
         return list(self._threads.map(self._ask, requests))
@@ -145,7 +145,7 @@ class GraderPool:
                     process.close()
 
     def _ask(self, request: Request) -> Request | None:
-        """Asked twice where a process died of something other than its limits."""
+        """Ask a free process. If it dies of something other than its limits, ask once more."""
         process = self._free.get()
         try:
             for _ in range(2):
@@ -165,7 +165,7 @@ _pool: GraderPool | None = None
 
 
 def ask(requests: Sequence[Request]) -> list[Request | None]:
-    """The replies of this process's own pool, which ends with it."""
+    """The replies of the current process's pool, which ends with the process."""
     global _pool
     if _pool is None or _pool.owner != os.getpid():
         _pool = GraderPool()

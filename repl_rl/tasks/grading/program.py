@@ -1,8 +1,8 @@
-"""The grader's process: a JSON request a line on stdin, a JSON reply a line on stdout.
+"""The grader's process: one JSON request per line on stdin, one JSON reply per line on stdout.
 
 `{"answer": REFERENCE, "submitted": [REPR, ...]}` is answered by `{"right": bool}`, without "submitted" by
-`{"gradable": bool}`. Text that can't be read is not an error: the verdict is false. What takes too long or too much
-memory ends the process, by limits that the kernel holds it to; whoever started it starts another.
+`{"gradable": bool}`. Text that can't be read is not an error: the verdict is false. A request that takes too much time
+or memory ends the process, by resource limits of the operating system; its parent then starts another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    # Loaded before the first request is timed.
+    # Imported here so that the time of the first request does not include it.
     from repl_rl.tasks.grading.compare import read_submission, read_text, same
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

@@ -1,7 +1,7 @@
 """Reads what Python and sympy print for a value: `{-sqrt(2), sqrt(2)}`, `Interval.open(0, 1)`, `Matrix([[1, 2]])`.
 
 The text is parsed, never evaluated: names, numbers, operators and calls come from the fixed lists below, and anything
-else is unreadable. Powers and factorials are looked at before they are worked out.
+else is unreadable. The size of powers and factorials is checked before they are computed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class _Reader:
             case ast.Set(elts=items):
                 return Values(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
-                # What `solve(..., dict=True)` gives: {x: 1} says that x is 1.
+                # `solve(..., dict=True)` returns such dicts: {x: 1} means that x is 1.
                 if not all(isinstance(key, ast.Name) for key in keys):
                     raise Unreadable("a dict whose keys are not names")
                 sides = [(self.expr(key), self.expr(value)) for key, value in zip(keys, values, strict=True) if key]
@@ -145,7 +145,7 @@ class _Reader:
         return Grid(tuple(row.items if isinstance(row, Values) else (row,) for row in rows.items))
 
     def expr(self, node: ast.expr) -> Any:
-        """A sympy expression, relation or set. Raises Unreadable for all that is not on the lists."""
+        """A sympy expression, relation or set. Raises Unreadable for anything that is not on the lists."""
         match node:
             case ast.Constant(value=bool() | None | str() | bytes()):
                 raise Unreadable("not a number")
@@ -238,14 +238,14 @@ def _made(function: Any, *arguments: Any) -> Any:
 
 
 def _decimal(text: str) -> Any:
-    """All digits that were written, and fifteen at least."""
+    """A float with all the digits that were written, and at least fifteen."""
     if any(word in text for word in ("inf", "nan")):
         raise Unreadable("not a number")
     return sympy.Float(text, max(15, len(text)))
 
 
 def _number(name: str, node: ast.Call) -> Any:
-    """Of literals alone: `Fraction(1, 2)`, `Decimal('0.5')`, `np.float64(0.5)`."""
+    """A number made from literals only: `Fraction(1, 2)`, `Decimal('0.5')`, `np.float64(0.5)`."""
     literals = [_literal(argument) for argument in node.args]
     if name in ("Fraction", "Rational", "mpq") and len(literals) == 2 and all(isinstance(n, int) for n in literals):
         return sympy.Rational(*literals)

@@ -1,4 +1,4 @@
-"""What an answer is, once it has been read. Runs in the grader's process, where sympy is."""
+"""The values that answers are read into. Runs in the grader's process, which loads sympy."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ _MAX_FACTORIAL_BITS = 12
 
 
 class Unreadable(Exception):
-    """A text is not an answer that can be read, or one too large to look at."""
+    """A text can't be read as an answer, or is too large."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One expression, relation or infinite set of sympy's."""
+    """One sympy expression, relation or infinite set."""
 
     expr: Any
     is_plain: bool = False
-    """Written out as a number: 3, -1/2, 0.25, 1.5e3. Not 2**10: that is still to be worked out."""
+    """Whether it is written out as a number: 3, -1/2, 0.25, 1.5e3. Not 2**10, which is still to be worked out."""
     is_percent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Several values. `brackets` is "{}" for a set, "" for values side by side, "()", "[]", "(]", "[)" else.
+    """Several values. `brackets` is "{}" for a set, "" for values side by side, else "()", "[]", "(]" or "[)".
 
-    With two items, the brackets of text may mean an interval too; those of a Python list or tuple don't.
+    Brackets around two items in LaTeX may also mean an interval; those of a Python list or tuple don't.
     """
 
     items: tuple[Value, ...]
@@ -66,7 +66,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Words, folded to lower case where they are more than a letter."""
+    """Words, in lower case if they are longer than a letter."""
 
     words: str
 
@@ -75,7 +75,7 @@ Value = Leaf | Values | Grid | Text
 
 
 def leaf(expr: Any, is_plain: bool = False) -> Leaf:
-    """An expression in its common form: worked out, with symbols told apart by their names alone."""
+    """An expression in a common form: worked out, with symbols that differ by their names only."""
     require_bounded(expr)
     names = {symbol: E if symbol.name == "e" else Symbol(symbol.name) for symbol in expr.free_symbols}
     worked = expr.xreplace(names)
@@ -86,12 +86,12 @@ def leaf(expr: Any, is_plain: bool = False) -> Leaf:
 
 
 def is_worked_out(expr: Any) -> bool:
-    """No integral, limit, derivative, sum or product is left to do."""
+    """Whether no integral, limit, derivative, sum or product is left to do."""
     return not expr.has(Integral, Limit, Derivative, Sum, Product)
 
 
 def require_bounded(expr: Any) -> None:
-    """Raises Unreadable for what would take long to work out: towers of powers, large factorials, huge expressions."""
+    """Raises Unreadable for what would take too long: towers of powers, large factorials, huge expressions."""
     if isinstance(expr, MatrixBase):
         raise Unreadable("a matrix within an expression")
     if sum(1 for _ in _nodes(expr)) > _MAX_NODES:
@@ -101,7 +101,7 @@ def require_bounded(expr: Any) -> None:
 
 
 def require_call_bounded(function: Any, arguments: tuple[Any, ...]) -> None:
-    """The same for one call that is yet to be made."""
+    """Raises Unreadable for a call that would take too long, before it is made."""
     if function is Pow:
         _require_power_bounded(*arguments)
     elif function is exp:
@@ -111,7 +111,7 @@ def require_call_bounded(function: Any, arguments: tuple[Any, ...]) -> None:
 
 
 def bits(expr: Any) -> float:
-    """About the binary logarithm of a closed expression's absolute value, from above; 0 where it has symbols only."""
+    """A rough upper bound on the bits of a closed expression's value; a symbol or named constant counts as 2."""
     if expr.is_Integer:
         return float(abs(int(expr)).bit_length())
     if expr.is_Rational:

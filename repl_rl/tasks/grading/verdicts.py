@@ -1,9 +1,9 @@
 """The grader. It runs outside the sandbox, on text that came out of it, so it trusts nothing.
 
-Numbers, and texts that equal the reference, are judged at once. All else (LaTeX, fractions, sets, tuples, intervals,
-matrices, equations, what sympy prints) is read and compared in processes of its own, which are killed where they take
-too long; nothing is evaluated. docs/tasks.md says what counts as equal. The number families know no other answer than a
-number, so for them nothing is asked of those processes.
+Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
+intervals, matrices, equations, what sympy prints) is read and compared in separate processes, which are killed if they
+take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The answers of the number families are
+always numbers, so they never need those processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from repl_rl.tasks.grading.process import ask
 from repl_rl.trajectory import Task
 
 _MAX_CHARS = 2_000
-"""Of a submission, beside four times its reference's length."""
+"""How much longer a submission may be than four times its reference."""
 _MAX_VALUES = 100
 _REMEMBERED = 10_000
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
@@ -30,19 +30,19 @@ _FLOAT_NOISE = Decimal("1e-9")
 Question = tuple[str, tuple[str, ...]]
 
 _verdicts: OrderedDict[Question, float] = OrderedDict()
-"""A group of trajectories gives the same answer again and again."""
+"""A cache, because a group of trajectories often gives the same answer many times."""
 
 
 def grade(task: Task, answer: Sequence[str] | None) -> float:
-    """1.0 if the `repr`s in `answer` say the task's answer, else 0.0. Never raises on what was submitted.
+    """1.0 if the `repr`s in `answer` equal the task's answer, else 0.0. Nothing that is submitted makes it raise.
 
-    Raises RewardError if the grader's processes don't come up.
+    Raises RewardError if the grader's processes don't start.
     """
     return grade_many([task], [answer])[0]
 
 
 def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
-    """`grade` of each pair, several at once."""
+    """`grade` for each pair, several at once."""
     first = [_at_once(task, answer) for task, answer in zip(tasks, answers, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
     replies = ask([{"answer": answer, "submitted": list(submitted)} for answer, submitted in open_]) if open_ else []
@@ -67,7 +67,7 @@ def require_gradable(tasks: Iterable[Task]) -> None:
 
 
 def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
-    """A verdict, or what has to be asked."""
+    """A verdict, or the question for the grader's processes."""
     if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
         return 0.0
     if not all(isinstance(text, str) for text in answer):
@@ -82,10 +82,10 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
 
 
 def _same_number_or_text(submitted: str, expected: str) -> bool | None:
-    """Whether a text is the expected answer; None where numerals and equal texts alone can't tell.
+    """Whether a text is the expected answer; None if comparing numerals or equal texts is not enough to tell.
 
-    Right is an int, float or string whose numeral has exactly the expected value: "401", "401.0", "'401'". Where the
-    expected number is not an integer, a float may miss it by what floats miss (0.1 + 0.2 is right for 0.3). Time is
+    An int, float or string is right if its numeral has exactly the expected value: "401", "401.0", "'401'". If the
+    expected number is not an integer, a float may be off by float noise (0.1 + 0.2 is right for 0.3). The time is
     bounded by the expected answer's length, whatever was submitted.
     """
     is_short = len(submitted) <= len(expected) + _EXTRA_CHARS
@@ -96,7 +96,7 @@ def _same_number_or_text(submitted: str, expected: str) -> bool | None:
         return True if text == expected != "" else None
     if not is_short or not _NUMBER.fullmatch(text):
         return None
-    number, right = Decimal(text), Decimal(expected)  # compare exactly at any length; int() would refuse a long one
+    number, right = Decimal(text), Decimal(expected)  # exact at any length; int() refuses long numbers
     if number == right or right == right.to_integral_value():
         return number == right
     return abs(number - right) <= _FLOAT_NOISE * abs(right)

@@ -29,7 +29,7 @@ def _integer_polynomial(first: int, second: int) -> tuple[Any, ...]:
 
 
 def _roots_are(left: Any, roots: Any, count: int) -> bool:
-    """Each makes `left` zero, and there are as many as there have to be."""
+    """Whether each root makes `left` zero, and there are `count` of them."""
     from sympy import simplify
 
     return len(roots) == count and all(simplify(left.subs(_x(), root)) == 0 for root in roots.args)

@@ -39,7 +39,7 @@ def _cubic_area(lower: int, upper: int, *coefficients: int) -> Fraction:
 
 
 def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int) -> bool:
-    """Simpson's rule is exact for cubics."""
+    """Check by Simpson's rule, which is exact for cubics."""
 
     def height(at: Fraction) -> Fraction:
         return sum((factor * at**power for power, factor in enumerate(coefficients)), Fraction(0))
@@ -49,7 +49,7 @@ def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int
 
 
 def _primitive(rate: int, *coefficients: int) -> Any:
-    """Zero at zero."""
+    """The antiderivative that is zero at zero."""
     from sympy import exp
 
     polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
@@ -57,7 +57,7 @@ def _primitive(rate: int, *coefficients: int) -> Any:
 
 
 def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
-    """By the product rule: a polynomial again, before the same exponential."""
+    """The derivative by the product rule: another polynomial, times the same exponential."""
     from sympy import collect, exp, expand
 
     polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))

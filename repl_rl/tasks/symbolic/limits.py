@@ -67,7 +67,7 @@ def _growth_limit(gain: int, times: int, _shift: int) -> Any:
 
 
 def _is_near(answer: Any, expression: str, at: Any) -> bool:
-    """The expression misses the answer by next to nothing, 10**30 away or 10**-30 close."""
+    """Whether the expression is very near the answer at x = 10**30, or at 10**-30 from a finite point."""
     from mpmath import mp, mpf
     from sympy import lambdify, sympify
 

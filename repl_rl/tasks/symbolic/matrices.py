@@ -1,4 +1,4 @@
-"""Determinants, inverses, eigenvalues; checked by Leibniz's sum, by multiplying, by what makes A - k*I singular."""
+"""Determinants, inverses, eigenvalues; checked by Leibniz's sum, by multiplying, by whether A - k*I is singular."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from repl_rl.tasks.families import Family, Operands
 
 
 def _matrix(entries: Operands) -> Any:
-    """Square, row by row."""
+    """A square matrix from its entries, row by row."""
     from sympy import Matrix
 
     size = math.isqrt(len(entries))
@@ -23,7 +23,7 @@ def _shown(entries: Operands) -> tuple[Any, ...]:
 
 
 def _draw_regular(rng: Random, size: int) -> Operands:
-    """Neither singular nor of determinant 1 or -1."""
+    """The entries of a matrix that is not singular and whose determinant is not 1 or -1."""
     while True:
         entries = tuple(rng.randint(-9, 9) for _ in range(size * size))
         if abs(_matrix(entries).det()) > 1:
@@ -59,7 +59,8 @@ def _draw_pair(rng: Random) -> Operands:
 
 
 def _similar_pair(first: int, second: int, shear: int, other: int) -> tuple[Any, ...]:
-    """Similar to the diagonal matrix by one of determinant 1; a shear of two at least keeps the columns apart."""
+    """A matrix similar to the diagonal one, by a change of basis with determinant 1. A shear of at least 2 keeps its
+    columns different."""
     from sympy import Matrix, diag
 
     change = Matrix([[1, shear], [other, 1 + shear * other]])
@@ -81,7 +82,7 @@ def _set_of(*values: int) -> Any:
 
 
 def _are_eigenvalues(answer: Any, rows: Any) -> bool:
-    """Each makes A - k*I singular, and there are as many as rows."""
+    """Whether each k makes A - k*I singular, and there are as many as A has rows."""
     from sympy import Matrix, eye
 
     matrix = Matrix(rows)

@@ -12,7 +12,7 @@ _PRIMES = tuple(n for n in range(101, 1000) if all(n % divisor for divisor in ra
 
 
 def _draw_congruences(rng: Random, count: int) -> Operands:
-    """Rests and moduli in turn, the moduli without common divisors."""
+    """Remainders and moduli in turn. The moduli are pairwise coprime."""
     while True:
         moduli = sorted(rng.sample(range(5, 40), count))
         if math.lcm(*moduli) == math.prod(moduli):

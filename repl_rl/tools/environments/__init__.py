@@ -1,4 +1,4 @@
-"""Environments: state of the user's own that a trajectory acts on, with tools, observations and rewards."""
+"""Environments: the user's own state that a trajectory acts on, with tools, observations and rewards."""
 
 from repl_rl.tools.environments.factory import (
     Environment,

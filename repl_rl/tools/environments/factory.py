@@ -1,12 +1,12 @@
-"""What an environment is, and how what `environment=` is given makes one for each trajectory.
+"""What an environment is, and how the argument `environment=` makes one for each trajectory.
 
-A class or any other callable without `reset` is called for each; an object with `reset` is deep-copied. Whether it is
-ours or TRL's is read from `reset`, or from `get_reward`, which only TRL's have:
+A class, or any other callable without `reset`, is called for each trajectory; an object with `reset` is deep-copied.
+Whether it is written for us or for TRL is seen from `reset`, or from `get_reward`, which only TRL's environments have:
 
 - ours: `reset` can be called with the task as its one positional argument, and takes no `**kwargs`;
 - TRL's: it takes `**kwargs`, or the columns of a row by their names.
 
-Where that guesses wrong, `from_trl` says it.
+If that guess is wrong, wrap a TRL environment in `from_trl`.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ TrlFactory = Callable[[], Any]
 
 
 class Environment(Protocol):
-    """State of the user's own outside the sandbox, one object for each trajectory.
+    """The user's own state outside the sandbox, one object for each trajectory.
 
-    `reset` is all that it needs; any method may be async.
+    Only `reset` is required. Any method may be async. Plain methods of one environment, including those that became
+    tools, run in one thread, one after another.
 
-    Plain methods of one environment, those that became tools included, run in one thread, one after another.
+    Three more methods are optional:
 
-    It may have three more:
-
-    - `observe() -> str | None`: text for the model. Asked after `reset`, it follows the question as it is;
-      after a line, it goes below what the interpreter showed.
-    - `reward(trajectory) -> float | None`: what the trajectory earned, None for nothing to say.
+    - `observe() -> str | None`: text for the model. After `reset`, it is appended to the question; after a line, it
+      follows what the interpreter showed.
+    - `reward(trajectory) -> float | None`: what the trajectory earned; None to leave that to the grader.
     - `close()`: called once, however the trajectory ended.
     """
 
     def reset(self, task: Task) -> Any:  # dict[str, Any] | None, or an awaitable of it
         """Names for the session's namespace.
 
-        Functions and bound methods become tools that run out here, with their state (docstring and annotations as for
-        any tool); any other value is copied into the sandbox by cloudpickle.
+        Functions and bound methods become tools that run outside the sandbox, with their state; like any tool they need
+        a docstring and annotations. Any other value is copied into the sandbox by cloudpickle.
         """
 
 
@@ -54,10 +53,10 @@ EnvironmentFactory = Callable[[], Environment]
 
 
 def environment_factory(environment: Any) -> EnvironmentFactory:
-    """What makes one environment per trajectory, from a class, a factory, an object, or an import path of one of them.
+    """What makes one environment per trajectory, from a class, a factory, an object, or the import path of one.
 
-    A dict of TRL's factories is taken, too. A factory that is not a class is called once more, to see what it makes.
-    Raises ConfigError on something without `reset`, and on an object that can't be copied.
+    A dict of TRL factories is accepted too. A factory that is not a class is called once here, to see what it makes.
+    Raises ConfigError for something without `reset`, and for an object that can't be copied.
     """
     if isinstance(environment, str):
         environment = imported(environment, "environment", "package.module:Class")
@@ -121,7 +120,7 @@ def _name_of(environment: Any) -> str:
 
 
 def from_trl(factory: TrlFactory | Mapping[str, TrlFactory]) -> Callable[[], TrlEnvironment]:
-    """A factory of ours from what `GRPOTrainer(environment_factory=...)` takes. Raises ConfigError."""
+    """An environment factory from what `GRPOTrainer(environment_factory=...)` takes. Raises ConfigError."""
     made = factory.values() if isinstance(factory, Mapping) else [factory]
     if not all(callable(one) for one in made) or not made:
         raise ConfigError(
@@ -133,11 +132,11 @@ def from_trl(factory: TrlFactory | Mapping[str, TrlFactory]) -> Callable[[], Trl
 class TrlEnvironment:
     """An `Environment` around one that is written for TRL's `environment_factory`.
 
-    `instance` is that one, once there was a `reset`. As in TRL 1.16 (`trl/trainer/grpo_trainer.py`): the class's
-    functions are the tools, without `reset`, `get_reward` and names that begin with `_`; `reset` gets the columns of
-    the row by name and returns None or what comes right after the prompt; `get_reward()` takes nothing. With a dict of
-    factories, the row's column `environment` picks one and is not passed on. Two things differ: every trajectory has
-    an object of its own, where TRL resets old ones, and pictures in an observation are refused.
+    `instance` is the TRL environment; it is made by `reset`. As in TRL 1.16 (`trl/trainer/grpo_trainer.py`), the tools
+    are the class's functions, except `reset`, `get_reward` and names that begin with `_`; `reset` gets the columns of
+    the row by name and returns None or the text right after the prompt; `get_reward()` takes no arguments. With a dict
+    of factories, the row's column `environment` picks one and is not passed on. Two things differ from TRL: every
+    trajectory has an object of its own, where TRL resets old ones, and images in an observation are refused.
     """
 
     def __init__(self, factory: TrlFactory | Mapping[str, TrlFactory]) -> None:
@@ -146,7 +145,7 @@ class TrlEnvironment:
         self.instance: Any = None
 
     def reset(self, task: Task) -> Any:
-        """The tools by name. Raises what the environment raises, and TypeError and ValueError as TRL does."""
+        """The tools by name. Raises what the environment raises, and TypeError and ValueError like TRL."""
         row = row_of(task)
         factory = self._factory
         if isinstance(factory, Mapping):
@@ -164,7 +163,7 @@ class TrlEnvironment:
         return observation
 
     def reward(self, trajectory: Trajectory) -> Any:
-        """What `get_reward` returns, or its awaitable; None where there is none."""
+        """What `get_reward` returns, or its awaitable; None if there is no `get_reward`."""
         get_reward = getattr(self.instance, "get_reward", None)
         return None if get_reward is None else get_reward()
 
@@ -173,7 +172,7 @@ class TrlEnvironment:
 
     def _started(self, returned: Any) -> dict[str, Any]:
         self._observation = None if returned is None else _text(returned)
-        # The methods that TRL makes tools of, by name; the instance's own members would run properties.
+        # TRL makes these methods tools. They are looked up on the class: on the instance, properties would run.
         members = inspect.getmembers(type(self.instance), predicate=inspect.isfunction)
         names = [name for name, _ in members if name not in _NO_TOOLS and not name.startswith("_")]
         methods = [getattr(self.instance, name) for name in names]
@@ -181,12 +180,12 @@ class TrlEnvironment:
 
 
 def row_of(task: Task) -> dict[str, Any]:
-    """The columns that TRL would have: the prompt as a conversation, the answer, and the task's metadata."""
+    """The row that TRL would pass: the prompt as a conversation, the answer, and the task's metadata."""
     return {"prompt": [{"role": "user", "content": task.question}], "answer": task.answer, **task.metadata}
 
 
 def _text(observation: Any) -> str:
-    """An observation as text. TRL takes a string, or a list of parts as in a message."""
+    """An observation as text. Like TRL, takes a string or a list of message parts. Raises TypeError for images."""
     if isinstance(observation, str):
         return observation
     parts = observation if isinstance(observation, list) else [observation]

@@ -2,16 +2,16 @@
 
     session = EnvironmentSession(environment_factory(MyEnvironment))
     try:
-        toolbox, observation = await session.open(task)     # prepare the kernel; the question goes on with observation
-        shown += await session.after_line()                 # after every line
+        toolbox, observation = await session.open(task)     # prepare the kernel; append the observation to the question
+        shown += await session.after_line()                 # after every line that ran something
         reward = await session.reward(trajectory)
     finally:
         await session.close()
 
-What fails in the environment's own code is an `EnvironmentFailure`, with which a trajectory is aborted; what fails in a
-tool of it is an answer for the model.
+A failure in the environment's own methods is an `EnvironmentFailure`, which aborts the trajectory. A failure in one of
+its tools is an answer for the model.
 
-Not covered: plain code that hangs can't be ended. Its thread stays, and so does the environment that it holds.
+Not covered: plain code that hangs can't be ended. Its thread stays, and so does the environment that it refers to.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class EnvironmentSession:
-    """Makes an environment with `make` and drives it through one trajectory; `limit_s` per call of its own methods."""
+    """Makes an environment with `make` and drives it through one trajectory. Each call may take `limit_s` seconds."""
 
     def __init__(self, make: Callable[[], Environment], *, limit_s: float = 60.0) -> None:
         self._make = make
@@ -57,7 +57,7 @@ class EnvironmentSession:
         self._environment = await self._call("__init__", self._make)
         names = await self._call("reset", self._environment.reset, task)
         toolbox = self._toolbox({} if names is None else names)
-        text = await self._observe()  # on a line of its own; TRL puts it where the prompt ends
+        text = await self._observe()  # on a new line; TRL appends it directly to the prompt
         is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
         return toolbox, text if is_placed else f"\n{text}"
 
@@ -67,7 +67,7 @@ class EnvironmentSession:
         return text if not text or text.endswith("\n") else f"{text}\n"
 
     async def reward(self, trajectory: Trajectory) -> float | None:
-        """What it pays; None where it says nothing. Raises EnvironmentFailure, also on what is not a finite number."""
+        """The environment's reward; None if it gives none. Raises EnvironmentFailure, also if it is not finite."""
         reward = getattr(self._environment, "reward", None)
         value = None if reward is None else await self._call("reward", reward, trajectory)
         if value is None:
@@ -81,7 +81,7 @@ class EnvironmentSession:
         return number
 
     async def close(self) -> None:
-        """End it; a second time does nothing. What fails here is logged: the trajectory is over."""
+        """Close the environment. A second call does nothing. Failures are only logged, as the trajectory is over."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -151,7 +151,7 @@ def _said(error: BaseException | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CallOutcome:
-    """What a call came to: a value, or the error it raised, or that it was late."""
+    """The outcome of a call: a value, or the error that it raised, or that it was late."""
 
     value: Any = None
     error: BaseException | None = None
@@ -161,13 +161,13 @@ class CallOutcome:
 async def call_within(
     thread: OneThread, function: Callable[..., Any], args: tuple[Any, ...], limit_s: float
 ) -> CallOutcome:
-    """Call an environment's own code: a plain function in its thread, an awaitable on the loop, all within a limit.
+    """Call an environment's own code within a time limit: plain functions in its thread, awaitables on the event loop.
 
-    Never raises for what the function does. A plain one that is late is left to itself in the thread.
+    Never raises for what the function does. A plain function that is late is abandoned in the thread.
     """
 
     def caught() -> CallOutcome:
-        """As a value: futures let no StopIteration through, and SystemExit would end the loop."""
+        """The outcome as a value: a future can't raise StopIteration, and SystemExit would end the loop."""
         try:
             return CallOutcome(function(*args))
         except BaseException as error:  # noqa: BLE001 - handed to the caller

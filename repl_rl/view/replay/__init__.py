@@ -1,6 +1,6 @@
-"""Running exported rollouts again, and saying what came out differently and why.
+"""Run exported rollouts again, and report what came out differently and why.
 
-Importing this loads neither Jupyter nor what reads rollouts: names are looked up when they are used.
+Importing this loads neither Jupyter nor the code that reads rollouts: names are looked up when they are used.
 """
 
 from __future__ import annotations

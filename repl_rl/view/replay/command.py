@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from repl_rl.view.replay.comparison import Replayed
 
 _SHOWN = 20
-"""Differences printed of each kind, explained or not; the file of `--json` has all."""
+"""How many differences are printed of each kind, explained and unexplained; the `--json` file has them all."""
 _TEXT_CHARS = 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `repl-rl replay` takes, and `run` as what it does."""
+    """Add the arguments of `repl-rl replay`, and set `run` as its command."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="rollouts (.jsonl) or notebooks (.ipynb)")
     parser.add_argument("-n", type=int, metavar="N", help="the first N trajectories of each file (default: all)")
     parser.add_argument("--dialect", metavar="NAME", help="default: of the run's config, else told from the transcript")
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Export, run again, compare. 0 if everything is equal or explained, else 1.
+    """Export, run again, compare. Returns 0 if everything is equal or explained, else 1.
 
-    Raises ConfigError for options of no use before anything has run in vain.
+    Raises ConfigError for invalid options, before anything runs.
     """
     from repl_rl.view.replay.notebooks import keep, read_notebooks
     from repl_rl.view.replay.run import replay
@@ -94,7 +94,7 @@ def _print_differences(console: Console, results: Sequence[Replayed], explained:
 
 
 def summary(results: Sequence[Replayed]) -> list[str]:
-    """What came of it, in sentences of plain text."""
+    """The outcome in sentences of plain text."""
     cells = sum(result.cells for result in results)
     equal = sum(result.is_equal for result in results)
     failed = sum(result.failure is not None for result in results)

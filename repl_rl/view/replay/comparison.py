@@ -1,15 +1,15 @@
-"""What a notebook holds beside what its cells did when they ran again, and why they differ. Pure: no kernel runs here.
+"""Compare what a notebook holds with what its cells did on a new run, and name why they differ. Pure: runs no kernel.
 
-Cells of one turn that share what they showed are compared together. What a dialect tells its model of a run (the value
-of a call, the last line of a traceback, the last echo) is made of the new run in the same way before it is compared.
+Cells of one turn that share their output are compared together. Where a dialect shows its model only part of a run (the
+value of a call, the last line of a traceback, the last echo), the same part of the new run is compared.
 
 Causes are named by rules that look at both texts and at the sources. They are heuristics, and meant to be read as such.
 A cause read off the texts alone (an address, an order, a cut) says that nothing else differs. One read off the sources
-(the clock, chance, other processes, tools) says that the cell works with a value from there, by itself or through names
-of the session: what the difference is made of, nobody checked.
+(the clock, randomness, other processes, tools) says that the cell works with a value from there, directly or through
+names of the session; whether that value made the difference is not checked.
 
-Not covered: values that come through `eval`, `globals()`, files, attributes set elsewhere; modules that use chance or
-the clock within. Their differences are `other`.
+Not covered: values that come through `eval`, `globals()`, files, or attributes set elsewhere; modules that use
+randomness or the clock internally. Their differences are `other`.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Cause(StrEnum):
     """What a difference comes from."""
 
     TIMEOUT = "timeout"
-    """One of the two ran out of time, here or in a cell whose names this one reads."""
+    """One of the two runs hit its time limit, here or in a cell whose names this one reads."""
     KILLED = "killed"
-    """The interpreter went down in this cell both times; what it had printed went with it."""
+    """The interpreter died in this cell both times, and what it had printed was lost."""
     TRUNCATED = "truncated"
-    """The record holds the two ends alone, and they are the same."""
+    """The record holds only the two ends of the output, and they are the same."""
     ADDRESS = "address"
-    """Only addresses in memory differ; or the cell works with `id` or `hash`."""
+    """Only memory addresses differ, or the cell works with `id` or `hash`."""
     ORDER_OF_SETS = "order of sets"
     """The same words in another order, around a set."""
     TIME = "time"
     RANDOMNESS = "randomness"
     PROCESSES = "processes"
-    """Other threads and processes print past the kernel, or at another moment."""
+    """The cell works with threads or processes, whose output may bypass the kernel or come at another moment."""
     TOOLS = "tools"
-    """It calls a tool of the run, which a notebook has not."""
+    """The cell calls a tool of the run, which a notebook does not have."""
     MEMORY = "memory"
-    """One of the two ran out of memory: a forked session's limit counts what it adds to its packages."""
+    """One of the two ran out of memory. A forked session's limit counts only what it uses beyond its packages."""
     OTHER = "other"
     """Unexplained."""
 
@@ -61,21 +61,21 @@ EXPLAINED = frozenset(Cause) - {Cause.OTHER}
 
 @dataclass(frozen=True, slots=True)
 class CellOutputs:
-    """What showed in one cell, or in several of one turn: text, the exception's name, what was submitted."""
+    """The outputs of one cell, or of several in one turn: text, the exception's name, what was submitted."""
 
     text: str
     error_name: str | None = None
     answer: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        """All of it as text: how it differs shows in there."""
+        """All of it as text, so that every difference is visible there."""
         name = "" if self.error_name is None else f"\n[{self.error_name}]"
         return self.text + name + ("" if self.answer is None else f"\n[answer: {', '.join(self.answer)}]")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One cell that showed something else. `cell` is its place in the notebook, `lines` those of the trajectory."""
+    """One cell with another output. `cell` is its index in the notebook, `lines` are indices into the trajectory's."""
 
     cell: int
     lines: tuple[int, ...]
@@ -87,7 +87,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """One notebook: how many cells ran and were compared, and what differed. `failure` says why nothing could be."""
+    """One notebook: how many cells ran and were compared, and what differed. `failure` says why it could not run."""
 
     name: str
     task_id: str = ""
@@ -101,7 +101,7 @@ class Replayed:
 
     @property
     def is_explained(self) -> bool:
-        """Equal, or different for reasons that have a name."""
+        """Equal, or every difference has a cause other than `other`."""
         return self.failure is None and all(each.cause is not Cause.OTHER for each in self.differences)
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """What a code cell did: its outputs as nbclient took them in, and what our kernel's reply says beyond Jupyter.
+    """What a code cell did: its outputs as nbclient collected them, and our additions to Jupyter's execute reply.
 
     `status` is ok, error, incomplete (nothing but comments), timeout or killed.
     """
@@ -123,11 +123,11 @@ class Execution:
 
 
 def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Execution]) -> Replayed:
-    """The result for a notebook whose code cells did this; those without an execution were not reached."""
+    """The result for a notebook with these executions, by cell index; cells without one were not reached."""
     about = notebook["metadata"]["repl_rl"]
     names = TaintedNames()
     differences: list[Difference] = []
-    unit: list[int] = []  # places of cells that share what they showed
+    unit: list[int] = []  # indices of cells that share their output
     cells = 0
     ran_cells = [
         (place, _about(cell))
@@ -157,7 +157,7 @@ def _about(cell: NotebookNode) -> Mapping[str, Any]:
 def _difference(
     place: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
 ) -> Difference | None:
-    """Of cells that are compared together; `place` is that of the last one."""
+    """The difference of cells that are compared together; `place` is the index of the last one."""
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
@@ -167,17 +167,17 @@ def _difference(
     answers = [execution.answer for execution in ran if execution.answer is not None]
     got = CellOutputs("".join(texts), errors[-1] if errors else None, answers[-1] if answers else None)
 
-    known: list[Cause] = []  # of the turn, without a look at its source
+    known: list[Cause] = []  # known about the turn without looking at its source
     if last.get("kind") == LineKind.TIMEOUT or any(execution.status == "timeout" for execution in ran):
         known.append(Cause.TIMEOUT)
     if last.get("calls"):
         known.append(Cause.TOOLS)
     works_with = frozenset[Cause]().union(*(names.take(cell["source"], known) for cell in cells))
 
-    # Whether the interpreter went down. An answer ends a rollout whatever its cell does then.
+    # Whether the interpreter died. An answer ends a rollout, whatever its cell does afterwards.
     went_down = last.get("kind") == LineKind.KILLED
     goes_down = any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
-    # What a dialect that is not ours ("frames") puts around results is unknown.
+    # For a dialect that is not ours ("frames"), it is unknown what it puts around results.
     is_same_text = got.text in expected.text if shows == "frames" else got.text == expected.text
     is_same_error = expected.error_name == got.error_name or len(cells) > 1
     if is_same_text and is_same_error and expected.answer == got.answer and went_down == goes_down:
@@ -195,7 +195,7 @@ def _difference(
 
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
-    """What the dialect makes of a new run."""
+    """What the dialect would show of a new run."""
     text = _shown(execution.outputs)
     if shows == "block":
         return text if not text or text.endswith("\n") else f"{text}\n"
@@ -209,7 +209,7 @@ def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
 
 
 def _shown(outputs: Sequence[Any]) -> str:
-    """Texts of outputs in their order, the numbers of values aside. An error's traceback has gone out as text."""
+    """The texts of the outputs in order, without `Out[n]`. A traceback is already among them as stream text."""
     texts: list[str] = []
     for output in outputs:
         if output["output_type"] == "stream":
@@ -229,11 +229,11 @@ _CUT = re.compile(r"\n\.\.\. \[\d+ (?:characters|bytes) left out\] \.\.\.\n")
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SET = re.compile(r"\b(?:frozen)?set\b|\{")
 _BY_SOURCE = (Cause.TIMEOUT, Cause.TIME, Cause.RANDOMNESS, Cause.ADDRESS, Cause.PROCESSES, Cause.TOOLS)
-"""Causes that follow names, in the order in which one is chosen."""
+"""Causes read off the sources; the first one that applies is chosen."""
 
 
 def cause_of(expected: str, got: str, works_with: frozenset[Cause], source: str) -> Cause:
-    """The name of the difference between two unequal texts. `source` is of the cell."""
+    """The cause of the difference between two unequal texts. `source` is the cell's."""
     if Cause.TIMEOUT in works_with:
         return Cause.TIMEOUT
     expected, got = _ADDRESS.sub("0x...", expected), _ADDRESS.sub("0x...", got)
@@ -274,14 +274,15 @@ _STARRED = {
 class TaintedNames:
     """What the names of a session depend on, cell by cell.
 
-    An import of `random`, `time` and their like marks the names that it binds. A cell that reads a marked name marks
-    every name that it binds or hands to a call, and `_` if it echoes. One that reads none clears those that it binds.
+    An import of `random`, `time` and similar modules marks the names that it binds. A cell that reads a marked name
+    marks every name that it binds or passes to a call, and `_` if it echoes. A cell that reads none clears the names
+    that it binds.
     """
 
     _marked: dict[str, frozenset[Cause]] = field(default_factory=dict)
 
     def take(self, source: str, also: Iterable[Cause] = ()) -> frozenset[Cause]:
-        """The causes that a cell works with; `also` are those known of it beforehand."""
+        """The causes that a cell works with, including `also`, those known beforehand."""
         with warnings.catch_warnings(action="ignore"):
             try:
                 tree = ast.parse(source)
@@ -333,7 +334,7 @@ def _of_attribute(name: str) -> list[Cause]:
 
 
 def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Names that a call, a method or a subscript may change what they stand for."""
+    """Names whose values a call, a method, or an assignment to a subscript or attribute may change."""
     for node in nodes:
         places: list[ast.expr] = []
         if isinstance(node, ast.Call):

@@ -1,7 +1,7 @@
-"""What is to be replayed: files of rollouts, exported on the way, and notebooks that were exported before.
+"""What is to be replayed: files of rollouts, which are exported here, and notebooks that were exported before.
 
-A file in a run folder is read by the run's config: its dialect, and the time and memory that its lines had. What can't
-be read is left out with a note.
+For a file in a run folder, the run's config gives the dialect and the time and memory limits. What can't be read is
+left out with a note.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class ExportedNotebook:
 def read_notebooks(
     paths: Sequence[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
 ) -> tuple[list[ExportedNotebook], list[str]]:
-    """The notebooks of these files, and notes on what was left out. `first` is how many to take of each file.
+    """The notebooks of these files, and notes on what was left out. `first` is how many to take from each file.
 
-    Raises RunError for a file that is neither, or holds nothing that can be read; ConfigError for an unknown dialect.
+    Raises RunError for a file that is neither a notebook nor readable rollouts, or if no session ran in any of them;
+    ConfigError for an unknown dialect.
     """
     notebooks: list[ExportedNotebook] = []
     notes: list[str] = []
@@ -73,20 +74,20 @@ def read_notebooks(
 
 
 def _of_run(path: Path) -> tuple[str | None, Limits]:
-    """The dialect and the limits of the run folder that a file of rollouts lies in; None and the defaults elsewhere."""
+    """The dialect and limits of the run folder that a file of rollouts is in; elsewhere None and the default limits."""
     config = run_config(path)
     section, kernel = config.get("dialect"), config.get("kernel")
     name = section.get("name") if isinstance(section, Mapping) else None
     given = {key: kernel[key] for key in _LIMITS if key in kernel} if isinstance(kernel, Mapping) else {}
     try:
         limits = Limits(**given)
-    except (ConfigError, TypeError):  # a config that no run was made with
+    except (ConfigError, TypeError):  # the file is not a valid config
         limits = Limits()
     return name if isinstance(name, str) else None, limits
 
 
 def run_config(path: Path) -> Mapping[str, Any]:
-    """The config of the run folder that a file of rollouts lies in; empty where there is none to be read."""
+    """The config of the run folder that a file of rollouts is in; empty if there is none that can be read."""
     for folder in path.resolve().parents[:2]:
         try:
             values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))

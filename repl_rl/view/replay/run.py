@@ -1,8 +1,8 @@
 """Run notebooks again, several kernels at once, and compare.
 
-nbclient executes each notebook in a fresh kernel, with the walls and the limits that a rollout's has. A cell that runs
-longer than `line_s` is interrupted, and its kernel is killed if it ignores that for `grace_s`. The kernelspec is the
-one that ships with this package, wherever Jupyter looks for others.
+nbclient executes each notebook in a fresh kernel, with the same isolation and limits as a rollout's kernel. A cell that
+runs longer than `line_s` is interrupted, and its kernel is killed if it ignores that for `grace_s`. The kernelspec is
+always the one that ships with this package, whatever else is on Jupyter's search path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ATTEMPTS = 3
 
 _unheard = logging.getLogger(f"{__name__}.nbclient")
 _unheard.setLevel(logging.CRITICAL + 1)
-"""nbclient logs what is told here as a result."""
+"""Silences nbclient, which would log failures that are reported here as results."""
 
 
 def replay(
@@ -46,8 +46,8 @@ def replay(
 ) -> list[Replayed]:
     """The result of each notebook, in order; each runs in a fresh kernel, `at_once` of them at a time (default: cores).
 
-    `tell` hears of each as it ends. A notebook that could not be run has a `failure`. Raises ConfigError for a useless
-    `at_once`, and SandboxError or DependencyError where this machine can't isolate a kernel.
+    `tell` is called with each result as it comes. A notebook that could not be run has a `failure`. Raises ConfigError
+    for an `at_once` below 1, and SandboxError or DependencyError if this machine can't isolate a kernel.
     """
     count = (os.cpu_count() or 1) if at_once is None else at_once
     if count < 1:
@@ -78,23 +78,23 @@ def replay(
 
 
 class Kernels:
-    """Where kernels come from; belongs to one event loop."""
+    """A source of fresh kernels; belongs to one event loop."""
 
     def __init__(self, backend: KernelspecBackend, limits: Limits) -> None:
         self._backend = backend
         self._limits = limits
 
     async def execute(self, notebook: NotebookNode, setup: str = "") -> dict[int, Execution]:
-        """Run the code cells from top to bottom: what each did, by its place. A kernel that dies ends it.
+        """Run the code cells from top to bottom, and return what each did by its index. A kernel that dies ends it.
 
-        Raises KernelStartError if no kernel comes up.
+        Raises KernelStartError if no kernel starts.
         """
         for attempt in range(_ATTEMPTS):
             manager, words = self._backend.manager()
             client = _Client(copy.deepcopy(notebook), manager, self._limits, setup)
             try:
                 await client.async_execute(cleanup_kc=True, **words)
-            except Exception as error:  # nbclient, zmq and the provisioner raise whatever they like
+            except Exception as error:  # nbclient, zmq and the provisioner raise many types
                 is_death = isinstance(error, DeadKernelError) and client.has_begun
                 if not is_death and (client.has_begun or attempt + 1 == _ATTEMPTS):
                     raise KernelStartError(f"the notebook could not be run: {type(error).__name__}: {error}") from error
@@ -106,7 +106,7 @@ class Kernels:
 
 @contextlib.asynccontextmanager
 async def open_kernels(limits: Limits) -> AsyncIterator[Kernels]:
-    """Raises what `KernelspecBackend.open` raises where this machine can't isolate a kernel."""
+    """Kernels until the block ends. Raises what `KernelspecBackend.open` raises if this machine can't isolate one."""
     backend = KernelspecBackend(OWN_NAME, limits)
     await backend.open(_RESERVED_MB)
     try:
@@ -116,7 +116,7 @@ async def open_kernels(limits: Limits) -> AsyncIterator[Kernels]:
 
 
 class _Client(NotebookClient):  # type: ignore[misc]
-    """Writes down how each cell ended, and kills a kernel that outlives its time."""
+    """Records how each cell ended, and kills a kernel that exceeds its time."""
 
     def __init__(self, notebook: NotebookNode, manager: AsyncKernelManager, limits: Limits, setup: str) -> None:
         super().__init__(
@@ -174,7 +174,7 @@ class _Client(NotebookClient):  # type: ignore[misc]
 
     async def async_execute_cell(self, cell: NotebookNode, cell_index: int, *args: Any, **named: Any) -> NotebookNode:
         if any(execution.status == "killed" for execution in self.executions.values()):
-            return cell  # the session ended, as a terminal's does at `exit()`
+            return cell  # the session has ended, as in a terminal after `exit()`
         try:
             return await super().async_execute_cell(cell, cell_index, *args, **named)
         finally:

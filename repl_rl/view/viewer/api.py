@@ -1,9 +1,9 @@
 """What the page asks for (`/api/...`), answered from a run's files and its index, in plain JSON types.
 
-Every string of an answer has been through `visible` and every number is finite. Of the files nothing is kept but the
-curves: a trajectory is read, by its place, when somebody asks for it. Safe to call from several threads.
+Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
+trajectory is read from its place in its file on request. Safe to call from several threads.
 
-Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for parameters that mean nothing.
+Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from repl_rl.view.viewer.index import index_path, opened, revision
 from repl_rl.view.viewer.transcript import TokenReader, transcript
 
 _LIVE_FOR_S = 300.0
-"""A run whose metrics have been left alone for longer is taken for stopped."""
+"""A run whose metrics have not changed for longer is taken for stopped."""
 _OWN = {"planned", "done", "gamma", "model"}
-"""What is known about a run and not told."""
+"""What is known about a run and not sent to the page."""
 Answer = dict[str, Any]
 Stamp = tuple[tuple[int, int], ...]
 
 
 class NotFound(RunError):
-    """The run holds no trajectory of this id, or no longer where the index has it."""
+    """The run holds no trajectory with this id, or no longer at the place that the index has for it."""
 
 
 class RunApi:
     """The answers for one run folder, or one file of rollouts."""
 
     def __init__(self, target: Path, index: Path | None = None) -> None:
-        """Without `index`, it is the one that belongs to the target.
+        """`index` defaults to the one that belongs to the target.
 
-        Raises RunError if `target` is neither, or if no place can be written to for its index.
+        Raises RunError if `target` is neither, or if its index can't be written anywhere.
         """
         self.target = target
         if not target.is_file():
@@ -55,7 +55,7 @@ class RunApi:
         self._tokens = TokenReader()
 
     def run(self) -> Answer:
-        """Everything about the run but its trajectories. Its `revision` changes whenever any of it does."""
+        """Everything about the run except its trajectories. `revision` changes whenever any of it does."""
         with opened(self.index) as connection:
             changes = revision(connection)
             progress, index_notes = queries.progress(connection), queries.notes(connection)
@@ -79,7 +79,7 @@ class RunApi:
             return queries.rows(connection, query)
 
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
-        """A trajectory with the window of its screen; None: all of it."""
+        """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
         place, record = self._read(id)
         gamma = self._about_run(self._stamp())["gamma"]
         shown = transcript(record, 1.0 if gamma is None else float(gamma), first, count)
@@ -123,21 +123,21 @@ class RunApi:
         return tuple(_stat(self.target / name) for name in ("metrics.jsonl", "config.yaml"))
 
     def _is_live(self, about: Answer) -> bool:
-        """Whether a training seems to be writing: steps are missing, and a file of its is fresh."""
+        """Whether training seems to be going on: steps are missing, and one of its files changed recently."""
         if about["planned"] is not None and about["done"] >= about["planned"]:
             return False
         newest_ns = max(mtime_ns for _, mtime_ns in self._stamp())
         return time.time() - newest_ns / 1e9 < _LIVE_FOR_S
 
     def _models(self) -> list[str]:
-        """Where this run's vocabulary may be: the model that it began with, its newest checkpoint."""
+        """Where this run's vocabulary may be: the model that it started from, then its newest checkpoint."""
         model = self._about_run(self._stamp())["model"]
         found = sorted(self.target.glob("checkpoints/checkpoint-*/tokenizer.json"), key=lambda path: _stat(path)[1])
         return [*([model] if isinstance(model, str) else []), *(str(path.parent) for path in found[-1:])]
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON that every reader takes: text that hides or steers nothing, and no number that is not finite."""
+    """`value` as JSON that any reader accepts: text without hidden or control characters, and only finite numbers."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, float):

@@ -1,12 +1,12 @@
-"""A run as one HTML file: the page, its scripts and its data in it, to be sent around and opened without a server.
+"""A run as one HTML file with the page, its scripts and its data, to be sent around and opened without a server.
 
-A run is larger than what a file may be, so trajectories are chosen, and a note in the page says what is left out. Two
-files are written this way: an export on request, which indexes the whole run and holds as much of it as 25 MB do, and
-`report.html` of each run, which holds a sample and costs about the same however long the run was.
+A run may be too large for one file, so trajectories are chosen, and a note in the page says what is left out. Two
+files are written this way: an export on request, which indexes the whole run and holds as much of it as fits in 25 MB,
+and `report.html` of each run, which holds a sample and costs about the same however long the run was.
 
-Scripts run by their hash alone; what a run holds stands in a block of JSON that is not a script and holds no `<`. All
-files of the page lie in `page/`, except plotly's script, which is most of a file's size and comes from its package.
-Nothing comes from the network. Not covered: without JavaScript the page shows nothing.
+The page's policy allows scripts only by their hash. The run's data is in a block of JSON that is not a script and
+contains no `<`. All files of the page are in `page/`, except plotly's script, which is most of the file's size and
+comes from its package. Nothing comes from the network. Not covered: without JavaScript the page shows nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from repl_rl.view.viewer.indexer import fill, update
 PLOTLY = "plotly.js"
 INDEX = "index.html"
 MOST_BYTES = 25_000_000
-"""Of a whole exported file, where no number of trajectories is asked for."""
+"""The size of an exported file, if no number of trajectories is given."""
 REPORT_STEPS = 12
-"""Evaluations of which a report holds trajectories, and steps of training."""
+"""From how many evaluations, and from how many steps of training, a report holds trajectories."""
 REPORT_PER_STEP = 16
 REPORT_BYTES = 4_000_000
-"""Of a report's trajectories. The page around them has about 5 MB."""
+"""The size of a report's trajectories. The page around them takes about 5 MB."""
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _STYLE = re.compile(r'<link\b[^>]*\bhref="/?assets/([\w.-]+)"[^>]*>')
 _SCRIPT = re.compile(r'<script\b[^>]*\bsrc="/?assets/([\w.-]+)"[^>]*></script>')
@@ -61,8 +61,8 @@ def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
     """Write the run to `path`, with at most `most` trajectories, or as many as a file of 25 MB holds.
 
     Evaluations come first: the last, the first, then those between; steps of training follow in the same order. An
-    earlier file is replaced whole. Raises RunError if it can't be written, or if the run is a file in which nothing can
-    be read.
+    earlier file is replaced atomically. Raises RunError if it can't be written, or if the run is a file of which
+    nothing can be read.
     """
     if path.is_dir() or not path.parent.is_dir():
         raise RunError(f"{path} can't be written: give the name of a file, in a folder that exists")
@@ -85,14 +85,14 @@ def export(api: RunApi, path: Path, most: int | None = None) -> Exported:
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write `report.html` into the run folder and return its path; an earlier one is replaced whole.
+    """Write `report.html` into the run folder and return its path; an earlier one is replaced atomically.
 
-    It shows all curves, held-out rates before and after, and a sample of the trajectories: the first 16 of at most 12
-    evaluations and 12 steps each (the last, the first, and others from evenly over the run). So it holds the same
-    problems before and after training, and whole groups. Where these take more than 4 MB, every step has fewer of them.
+    It shows all curves, held-out rates before and after, and a sample of the trajectories: the first 16 from each of at
+    most 12 evaluations and 12 steps (the last, the first, and others spread evenly over the run). So it holds the same
+    problems before and after training, and whole groups. If these take more than 4 MB, each step has fewer of them.
 
-    Only the sample is read, into an index that is thrown away: time and memory depend on the length of the run by its
-    metrics alone. Raises RunError if the folder is not a run or can't be written to, DependencyError without plotly.
+    Only the sample is read, into a temporary index. Of a longer run only more metrics are read, so time and memory grow
+    little. Raises RunError if the folder is not a run or can't be written to, DependencyError without plotly.
     """
     path = run_dir / "report.html"
     try:
@@ -121,7 +121,7 @@ def write_report(run_dir: Path) -> Path:
 
 
 def evenly(items: Sequence[int]) -> list[int]:
-    """The last, the first, the middle one, those in the middle between these, and so on."""
+    """All items, reordered: the last, the first, the middle one, the middles of the two halves, and so on."""
     order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
     spans = [(0, len(items) - 1)]
     for first, last in spans:
@@ -133,7 +133,7 @@ def evenly(items: Sequence[int]) -> list[int]:
 
 
 def asset(name: str) -> Path | None:
-    """The file that the page calls `name`; None if it has none. A name that is a path is none."""
+    """The file that the page calls `name`, or None. Paths are not names and give None."""
     if name == PLOTLY:
         return plotly_path()
     path = page_folder() / name
@@ -156,7 +156,7 @@ def plotly_path() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A trajectory in the file: its place in the run's order, and three JSON texts for the page."""
+    """A trajectory in the file: its place in the run's order, its id, and three JSON texts for the page."""
 
     place: tuple[int, str, int]
     id: str
@@ -166,7 +166,7 @@ class _Chosen:
 
 
 def _steps_by_worth(api: RunApi) -> Iterator[list[str]]:
-    """Ids of the trajectories of each step: evaluations first."""
+    """Ids of the trajectories of each step: evaluations first, each split in the order of `evenly`."""
     with opened(api.index) as connection:
         for split in SPLITS:
             for step in evenly(queries.steps(connection, split)):
@@ -181,7 +181,7 @@ def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | Non
             break
         try:
             shown, spelled = api.trajectory(id, 0, None), api.tokens(id)
-        except NotFound:  # of a training that goes on beside us
+        except NotFound:  # training goes on and has changed the file
             continue
         row = shown["row"]
         texts = [_in_script(json.dumps(value, allow_nan=False)) for value in (row, shown, spelled)]
@@ -192,14 +192,14 @@ def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | Non
 
 
 def _page() -> tuple[str, str]:
-    """The page with everything in it but the data, and its policy."""
+    """The page with everything in it but the data and its policy, and that policy."""
     hashes: list[str] = []
 
     def style(found: re.Match[str]) -> str:
         return f"<style>\n{_text(found[1])}</style>"
 
     def script(found: re.Match[str]) -> str:
-        # `</script` and `<!--` would end or open something for HTML; in JavaScript both stand in strings only.
+        # HTML would take `</script` and `<!--` for markup; in JavaScript both occur only in strings.
         text = _CLOSES.sub(lambda closing: "\\x3c", _text(found[1]))
         hashes.append(f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'")
         return f"<script>{text}</script>"
@@ -219,7 +219,7 @@ def _text(name: str) -> str:
 
 
 def _filled(page: str, policy: str, run: Answer, chosen: Sequence[_Chosen], curves: str = "some") -> str:
-    """The page with its policy and its data. `curves`: how many are shown at first, some or all."""
+    """The page with its policy and its data. `curves` says which curves it shows at first: "some" or "all"."""
     parts = {
         "run": json.dumps(run | {"live": False}, allow_nan=False),
         "rows": f"[{','.join(one.row for one in chosen)}]",
@@ -238,12 +238,12 @@ def _object(members: dict[str, str]) -> str:
 
 
 def _in_script(text: str) -> str:
-    """JSON (in ASCII, so without line separators) that no parser of HTML takes for the end of its block."""
+    """JSON (in ASCII, so without line separators) in which an HTML parser can't find the end of its block."""
     return text.replace("<", "\\u003c")
 
 
 def _write_whole(path: Path, page: str) -> None:
-    """Write a page so that an earlier one is replaced whole or stays. Raises RunError if it can't be written."""
+    """Replace a file atomically: on failure the earlier one stays. Raises RunError if it can't be written."""
     unfinished = path.with_name(path.name + ".part")
     try:
         try:

@@ -1,15 +1,15 @@
-"""The index of a run: an SQLite file with one row per trajectory, what stands in the row, and where its bytes are.
+"""The index of a run: an SQLite file with one row per trajectory and the place of its bytes.
 
 It holds what the table filters, sorts and searches by; a trajectory itself is read from its file. The index is
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
-It lies in the run folder where that can be written to, else in this user's cache.
+It is in the run folder if that can be written to, else in this user's cache.
 
-Many may read and write it at once (WAL); that only one process indexes at a time is the indexer's business. Not
-covered: network file systems on which SQLite's locks don't hold.
+Many may read and write it at once (WAL); the indexer makes sure that only one process indexes at a time. Not covered:
+network file systems on which SQLite's locks don't work.
 
-What a stored trajectory does not say outright is worked out here: the question of its prompt, and the family of its
-task. Prompts are text. The question of a shipped dialect is found where that dialect puts it (comments at the prompt, a
-`Problem:`, the user's message of a chat); of any other prompt it is the end.
+What a stored trajectory does not state is derived here: the question in its prompt, and the family of its task. The
+question is found where each shipped dialect puts it (comments at the prompt, a `Problem:`, the user's message of a
+chat). Of any other prompt, the end is taken.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from repl_rl.utils.text import visible
 from repl_rl.view.words import status, total_reward
 
 VERSION = 1
-"""Of the layout, and of what is read out of a record: raise it with either."""
+"""Version of the layout and of what is read from a record: raise it when either changes."""
 NAME = f"index-{VERSION}.sqlite"
 SPLITS = ("eval", "train")
 
@@ -72,7 +72,7 @@ _STEP_FILE = re.compile(r"step_([0-9]{1,9})\.jsonl")
 _FOLDERS = {"train": "rollouts", "eval": "eval"}
 
 _LONGEST = 4000
-"""Characters of a question that are kept."""
+"""How many characters of a question are kept."""
 _TAIL = 400
 _USER = re.compile(
     r"(?:<\|im_start\|>user\n|<start_of_turn>user\n|<\|start_header_id\|>user<\|end_header_id\|>\n*|<\|user\|>\n?|\[INST\]\s?)"
@@ -87,7 +87,7 @@ _NUMBERED = re.compile(r"(.*?\D)(?:-\d+)+", re.DOTALL)
 
 
 def index_path(target: Path) -> Path:
-    """Where the index of a run folder, or of a single file of rollouts, lies; its folder is made.
+    """The path of the index of a run folder, or of a single file of rollouts; creates its folder.
 
     Raises RunError if neither the run folder nor the cache can be written to.
     """
@@ -105,7 +105,7 @@ def index_path(target: Path) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the index, closed at the end; an empty index is made if there is none.
+    """A connection to the index, closed at the end; creates an empty index if there is none.
 
     Raises sqlite3.DatabaseError if the file is damaged (see `discard`).
     """
@@ -114,7 +114,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA synchronous = NORMAL")
         if connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-            with suppress(sqlite3.OperationalError):  # in use by somebody who does the same, or no shared memory here
+            with suppress(sqlite3.OperationalError):  # another process does the same, or no shared memory here
                 connection.execute("PRAGMA journal_mode = WAL")
             connection.executescript(f"BEGIN IMMEDIATE;{_SCHEMA}PRAGMA user_version = {VERSION};COMMIT;")
         yield connection
@@ -125,7 +125,7 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
 def key(split: str, step: int, position: int) -> int:
     """The id of a trajectory's row: ids are in the order of steps, then of `SPLITS`, then of positions.
 
-    Every index of SQLite ends in it, so that rows of one value come in that order without being sorted.
+    SQLite appends it to every index, so that rows with equal values come in that order without being sorted.
     """
     return (step << 33) | (SPLITS.index(split) << 32) | position
 
@@ -136,13 +136,13 @@ def keys(split: str, step: int) -> tuple[int, int]:
 
 
 def discard(path: Path) -> None:
-    """Delete the index. Who has it open goes on reading the deleted one until it is opened again."""
+    """Delete the index. Readers that have it open go on reading the deleted file until they open it again."""
     for suffix in ("", "-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def revision(connection: sqlite3.Connection) -> int:
-    """Another number than before whenever anything in the index changed."""
+    """A number that changes whenever anything in the index does."""
     return int(connection.execute("SELECT value FROM state WHERE key = 'revision'").fetchone()[0])
 
 
@@ -165,7 +165,7 @@ def step_files(target: Path) -> list[StepFile]:
     else:
         named = [("eval" if target.parent.name == "eval" else "train", target)]
     by_step: dict[tuple[int, str], StepFile] = {}
-    # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the later name counts.
+    # `step_7.jsonl` beside `step_00007.jsonl` is somebody's copy: the padded name comes last and counts.
     for split, path in sorted(named, key=lambda item: item[1].name, reverse=True):
         digits = _STEP_FILE.fullmatch(path.name)
         step = int(digits[1]) if digits else 0
@@ -190,7 +190,7 @@ def ends_first(items: Sequence[Item]) -> list[Item]:
 
 
 def columns(record: Record) -> tuple[Any, ...]:
-    """What the table shows of a trajectory: from `task_id` to `note`, in the order of the columns."""
+    """What the table shows of a trajectory: the columns from `task_id` to `note`, in order."""
     trajectory = record.trajectory
     errors = error_names(trajectory)
     return (
@@ -225,19 +225,19 @@ def question_of(prompt: str) -> str:
 
 
 def family_of(task_id: str) -> str:
-    """`gcd` of `gcd-train-12-18`, `task` of `task-3`; "" where the id tells none."""
+    """The family in a task's id: `gcd` for `gcd-train-12-18`, `task` for `task-3`; "" if there is none."""
     found = _FAMILY.match(task_id) or _NUMBERED.fullmatch(task_id)
     return found[1] if found else ""
 
 
 def _between(prompt: str, begins: re.Pattern[str], ends: re.Pattern[str]) -> str:
-    """What follows the last beginning, up to its end."""
+    """The text after the last match of `begins`, up to the next match of `ends`."""
     found = list(begins.finditer(prompt))
     return ends.split(prompt[found[-1].end() :], maxsplit=1)[0].strip() if found else ""
 
 
 def _comments(prompt: str) -> str:
-    """The last comments before the waiting prompt, without their `#`."""
+    """The last comments before the final prompt, without their `#`."""
     waiting = _WAITING.search(prompt)
     if waiting is None:
         return ""

@@ -3,12 +3,12 @@
     python -m repl_rl.view.viewer.indexer RUN INDEX
 
 is a process that a viewer starts: it looks at the files once, and again for every byte on its standard input, until
-that ends. A file that grew is read on from where it was left, one that is other than before is forgotten and read
-again, one that is gone is forgotten. A last line without its end waits until it is complete. Lines that are not
+that ends. A file that grew is read on from where reading stopped, a file that changed otherwise is dropped from the
+index and read again, and a file that is gone is dropped. An incomplete last line is left for later. Lines that are not
 trajectories are counted and keep their number.
 
-Of several indexers of one run, one works while the others pass (a lock file); it commits as it goes, so that a reader
-sees the first trajectories at once, and whoever comes after a kill goes on from the last commit.
+Of several indexers of one run, a lock file lets one work while the others skip their turn. It commits as it goes, so
+that a reader sees the first trajectories at once, and after a kill the next indexer goes on from the last commit.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _INSERT = f"INSERT INTO trajectory VALUES ({', '.join('?' * 20)})"
 
 @contextmanager
 def lock(index: Path, wait: bool) -> Iterator[bool]:
-    """Whether this process may write; with `wait`, after everybody else. The system frees it however a process ends.
+    """Yield whether this process may write; with `wait`, wait until it may.
 
-    A run folder that was deleted does not come back for its index.
+    The system releases the lock however a process ends. A run folder that was deleted is not created again.
     """
     index.parent.mkdir(exist_ok=True)
     with (index.parent / "lock").open("ab") as file:
@@ -69,7 +69,8 @@ def lock(index: Path, wait: bool) -> Iterator[bool]:
 
 
 def update(target: Path, index: Path, wait: bool = True) -> bool:
-    """Bring the index up to date; False if somebody else is at it and `wait` is not given. A damaged one is redone."""
+    """Bring the index up to date; a damaged one is made again. False if another process has the lock and `wait` is
+    false."""
     with lock(index, wait) as is_ours:
         if is_ours:
             files = step_files(target)
@@ -84,7 +85,7 @@ def update(target: Path, index: Path, wait: bool = True) -> bool:
 
 
 def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None = None) -> None:
-    """Have the index hold these files and no others; of each at most `most` trajectories, the first ones."""
+    """Make the index hold exactly these files, with at most the first `most` trajectories of each."""
     with opened(index) as connection:
         known = {row["path"]: row for row in connection.execute("SELECT * FROM file")}
         folder = target if target.is_dir() else target.parent
@@ -109,7 +110,7 @@ def fill(target: Path, index: Path, files: Iterable[StepFile], most: int | None 
 
 @contextmanager
 def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
-    """One transaction; the revision goes up if any of what is put into the list is true."""
+    """One transaction. The revision goes up if the block appends anything true to the list."""
     changed: list[bool] = []
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -123,7 +124,7 @@ def _committed(connection: sqlite3.Connection) -> Iterator[list[bool]]:
 
 
 def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = True) -> bool:
-    """Drop what is known of a file's trajectories, and with `whole` the file too."""
+    """Drop a file's trajectories from the index, and with `whole` the file too. Returns True."""
     span = keys(file["split"], file["step"])
     connection.execute("DELETE FROM error WHERE trajectory BETWEEN ? AND ?", span)
     connection.execute("DELETE FROM trajectory WHERE id BETWEEN ? AND ?", span)
@@ -133,7 +134,7 @@ def _forget(connection: sqlite3.Connection, file: sqlite3.Row, whole: bool = Tru
 
 
 def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, file: StepFile) -> bool:
-    """Note what a file is now, and that it is to be read if it is other than before; True if it is."""
+    """Mark a file to be read if it is new or has changed; returns whether it is."""
     if row is None:
         connection.execute("INSERT INTO file (split, step, path) VALUES (?, ?, ?)", (file.split, file.step, name))
         return True
@@ -150,7 +151,7 @@ def _expect(connection: sqlite3.Connection, row: sqlite3.Row | None, name: str, 
 
 
 def _has_grown(row: sqlite3.Row, file: StepFile) -> bool:
-    """Whether what was indexed still stands in front of what is new."""
+    """Whether the file still begins with what was indexed, so that only the rest is new."""
     if file.inode != row["inode"] or file.size < row["indexed"]:
         return False
     try:
@@ -176,8 +177,8 @@ class _Progress:
     read_to: int = 0
 
     def complete_lines(self, source: Any) -> Iterator[tuple[int, bytes]]:
-        """Where each line begins, and its bytes; blank ones are passed over, a last one without its end is kept back
-        unless it is whole as it stands."""
+        """The offset and the bytes of each line. Skips blank lines, and leaves out a last line without a newline unless
+        it is a complete JSON object."""
         self.read_to = self.indexed
         while line := source.readline():
             start = self.read_to
@@ -197,7 +198,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, most: int | None) -> None:
-    """Read on from where the file was left, and commit every quarter of a second."""
+    """Read on from where reading stopped, and commit every quarter of a second."""
     with file.path.open("rb") as source:
         source.seek(row["indexed"])
         progress = _Progress(row["indexed"], row["records"], row["unreadable"], row["reason"])
@@ -206,7 +207,7 @@ def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile
         while not is_done:
             with _committed(connection) as changed:
                 is_done = _index_some(connection, progress, file, lines)
-                # -1: the file holds more than was asked for, or than has been read so far.
+                # -1: the file holds more than was asked for, or more than has been read so far.
                 is_cut = progress.records == most and progress.indexed < file.size
                 size = file.size if is_done and not is_cut else -1
                 tail = _tail_of(source, progress.indexed)
@@ -248,7 +249,7 @@ def _index_some(
 
 
 class Follower:
-    """The indexer as a process, as a viewer holds it: started with it, asked to look again, ended with it.
+    """A viewer's indexer process: starts with the viewer, looks again on request, and ends with the viewer.
 
     Threads may share it.
     """
@@ -266,7 +267,7 @@ class Follower:
         self.close()
 
     def poke(self) -> None:
-        """Have the files looked at again, unless that was only just asked for. Starts an indexer that has died anew."""
+        """Ask for another look at the files, unless that was asked a moment ago. Restarts an indexer that has died."""
         with self._lock:
             if time.monotonic() - self._poked_s < _NOT_AGAIN_FOR_S:
                 return
@@ -288,7 +289,7 @@ class Follower:
             self._process.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """In a session of its own, so that Ctrl-C reaches the viewer alone, which then ends it."""
+        """Start it in a session of its own, so that Ctrl-C reaches only the viewer, which then ends it."""
         process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, bufsize=0
         )
@@ -297,7 +298,7 @@ class Follower:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Follow a run until standard input ends. What goes wrong is said once, and tried again with the next byte."""
+    """Follow a run until standard input ends. An error is printed once, and the next byte makes another attempt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, index = map(Path, arguments)
     said = ""

@@ -1,6 +1,6 @@
-"""Questions to the index: the rows of a table, those of a group or of a task, and what there is to choose from.
+"""Queries of the index: the rows of the table, of a group or of a task, and the values to filter by.
 
-What comes from outside is checked against lists of names, or travels as a bound value; nothing of it becomes SQL.
+Input from outside is checked against lists of names or passed as a bound value; none of it becomes SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_ROWS = 1000
 _DEFAULT_ROWS = 100
 _MOST_OF_TASK = 200
 _STAYS_AFTER_S = 10.0
-"""A last line without its end is not being written any more once its file has been left alone for this long."""
+"""An incomplete last line is taken for final once its file has not changed for this long."""
 _SORTS = {name: name for name in ("step", "task_id", "status", "reward", "outcome", "lines", "tokens")}
 _SORTS |= {"errors": "n_errors", "duration_s": "duration_s", "position": "position"}
 _EQUALS = {"split": "split", "task": "task_id", "family": "family", "status": "status", "stop": "stop_reason"}
@@ -57,7 +57,7 @@ class Place:
 
 
 def parse(parameters: Mapping[str, str]) -> Query:
-    """What a table asks for. Raises ConfigError, naming the parameter, for values that mean nothing."""
+    """The query for a table's parameters. Raises ConfigError, naming the parameter, for invalid values."""
     if unknown := sorted(parameters.keys() - _KNOWN):
         raise ConfigError(f"unknown parameter {unknown[0]!r}; known ones: {', '.join(sorted(_KNOWN))}")
     given = {name: value for name, value in parameters.items() if value != ""}
@@ -91,7 +91,7 @@ def parse(parameters: Mapping[str, str]) -> Query:
         raise ConfigError(f"order is {direction!r}; give asc or desc")
     if sort == "step":
         order = "id" if direction == "asc" else "step DESC, split DESC, id"
-    else:  # None is not a value to sort by: it stands last either way.
+    else:  # None can't be sorted by: it comes last in both directions.
         order = f"{_SORTS[sort]} {direction} NULLS LAST, id {direction}"
     return Query(
         where=" AND ".join(part for part, *_ in conditions) or "1",
@@ -110,7 +110,7 @@ def _count(given: Mapping[str, str], name: str, otherwise: int, most: int) -> in
 
 
 def rows(connection: sqlite3.Connection, query: Query) -> dict[str, Any]:
-    """How many rows fit, and those of the window."""
+    """How many rows match, and the rows of the window."""
     total = connection.execute(f"SELECT count(*) FROM trajectory WHERE {query.where}", query.values).fetchone()[0]
     return {"total": total, "rows": _select(connection, query.where, query.values, query.order, query)}
 
@@ -122,7 +122,7 @@ def group(connection: sqlite3.Connection, row: Mapping[str, Any]) -> list[dict[s
 
 
 def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]]:
-    """The rollouts of one task over all steps; of many, the first, the last, and some spread evenly between them."""
+    """The rollouts of one task over all steps; if there are many, 200 of them, spread evenly from first to last."""
     chosen = "SELECT id FROM trajectory WHERE task_id = ? ORDER BY id"
     ids = [row["id"] for row in connection.execute(chosen, (task_id,))]
     if len(ids) > _MOST_OF_TASK:
@@ -132,7 +132,7 @@ def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]
 
 
 def place(connection: sqlite3.Connection, id: str) -> Place | None:
-    """Where the trajectory of an id is; None if the index has none of that id."""
+    """Where the trajectory with this id is; None if the index has none."""
     parts = _ID.fullmatch(id)
     if parts is None:
         return None
@@ -173,7 +173,7 @@ def choices(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def progress(connection: sqlite3.Connection) -> dict[str, Any]:
-    """How far the index is."""
+    """How far indexing has come."""
     files, done = connection.execute("SELECT count(*), coalesce(sum(done), 0) FROM file").fetchone()
     scanned = connection.execute("SELECT value FROM state WHERE key = 'scans'").fetchone()[0]
     count = connection.execute("SELECT count(*) FROM trajectory").fetchone()[0]
@@ -181,7 +181,7 @@ def progress(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def notes(connection: sqlite3.Connection) -> list[str]:
-    """What could not be read of which file, one sentence each."""
+    """What could not be read in which file, one sentence each."""
     sentences: list[str] = []
     bad = "SELECT * FROM file WHERE done AND (reason IS NOT NULL OR indexed < size) ORDER BY step, split"
     for row in connection.execute(bad):
@@ -196,7 +196,7 @@ def notes(connection: sqlite3.Connection) -> list[str]:
 
 
 def _distinct(connection: sqlite3.Connection, column: str) -> list[str]:
-    """Through the column's index, from one value to the next: not over all rows."""
+    """Walks the column's index from one value to the next instead of scanning all rows."""
     found: list[str] = []
     following = connection.execute(f"SELECT min({column}) FROM trajectory").fetchone()[0]
     while following is not None and len(found) < 1000:

@@ -1,10 +1,11 @@
-"""The run viewer's server: the page, and the answers that it asks for, on this machine alone.
+"""The run viewer's server: the page and its API, on this machine only.
 
-It listens on 127.0.0.1, answers GET only, and refuses requests whose Host is not this machine's, so that no web site
-can have a browser read a run under a name of its own. The page may load and run nothing but its own files.
+It listens on 127.0.0.1, answers GET only, and refuses requests whose Host is not this machine, so that no web site
+can make a browser read a run through a host name of its own (DNS rebinding). The page may load and run only its own
+files.
 
-Answers are worked out in threads. Every request has the indexer look at the run's files again, at most about once a
-second: with nobody looking, nothing is read.
+Answers are computed in threads. Every request makes the indexer look at the run's files again, at most about once a
+second: while nobody is looking, nothing is read.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 _UNTIL_CHANGED = {"Cache-Control": "no-cache"}
-"""Kept by the browser, which asks each time whether the file is still the same."""
+"""The browser keeps the file and asks each time whether it is still the same."""
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,9 +58,9 @@ def application(api: RunApi, poke: Callable[[], None]) -> web.Application:
 
 
 async def serve(api: RunApi, poke: Callable[[], None], port: int, ready: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` gets the address once it answers. Port 0: any that is free.
+    """Serve until SIGINT or SIGTERM; `ready` is called with the address once it answers. Port 0 means any free one.
 
-    Raises ConfigError if the port can't be had.
+    Raises ConfigError if the port is not available.
     """
     runner = web.AppRunner(application(api, poke), access_log=None)
     try:
@@ -113,7 +114,7 @@ def _error(status: int, sentence: str, allow: str | None = None) -> web.Response
 
 
 def _json(answer: Answer, status: int = 200) -> web.Response:
-    """In ASCII: whatever a file held, the bytes are UTF-8."""
+    """A JSON response in ASCII, so that it is valid UTF-8 whatever a file held."""
     text = json.dumps(answer, allow_nan=False)
     headers = {"Cache-Control": "no-store"}
     return web.Response(text=text, status=status, content_type="application/json", headers=headers)
@@ -149,6 +150,6 @@ async def _asset(request: web.Request) -> web.StreamResponse:
     path = asset(request.match_info.get("name", INDEX))
     if path is None:
         raise web.HTTPNotFound
-    # The types are told here: what a system thinks of a suffix differs, and `nosniff` takes it at its word.
+    # Types are set here: systems differ in the type they give a suffix, and with `nosniff` browsers rely on it.
     type = {"Content-Type": f"{_TYPES[path.suffix]}; charset=utf-8"} if path.suffix in _TYPES else {}
     return web.FileResponse(path, headers=_UNTIL_CHANGED | type)

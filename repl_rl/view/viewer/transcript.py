@@ -1,6 +1,6 @@
 """A trajectory as the page shows it: its screen in windows, what is known of each line in the window, and its tokens.
 
-Tokens are spelled by the run's own vocabulary where there is one to be found.
+Tokens get their texts from the run's own vocabulary, if it can be found.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from repl_rl.view.transcript import screen_rows
 from repl_rl.view.words import FAULTS, line_logprob
 
 MOST_TOKENS = 2000
-"""Tokens of a completion that are shown at once."""
+"""How many tokens of a completion are shown at once."""
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
@@ -51,16 +51,16 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
 
 
 def returns_to_go(trajectory: Trajectory, gamma: float) -> list[float | None]:
-    """Per line; None for all where nobody has assigned a reward. A line without one counts 0."""
+    """The discounted return of each line; a line without a reward counts 0. All None if no line has a reward."""
     if all(line.reward is None for line in trajectory.lines):
         return [None] * len(trajectory.lines)
     return list(discounted_returns([line.reward or 0.0 for line in trajectory.lines], gamma))
 
 
 def state_changes(lines: Sequence[Line]) -> list[bool | None]:
-    """Whether a line left the session's names bound otherwise than the last line that ran before it.
+    """For each line, whether the session's names changed since the last line that ran before it.
 
-    None where nothing ran, and for the first that ran: there is nothing to compare it with.
+    None where nothing ran, and for the first line that ran, which has nothing to be compared with.
     """
     changes: list[bool | None] = []
     before: str | None = None
@@ -100,9 +100,9 @@ class TokenReader:
         self._lock = threading.Lock()
 
     def rows(self, models: Sequence[str], record: Record, line: int | None) -> list[dict[str, Any]]:
-        """The tokens of line `line` with those of its output, or the first of the completion; none without tokens.
+        """The tokens of line `line` and its output, or the first of the completion; empty if the record has no tokens.
 
-        The vocabulary is that of the first model that spells what was typed.
+        The vocabulary is that of the first model whose texts fit what was typed.
         """
         if not record.has_tokens:
             return []
@@ -128,7 +128,7 @@ class TokenReader:
 
 
 def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
-    """The trajectory cut to what is asked for, and how many lines are in front of it."""
+    """The trajectory cut to what is asked for, and how many lines precede it."""
     lines = trajectory.lines
     if line is None:
         return _cut(trajectory, 0, min(MOST_TOKENS, len(trajectory.completion_ids)), 0, len(lines)), 0
@@ -140,9 +140,9 @@ def _part(trajectory: Trajectory, line: int | None) -> tuple[Trajectory, int]:
 
 
 def _cut(trajectory: Trajectory, start: int, end: int, first: int, last: int) -> Trajectory:
-    """Its tokens from `start` to `end` with the lines from `first` to `last`.
+    """The trajectory's tokens from `start` to `end` with the lines from `first` to `last`.
 
-    A line that is cut through has no text that its tokens would have to spell.
+    A line that is cut gets an empty text, so that its remaining tokens still fit it.
     """
     lines = [
         dataclasses.replace(
