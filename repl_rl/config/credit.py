@@ -33,11 +33,11 @@ def _known_estimator(name: str) -> str:
 
 
 class CreditConfig(Section):
-    """Formulas and sources stand in `repl_rl/credit/`, one file per estimator."""
+    """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
 
     estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`, or one of your own, as `package.module:function`. `clip` goes with all of them, the other keys with those
+    `gigpo`, or one of your own, as `package.module:function`. `clip` applies to all of them, the other keys to those
     that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""

@@ -32,17 +32,17 @@ class Config(Section):
     """One run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Of the run's folder; a number is appended where that folder is there already."""
+    """The name of the run's folder. A number is appended if the folder exists already."""
     seed: int = Field(0, ge=0)
-    """Of the training problems and their order, of sampling, and of training."""
+    """Seeds the training problems and their order, sampling, and training."""
     model: ModelConfig = ModelConfig()
     tasks: TasksConfig = TasksConfig()
     dialect: DialectConfig = DialectConfig()
     tools: ToolsConfig = ToolsConfig()
     environment: str | None = None
-    """Import path, `package.module:Class`, of an environment; each trajectory gets one of its own."""
+    """Import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
     rollout: str | None = None
-    """Import path of an async `(tasks, engine, kernels)` that takes the place of the line loop."""
+    """Import path of an async `(tasks, engine, kernels)` that replaces the line loop."""
     kernel: KernelConfig = KernelConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()

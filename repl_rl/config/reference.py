@@ -26,15 +26,15 @@ from repl_rl.config.file import Config
 HEAD = """\
 # The YAML file
 
-This page is written by `python -m repl_rl.config.reference > docs/config.md`; a test holds it against the models.
+This page is written by `python -m repl_rl.config.reference > docs/config.md`; a test compares it with the models.
 
-A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` goes over
-it, as often as it is given, with the value in YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`. What a file
-leaves out has the default of this page. `repl-rl train FILE --dry-run` checks a file and says what it would do; a run
-keeps its file, with all defaults written out, as `config.yaml` in its folder.
+A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` overrides a
+value, and can be given several times. The value is YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`. A key
+that the file leaves out has the default given here. `repl-rl train FILE --dry-run` checks a file and says what it would
+do; a run keeps its file, with all defaults written out, as `config.yaml` in its folder.
 
-Unknown keys are refused with the nearest known one, values out of range with the range, values that exclude one another
-with both names. `1e-3` is a number. `engine: NAME` is short for `engine: {backend: NAME}`, `rewards: NAME` for
+An unknown key is refused with the nearest known one, a value out of range with the range, and values that exclude one
+another with both names. `1e-3` is a number. `engine: NAME` is short for `engine: {backend: NAME}`, `rewards: NAME` for
 `rewards: {preset: NAME}`, and `weight: 0.5` under `rewards.shaping` for `weight: {start: 0.5}`.
 """
 

@@ -93,12 +93,12 @@ class Schedule(Section):
 # novelty, decay, blocks, clip, caps, weight and mode, in this order. Gains and losses are kept separate throughout, so
 # that padding gains no more than the cap, however much was lost.
 class ShapingConfig(Section):
-    """How rewards of lines are kept from being farmed. The outcome is touched by none of it."""
+    """How rewards of lines are kept from being farmed. None of it touches the outcome."""
 
     mode: Literal["additive", "potential"] = "additive"
     """`potential`: what a line would earn becomes the potential Phi of the state it leaves, and the line earns
     gamma Phi(after) - Phi(before), with Phi = 0 before the first line and after the last one (Ng, Harada and Russell
-    1999). Which trajectory is better than which stays as the outcome has it."""
+    1999). The order of trajectories stays as the outcome has it."""
     blocks: Literal["completing", "split"] = "completing"
     """What a cell of several lines earns: paid at the line that completed it, or shared equally by its lines."""
     novelty: bool = False
@@ -190,7 +190,7 @@ class RewardsConfig(Section):
     """What a trajectory and its lines earn. docs/rewards.md says how the parts go together."""
 
     preset: str = "none"
-    """One of `configs/rewards`; the keys below go over it."""
+    """Name of a file in `configs/rewards`. The keys below override what it sets."""
     outcome: Reward = 1.0
     """Paid once for a right answer, at the line that submitted it."""
     kinds: dict[Kind, Reward] = Field(default_factory=dict)

@@ -16,16 +16,17 @@ class ModelConfig(Section):
     path: str = "nano"
     """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Weights of sampler and trainer alike: with different types their log-probabilities drift apart."""
+    """Type of the weights, in the sampler and the trainer. With different types their log-probabilities would drift
+    apart."""
     chat: bool | None = None
-    """Put the problem through the chat template. null: if the tokenizer has one."""
+    """Put the problem through the chat template. null: do so if the tokenizer has one."""
 
 
 class DialectConfig(Section):
     """What the model reads and how its turns are read. docs/dialects.md shows all of them."""
 
     name: str = Field("python", min_length=1)
-    """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of a dialect of one's own; or the path
+    """python, ipython, fenced, inline, tool_call or text; `package.module:Class` of your own dialect; or the path
     of a .yaml file with texts for one of them (`dialect: fenced`)."""
     system: str | None = None
     """System prompt. null: the dialect's own for chat models, nothing for base models."""
@@ -41,11 +42,12 @@ class ToolsConfig(Section):
     functions: tuple[str, ...] = ()
     """Import paths, `package.module:function`, of functions with annotations and a docstring."""
     where: Literal["sandbox", "host"] = "sandbox"
-    """Where those run that don't say: inside the interpreter, or outside of it behind a proxy."""
+    """Where functions run that don't say so themselves: inside the interpreter, or on the host, called through a
+    proxy."""
 
 
 class KernelConfig(Section):
-    """The interpreters: one for each trajectory, in a sandbox. docs/threat-model.md says what it holds."""
+    """The interpreters: one per trajectory, in a sandbox. docs/threat-model.md says what the sandbox prevents."""
 
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""
@@ -54,17 +56,19 @@ class KernelConfig(Section):
     sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
     """`auto`: bwrap where it works, else sandlock (Landlock)."""
     profile: str = Field("default", min_length=1)
-    """Of `kernels/profiles`: what is preloaded, mounted and limited."""
+    """Name of a profile in `kernels/profiles`, which says what is preloaded, mounted and limited."""
     line_s: float | None = Field(None, gt=0)
-    """Wall seconds that one cell may run. For this and the next three, null is the profile's own: 5, 1, 3600, 512."""
+    """Wall seconds that one cell may run. For this and the next three keys, null takes the profile's value: 5, 1, 3600,
+    512."""
     grace_s: float | None = Field(None, gt=0)
     """Seconds between the interrupt and the kill."""
     session_s: float | None = Field(None, gt=0)
     """Wall seconds that one session may live."""
     memory_mb: int | None = Field(None, ge=64)
-    """Of each process of a session, beyond what the profile preloads."""
+    """Memory of each process of a session, beyond what the profile preloads."""
     budget_mb: int | None = Field(None, ge=64)
-    """Of all sessions together; null is four fifths of what is available. Beyond it, sessions wait."""
+    """Memory of all sessions together; null is four fifths of what is available. New sessions wait while it is used
+    up."""
 
 
 _BACKENDS = ("auto", "vllm", "server", "transformers")
@@ -74,22 +78,22 @@ class EngineConfig(Section):
     """`engine: transformers` in a file is short for `engine: {backend: transformers}`."""
 
     backend: str = "auto"
-    """auto, vllm, server or transformers; or `package.module:function`, which makes an engine of one's own.
+    """auto, vllm, server or transformers; or `package.module:function`, which makes your own engine.
     docs/engines.md shows all of them. `auto`: servers if any are named, else vLLM in this process where it is
     installed, else transformers."""
     servers: tuple[str, ...] = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     weights_folder: str | None = None
-    """Servers only: a folder that trainer and servers share, for new weights. null is a temporary one, which serves
-    if all run on this machine."""
+    """Servers only: a folder that trainer and servers share, for new weights. null makes a temporary one,
+    which is enough if all of them run on this machine."""
     context_tokens: int = Field(1024, ge=32)
-    """Prompt and completion together."""
+    """The most tokens that prompt and completion take together."""
     places: int = Field(64, ge=1)
     """Sequences in one engine batch."""
     kv_cache_gib: int = Field(1, ge=1)
     """CPU only: memory of the KV cache, in whole GiB."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
-    """GPU only: share of the device that the engine takes beside the trainer."""
+    """GPU only: share of the device's memory that the engine takes, beside the trainer."""
     deterministic: bool = False
     """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
     two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
@@ -156,7 +160,7 @@ class SeededSampling(SamplingConfig):
 
 
 class BudgetConfig(Section):
-    """When a trajectory has to end; each has a `StopReason` of its own."""
+    """When a trajectory has to end. Each limit has its own `StopReason`."""
 
     line_tokens: int = Field(64, ge=1)
     """Tokens of one line; a line that reaches it without a newline is `overlong` and does not run."""

@@ -34,15 +34,15 @@ class TrainConfig(Section):
     """Optimiser steps: each rolls out `prompts_per_step` times `group_size` trajectories and learns from them once."""
     max_minutes: float | None = Field(None, gt=0)
     """Wall time of training, evaluations aside; the step in progress is finished, and the run is then complete with
-    fewer steps. A resumed run has as much again."""
+    fewer steps. A resumed run gets the full time again."""
     prompts_per_step: int = Field(8, ge=1)
     """Problems of one step, over all processes."""
     group_size: int = Field(8, ge=1)
     """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
     learning_rate: float = Field(1e-3, gt=0)
-    """At its highest. The default suits nano; what ships for pretrained models takes 1e-6 to 2e-6."""
+    """The peak learning rate. The default suits nano; the shipped configs for pretrained models use 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
-    """Of the learning rate; `linear` and `cosine` end at 0 with the last of `steps`."""
+    """Schedule of the learning rate; `linear` and `cosine` reach 0 at the last step."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0; `constant` has none."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -65,15 +65,15 @@ class TrainConfig(Section):
     """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
     baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
     report_to: tuple[str, ...] = ()
-    """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard` get
-    rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. One name may stand without a list; `none` is an empty
-    one."""
+    """Trackers that follow the run, by the names that transformers gives them: `wandb`, `trackio` and `tensorboard`
+    get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty
+    list."""
     report_rollouts_every: int = Field(10, ge=0)
     """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)
     """How many of a step's rollouts, at most."""
     trl: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of TRL's GRPOConfig, as they are; `report_to` stands above."""
+    """Further arguments of TRL's GRPOConfig, as they are, except `report_to`, which is a key of this section."""
 
     @property
     def trajectories_per_process(self) -> int:
