@@ -31,7 +31,7 @@ FLOODS = [
     ),
     Attack(
         "thread",
-        (FOREVER, "threading.Thread(target=forever, daemon=True).start()", "while len(lines) < 100: time.sleep(0.01)\n"),
+        (FOREVER, "threading.Thread(target=forever, daemon=True).start()", "while len(lines) < 99: time.sleep(0.01)\n"),
         statuses=(OK, TIMEOUT, KILLED),
     ),
     Attack(
