@@ -14,7 +14,8 @@ class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id."""
+    """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id. What begins with `.`, `/` or `~`, or ends with
+    `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights, in the sampler and the trainer. With different types their log-probabilities would drift
     apart."""

@@ -9,6 +9,7 @@ from that checkpoint, which is close to Google's own but not equal to it. Its we
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from repl_rl.errors import DependencyError, ModelError
 from repl_rl.models.nano import SHIPPED
-from repl_rl.utils.folders import cache_home, made_once
+from repl_rl.utils.folders import cache_home, is_local_path, made_once
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 GEMMA = "gemma-270m"
@@ -34,21 +35,24 @@ def resolve_model(path: str) -> str:
 def find_model(path: str) -> str:
     """What transformers and vLLM load for `path`: `nano`, `nano-conventions`, `gemma-270m`, a folder or a hub id.
 
-    Makes nothing: for `gemma-270m` it returns the folder where the checkpoint is or will be. Raises ModelError for a
-    folder without `config.json` and for a name that is neither a folder nor `owner/name`, and DependencyError if
-    Gemma's package is missing.
+    What begins with `.`, `/` or `~`, or ends with `/`, is a local folder. Makes nothing: for `gemma-270m` it returns
+    the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or has no
+    `config.json` and for a name that is neither a folder nor `owner/name`, and DependencyError if Gemma's package is
+    missing.
     """
     if path in SHIPPED:
         return str(SHIPPED[path])
     if path == GEMMA:
         return str(gemma_folder())
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises for the home of an unknown user)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")
         return str(folder)
+    names = " or ".join([*SHIPPED, GEMMA])
+    if not folder.exists() and is_local_path(path):
+        raise ModelError(f"there is no folder {path!r}: give a checkpoint folder, a hub id (owner/name), or {names}")
     if folder.exists() or not _HUB_ID.fullmatch(path):
-        names = " or ".join([*SHIPPED, GEMMA])
         raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
 

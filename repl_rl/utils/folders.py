@@ -1,4 +1,4 @@
-"""Folders that travel with the package, and folders in a cache.
+"""Folders that travel with the package, folders in a cache, and names that mean a folder.
 
 What is costly to make is made once: in a temporary folder, which is then renamed, so a folder that exists is complete.
 Such folders lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads
@@ -29,6 +29,11 @@ def resource_folder(name: str) -> Path:
         if (parent / name).is_dir():
             return parent / name
     raise DependencyError(f"the folder {name!r} of repl_rl is missing from {_PACKAGE}; reinstall the package")
+
+
+def is_local_path(name: str) -> bool:
+    """Whether `name` can only mean a file or folder of this machine, and not something on a hub."""
+    return name.startswith((".", "/", "~")) or name.endswith("/")
 
 
 def cache_home() -> Path:

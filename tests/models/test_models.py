@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from repl_rl.cli import main
 from repl_rl.errors import DependencyError, ModelError
 from repl_rl.models import find_model, resolve_model
 from repl_rl.models.nano import NANO_PATH
@@ -37,6 +38,28 @@ def test_what_is_no_model_is_refused(resolve, tmp_path: Path) -> None:
         resolve(str(tmp_path))
     with pytest.raises(ModelError, match=r"'gemma-271m' is not a model: give a checkpoint folder, .* gemma-270m"):
         resolve("gemma-271m")
+
+
+@pytest.mark.parametrize("path", ["./nope", "../nope", "/no/such", "~/no-such-model", "~nobody-here/model", "owner/name/"])
+def test_a_local_path_is_never_asked_of_the_hub(path: str) -> None:
+    with pytest.raises(ModelError) as caught:
+        find_model(path)
+    assert str(caught.value) == (
+        f"there is no folder {path!r}: give a checkpoint folder, a hub id (owner/name), or nano or nano-conventions or "
+        "gemma-270m"
+    )
+
+
+def test_a_run_with_a_model_that_is_not_there_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "quickstart", "--set", "model.path=./nope", "--runs", "runs"]) == 2
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "repl-rl: there is no folder './nope': give a checkpoint folder, a hub id (owner/name), or nano or "
+        "nano-conventions or gemma-270m"
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_gemma_is_found_and_not_made(cache: Path) -> None:
