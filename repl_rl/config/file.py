@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import typing
 from pathlib import Path
 from typing import Any
@@ -95,9 +97,10 @@ class Config(Section):
 
 
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
-    """The config at a path, or the shipped one of that name, with `a.b=value` overrides (values are YAML).
+    """The config at a path, or the shipped one of that name, with `a.b=value` overrides.
 
-    Raises ConfigError naming the key, its value and what is allowed.
+    Values of overrides are YAML, not empty and without comments. Raises ConfigError naming the key, its value and what
+    is allowed.
     """
     path = Path(source)
     if not path.is_file():
@@ -161,10 +164,24 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
         leaf = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not YAML ({error})") from error
+    quoted = "--set " + shlex.quote(f"{key}={json.dumps(text, ensure_ascii=False)}")
+    if not text.strip():
+        raise ConfigError(f"--set {override!r}: the value is empty; write --set {key}=null, or for empty text {quoted}")
+    if _ends_in_comment(text, leaf):
+        left = "nothing is left of the value" if leaf is None else f"the value would be {leaf!r}"
+        raise ConfigError(f"--set {override!r}: '#' begins a comment in YAML, so {left}; quote it: {quoted}")
     head, *rest = key.split(".")
     if rest and isinstance(values.get(head), str) and head in _SHORT_FOR:
         values = {**values, head: {_SHORT_FOR[head]: values[head]}}
     return _merged(values, [head, *rest], leaf)
+
+
+def _ends_in_comment(text: str, value: Any) -> bool:
+    """Whether the end of `text`, which YAML reads as `value`, is a comment: then whatever follows changes nothing."""
+    try:
+        return "#" in text and bool(yaml.load(f"{text}x", _Loader) == value)
+    except yaml.YAMLError:
+        return False
 
 
 def _merged(values: dict[str, Any], keys: list[str], leaf: Any) -> dict[str, Any]:

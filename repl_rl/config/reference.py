@@ -29,13 +29,15 @@ HEAD = """\
 This page is written by `python -m repl_rl.config.reference > docs/config.md`; a test compares it with the models.
 
 A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` overrides a
-value, and can be given several times. The value is YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`. A key
-that the file leaves out has the default given here. `repl-rl train FILE --dry-run` checks a file and says what it would
-do; a run keeps its file, with all defaults written out, as `config.yaml` in its folder.
+value, and can be given several times. The value is YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`; text
+with a `#` is quoted: `--set 'tasks.answer_pattern="#### (.+)"'`. A key that the file leaves out has the default given
+here. `repl-rl train FILE --dry-run` checks a file and says what it would do; a run keeps its file, with all defaults
+written out, as `config.yaml` in its folder.
 
 An unknown key is refused with the nearest known one, a value out of range with the range, and values that exclude one
 another with both names. `1e-3` is a number. `engine: NAME` is short for `engine: {backend: NAME}`, `rewards: NAME` for
-`rewards: {preset: NAME}`, and `weight: 0.5` under `rewards.shaping` for `weight: {start: 0.5}`.
+`rewards: {preset: NAME}`, and `weight: 0.5` under `rewards.shaping` for `weight: {start: 0.5}`. A list of one name may
+be given as the name: `families: gcd`.
 """
 
 _LINK = re.compile(r"\bdocs/([\w-]+\.md)\b")

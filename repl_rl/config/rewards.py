@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
 
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Names, Section, nearest
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.folders import resource_folder
 
@@ -200,7 +200,7 @@ class RewardsConfig(Section):
     `Exception` and `BaseException` cover lines of the kind `exception` only."""
     rules: tuple[RewardRule, ...] = ()
     """Further rewards by text, output, repetition and position; all that fit are added."""
-    functions: tuple[str, ...] = ()
+    functions: Names = ()
     """Import paths, `package.module:function`, of `(trajectory) -> list[float]`, sync or async."""
     function_s: float = Field(10.0, gt=0, le=86_400)
     """Wall seconds that one call of a function may take."""

@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Names, Section, nearest
 
 
 class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id. What begins with `.`, `/` or `~`, or ends with
-    `/`, is a folder."""
+    """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id. What begins with `.`, `/` or `~`, or ends
+    with `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights, in the sampler and the trainer. With different types their log-probabilities would drift
     apart."""
@@ -40,7 +40,7 @@ class DialectConfig(Section):
 class ToolsConfig(Section):
     """Functions that the model may call, besides all of Python."""
 
-    functions: tuple[str, ...] = ()
+    functions: Names = ()
     """Import paths, `package.module:function`, of functions with annotations and a docstring."""
     where: Literal["sandbox", "host"] = "sandbox"
     """Where functions run that don't say so themselves: inside the interpreter, or on the host, called through a
@@ -82,7 +82,7 @@ class EngineConfig(Section):
     """auto, vllm, server or transformers; or `package.module:function`, which makes your own engine.
     docs/engines.md shows all of them. `auto`: servers if any are named, else vLLM in this process where it is
     installed, else transformers."""
-    servers: tuple[str, ...] = ()
+    servers: Names = ()
     """Base URLs of `vllm serve` processes that all serve the same model, such as http://node1:8000."""
     weights_folder: str | None = None
     """Servers only: a folder that trainer and servers share, for new weights. null makes a temporary one,

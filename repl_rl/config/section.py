@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import difflib
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+
+def _one_name_needs_no_list(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_one_name_needs_no_list)]
+"""A list of text; a single text is a list of one."""
 
 
 class Section(BaseModel):

@@ -1,4 +1,4 @@
-"""The tasks section: generated families, or a data set from the hub, a cache or a folder."""
+"""The tasks section: generated families, or a data set from the hub, a cache, a folder or a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import re
 
 from pydantic import Field, model_validator
 
-from repl_rl.config.section import Section
+from repl_rl.config.section import Names, Section
+from repl_rl.utils.folders import is_local_path
+
+DATA_FILES = (".parquet", ".jsonl", ".json", ".csv")
+"""How the names of files end that problems can be read from."""
 
 
 class ColumnsConfig(Section):
@@ -25,15 +29,16 @@ class ColumnsConfig(Section):
 class TasksConfig(Section):
     """Where problems come from. docs/tasks.md lists families and presets."""
 
-    families: tuple[str, ...] | None = None
+    families: Names | None = None
     """Names of problem families; null takes all number families, unless `dataset` or `folder` is set."""
     train: int = Field(2048, ge=1)
     """Training problems to make, or to take at most; the trainer walks through them in a seeded order."""
     dataset: str | None = Field(None, min_length=1)
-    """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, or the name of any set on the hub."""
+    """`gsm8k`, `math`, `math-500`, `aime`, `aime-2025`, the name of any set on the hub, or a file that ends in
+    `.parquet`, `.jsonl`, `.json` or `.csv`."""
     folder: str | None = Field(None, min_length=1)
-    """Parquet, JSON lines, JSON or CSV files to read instead of asking the hub, or what `save_to_disk` wrote. `dataset`
-    then only names a preset."""
+    """A folder with Parquet, JSON lines, JSON or CSV files to read instead of asking the hub, or what `save_to_disk`
+    wrote; or one such file. `dataset` then only names a preset."""
     subset: str | None = None
     """The set's configuration; null is the preset's, or the only one."""
     split: str | None = None
@@ -49,14 +54,24 @@ class TasksConfig(Section):
         return self.dataset is None and self.folder is None
 
     @property
+    def path(self) -> str | None:
+        """The folder or file of this machine that the problems are read from, if there is one."""
+        is_file = self.dataset is not None and (self.dataset.endswith(DATA_FILES) or is_local_path(self.dataset))
+        return self.dataset if self.folder is None and is_file else self.folder
+
+    @property
     def is_from_hub(self) -> bool:
         """Whether the problems are a data set from the hub or its cache."""
-        return self.dataset is not None and self.folder is None
+        return self.dataset is not None and self.path is None
 
     @model_validator(mode="after")
     def _one_source(self) -> TasksConfig:
         if self.families is not None and not self.is_generated:
             raise ValueError(f"families {list(self.families)} and a data set are both named; leave one of them out")
+        if self.folder is not None and self.model_copy(update={"folder": None}).path is not None:
+            raise ValueError(
+                f"dataset {self.dataset!r} and folder {self.folder!r} are two places; leave one of them out"
+            )
         of_sets = self.model_fields_set & {"subset", "split", "heldout", "columns", "answer_pattern"}
         given = sorted(name for name in of_sets if getattr(self, name) != type(self).model_fields[name].default)
         if self.is_generated and given:

@@ -44,7 +44,7 @@ def find_model(path: str) -> str:
         return str(SHIPPED[path])
     if path == GEMMA:
         return str(gemma_folder())
-    folder = Path(os.path.expanduser(path))  # noqa: PTH111 (Path's own raises for the home of an unknown user)
+    folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user's home
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{path!r} is a folder without config.json, so not a checkpoint of transformers' kind")

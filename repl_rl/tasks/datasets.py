@@ -1,14 +1,15 @@
 """The problems of a run: `load_tasks` makes them from families, or takes them from a data set.
 
-A set's rows come from the hub (or its cache), from files, or from what `save_to_disk` wrote. Columns are selected by
-name, and answers are extracted by a pattern. The seed determines the order. If a share of a split is held out, a stable
-hash of the question decides which side a problem is on, in every run; if two splits are named, they are trusted to be
-disjoint. Reference answers that can't be graded are found here, before a run starts.
+A set's rows come from the hub (or its cache), from a file or a folder of files, or from what `save_to_disk` wrote.
+Columns are selected by name, and answers are extracted by a pattern. The seed determines the order. If a share of a
+split is held out, a stable hash of the question decides which side a problem is on, in every run; if two splits are
+named, they are trusted to be disjoint. Reference answers that can't be graded are found here, before a run starts.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from repl_rl.config.tasks import ColumnsConfig, TasksConfig
+from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
@@ -24,7 +25,7 @@ from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_BUILDERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_BUILDERS = dict(zip(DATA_FILES, ("parquet", "json", "json", "csv"), strict=True))
 _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 
@@ -74,11 +75,14 @@ PRESETS: dict[str, Preset] = {
 
 @dataclass(frozen=True, slots=True)
 class DataSplit:
-    """One split of a set, and the part of it that is wanted: all of it, the held-out share, or the rest."""
+    """One split of a set, and the part of it that is wanted: all of it, the held-out share, or the rest.
+
+    `path` is the folder or file that it is read from, None for a set of the hub.
+    """
 
     name: str
     hub: str
-    folder: str | None
+    path: str | None
     subset: str | None
     split: str
     columns: ColumnsConfig
@@ -120,10 +124,11 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
+    name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
     return DataSplit(
-        name=(config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2],
+        name=name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name,
         hub=preset.hub,
-        folder=config.folder,
+        path=config.path,
         subset=config.subset or preset.subset,
         split=split,
         columns=preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
@@ -134,10 +139,10 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
 
 def _tasks_of(source: DataSplit) -> list[Task]:
     """All problems in the wanted part of the split."""
-    if source.folder is None:
+    if source.path is None:
         rows = load_hub(source.hub, source.subset, source.split)
     else:
-        rows = load_folder(source.folder, source.subset, source.split)
+        rows = load_files(source.path, source.subset, source.split)
     columns = source.columns
     for role, column in columns.model_dump(exclude_none=True).items():
         # A preset's `id` or `family` column may be missing from a copy of the set.
@@ -221,14 +226,20 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
         ) from error
 
 
-def load_folder(folder: str, subset: str | None, split: str) -> Any:
-    """The rows of a split in a folder's files, as a `datasets.Dataset`. File or folder names say which split a file is.
+def load_files(place: str, subset: str | None, split: str) -> Any:
+    """The rows of a split in a folder's files or in one file, as a `datasets.Dataset`.
 
-    Files without a split in their name belong to `train`. Raises ConfigError naming the splits that the folder has.
+    File or folder names say which split a file is; files without a split in their name belong to `train`. Raises
+    ConfigError naming the splits that are there.
     """
-    path = Path(folder).expanduser()
-    if not path.is_dir():
-        raise ConfigError(f"tasks.folder {folder!r} is not a folder")
+    path = Path(os.path.expanduser(place))  # Path.expanduser raises for an unknown user's home
+    if not path.exists():
+        raise ConfigError(
+            f"there is no {'file' if place.endswith(DATA_FILES) else 'folder'} {place!r} to read problems from; the "
+            f"working directory is {Path.cwd()}"
+        )
+    if path.is_file() and path.suffix not in DATA_FILES:
+        raise ConfigError(f"{place!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
     if any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json")):
         return _from_disk(path, split)
     files = _files_of(path, subset, split)
@@ -247,22 +258,30 @@ def load_folder(folder: str, subset: str | None, split: str) -> Any:
 
 
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
-    files = sorted(file for file in path.rglob("*") if file.suffix in _BUILDERS and file.is_file())
+    root, files = path, [file for file in sorted(path.rglob("*")) if file.suffix in DATA_FILES and file.is_file()]
+    if path.is_file():
+        root, files = path.parent, [path]
     if not files:
-        raise ConfigError(f"{path} holds no file that ends in {', '.join(_BUILDERS)}")
-    if subset is not None and any(subset in file.relative_to(path).parts for file in files):
-        files = [file for file in files if subset in file.relative_to(path).parts]
-    named: dict[Path, str] = {}
-    for file in files:
-        for name in ("validation", "test", "train"):  # if a path names several, the last of these counts
-            if _says(file.relative_to(path), name):
-                named[file] = name
-    chosen = [file for file in files if named.get(file, "train") == split or _says(file.relative_to(path), split)]
+        raise ConfigError(f"{path} holds no file that ends in {', '.join(DATA_FILES)}")
+    if subset is not None and any(subset in file.relative_to(root).parts for file in files):
+        files = [file for file in files if subset in file.relative_to(root).parts]
+    named = {file: _split_in(file.relative_to(root)) for file in files}
+    chosen = [file for file in files if (named[file] or "train") == split or _says(file.relative_to(root), split)]
     if not chosen:
-        raise ConfigError(
-            f"{path} holds no split {split!r}; it holds {_listed(sorted(set(named.values())) or ['train'])}"
-        )
+        held = sorted({name for name in named.values() if name} or {"train"})
+        if path.is_file():
+            own = "" if held == ["train"] else f"set tasks.split: {held[0]}, "
+            raise ConfigError(
+                f"{path} is one file, which counts as split {held[0]!r}, and split {split!r} is asked for; {own}set "
+                "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
+            )
+        raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
     return chosen
+
+
+def _split_in(file: Path) -> str | None:
+    """The split that a path names; if it names several, the last of these counts."""
+    return next((name for name in ("train", "test", "validation") if _says(file, name)), None)
 
 
 def _says(file: Path, split: str) -> bool:

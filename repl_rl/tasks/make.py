@@ -24,7 +24,7 @@ _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
 
 
-def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Split) -> list[Task]:
+def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, split: Split) -> list[Task]:
     """`count` different problems, with the families taking turns; None means the number families.
 
     With the same seed, a longer list begins with the shorter one. Raises ConfigError for an unknown family or split, an
@@ -34,6 +34,7 @@ def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Spl
         raise ConfigError(f"empty task set: the number of tasks is {count}, it has to be at least 1")
     if split not in get_args(Split):
         raise ConfigError(f"unknown split {split!r}; the splits are {', '.join(get_args(Split))}")
+    families = [families] if isinstance(families, str) else families
     names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
     if not names:
         raise ConfigError("empty task set: the list of families is empty")
@@ -42,6 +43,8 @@ def make_tasks(families: Sequence[str] | None, count: int, seed: int, split: Spl
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1)
             hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
+            if "," in name:
+                hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
             raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(known)}")
     rng = Random(f"{seed}/{split}")
     seen: set[str] = set()

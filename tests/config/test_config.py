@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,6 +132,55 @@ def test_overrides_leave_the_callers_values_alone() -> None:
 def test_overrides_that_make_no_sense(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config({}, (override,))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "tasks.answer_pattern=####",
+            "--set 'tasks.answer_pattern=####': '#' begins a comment in YAML, so nothing is left of the value; quote "
+            """it: --set 'tasks.answer_pattern="####"'""",
+        ),
+        (
+            "dialect.system=Use # for thoughts.",
+            "--set 'dialect.system=Use # for thoughts.': '#' begins a comment in YAML, so the value would be 'Use'; "
+            """quote it: --set 'dialect.system="Use # for thoughts."'""",
+        ),
+        (
+            "dialect.system=",
+            "--set 'dialect.system=': the value is empty; write --set dialect.system=null, or for empty text "
+            """--set 'dialect.system=""'""",
+        ),
+    ],
+)
+def test_an_override_that_would_silently_be_lost_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config({}, (override,))
+    assert str(caught.value) == message
+    if "quote it" in message:  # the way out is one
+        way_out = shlex.split(message.rpartition("--set ")[2])
+        assert len(way_out) == 1
+        assert yaml.safe_load(way_out[0].partition("=")[2]) == override.partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    ("value", "meaning"),
+    [("null", None), ("~", None), ("C#", "C#"), ("'a # b'", "a # b"), ('"####"', "####"), ("''", "")],
+)
+def test_null_and_hashes_may_be_set(value: str, meaning: str | None) -> None:
+    assert parse_config({}, (f"dialect.system={value}",)).dialect.system == meaning
+
+
+def test_a_single_name_needs_no_list() -> None:
+    config = parse_config(
+        {"tools": {"functions": "math:gcd"}},
+        ("tasks.families=gcd", "rewards.functions=my_rewards:short", "engine.servers=http://node1:8000"),
+    )
+    assert config.tasks.families == ("gcd",)
+    assert config.tools.functions == ("math:gcd",)
+    assert config.rewards.functions == ("my_rewards:short",)
+    assert config.engine.servers == ("http://node1:8000",)
 
 
 @given(

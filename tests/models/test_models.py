@@ -40,7 +40,9 @@ def test_what_is_no_model_is_refused(resolve, tmp_path: Path) -> None:
         resolve("gemma-271m")
 
 
-@pytest.mark.parametrize("path", ["./nope", "../nope", "/no/such", "~/no-such-model", "~nobody-here/model", "owner/name/"])
+@pytest.mark.parametrize(
+    "path", ["./nope", "../nope", "/no/such", "~/no-such-model", "~nobody-here/model", "owner/name/"]
+)
 def test_a_local_path_is_never_asked_of_the_hub(path: str) -> None:
     with pytest.raises(ModelError) as caught:
         find_model(path)

@@ -160,8 +160,6 @@ def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="is not a folder"):
-        _load(tmp_path / "none")
     with pytest.raises(ConfigError, match=r"no file that ends in \.parquet, \.jsonl, \.json, \.csv"):
         _load(tmp_path)
     _write(tmp_path / "test.jsonl", ROWS)
@@ -173,6 +171,72 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     _write(tmp_path / "train.csv", ROWS)
     with pytest.raises(ConfigError, match="split 'train' as csv and parquet"):
         _load(tmp_path, dataset="gsm8k")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
+@pytest.mark.parametrize("key", ["dataset", "folder"])
+def test_one_file_is_a_data_set(tmp_path, suffix, key):
+    """It goes by its own name, and a share of it is held out."""
+    path = tmp_path / f"sums.{suffix}"
+    _write(path, ROWS)
+    config = TasksConfig(**{key: str(path)}, answer_pattern=r"####\s*(.+)")
+    assert not config.is_from_hub
+    train, heldout = (load_tasks(config, split, 0, 1000) for split in ("train", "heldout"))
+    assert {task.id for task in [*train, *heldout]} == {f"sums-train-{number}" for number in range(40)}
+    assert {(task.question, task.answer) for task in [*train, *heldout]} == {
+        (row["question"], str(number + 1000)) for number, row in enumerate(ROWS)
+    }
+    assert {task.family for task in train} == {"sums"}
+
+
+def test_one_file_in_the_working_directory_and_a_preset(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / "mine.jsonl", ROWS)
+    tasks = _load("mine.jsonl", dataset="gsm8k", heldout=0.5)
+    assert {task.id.rpartition("-")[0] for task in tasks} == {"gsm8k-train"}
+    assert (
+        load_tasks(TasksConfig(dataset="./mine.jsonl", answer_pattern=r"#### (.+)"), "train", 0, 1)[0].id[:5] == "mine-"
+    )
+
+
+def test_the_name_of_one_file_says_which_split_it_is(tmp_path):
+    path, plain = tmp_path / "my-test.jsonl", tmp_path / "mine.jsonl"
+    for file in (path, plain):
+        _write(file, ROWS)
+    config = TasksConfig(dataset=str(path), split="test", heldout=0.5, answer_pattern="#### (.+)")
+    assert {task.id.rpartition("-")[0] for task in load_tasks(config, "train", 0, 1000)} == {"my-test-test"}
+    for file, asked, held, way in (
+        (path, "train", "test", "set tasks.split: test, "),
+        (plain, "test", "train", ""),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_tasks(TasksConfig(dataset="gsm8k", folder=str(file)), "train" if asked == "train" else "heldout", 0, 1)
+        assert str(caught.value) == (
+            f"{file} is one file, which counts as split {held!r}, and split {asked!r} is asked for; {way}set "
+            "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
+        )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dataset": "x.jsonl"}, "there is no file 'x.jsonl' to read problems from; the working directory is {here}"),
+        ({"folder": "x.csv"}, "there is no file 'x.csv' to read problems from; the working directory is {here}"),
+        ({"folder": "none"}, "there is no folder 'none' to read problems from; the working directory is {here}"),
+        ({"dataset": "./none"}, "there is no folder './none' to read problems from; the working directory is {here}"),
+        (
+            {"dataset": "./notes.txt"},
+            "'./notes.txt' is not a file of problems: its name has to end in .parquet, .jsonl, .json, .csv",
+        ),
+    ],
+)
+def test_a_file_that_is_not_there_is_said_at_once(tmp_path, monkeypatch, values, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # neither the hub nor the library is asked
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError) as caught:
+        load_tasks(TasksConfig(**values), "train", 0, 1)
+    assert str(caught.value) == message.format(here=tmp_path)
 
 
 def test_a_side_with_no_problem_is_named(tmp_path):
@@ -228,6 +292,7 @@ def test_offline_and_not_cached_says_what_to_do(name, refused):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"dataset": "x.csv", "folder": "y"}, "dataset 'x.csv' and folder 'y' are two places; leave one of them out"),
         ({"dataset": "gsm8k", "families": ["gcd"]}, r"families \['gcd'\] and a data set are both named"),
         ({"heldout": 0.5}, "heldout is for data sets"),
         ({"answer_pattern": "(x)"}, "answer_pattern is for data sets"),

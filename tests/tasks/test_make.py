@@ -98,6 +98,14 @@ def test_an_unknown_family_is_named_with_its_nearest():
         make_tasks(["binomal"], 1, 0, "train")
     with pytest.raises(ConfigError, match="unknown task family 'zzz'; Known families: product"):
         make_tasks(["zzz"], 1, 0, "train")
+    with pytest.raises(
+        ConfigError, match=r"unknown task family 'gcd,lcm'; several are written as a list, \[gcd, lcm\]. K"
+    ):
+        make_tasks("gcd,lcm", 1, 0, "train")
+
+
+def test_one_family_needs_no_list():
+    assert make_tasks("gcd", 3, 0, "train") == make_tasks(["gcd"], 3, 0, "train")
 
 
 @pytest.mark.parametrize("count", [0, -1])
