@@ -36,7 +36,7 @@ from repl_rl.utils.import_path import imported
 __all__ = [
     "CONTINUATION_PROMPT", "DIALECTS", "PRIMARY_PROMPT", "SMALLEST_LIMIT_CHARS", "Cell", "CellRun", "ChatPrompt",
     "Dialect", "OfferedTool", "ProseDialect", "PythonDialect", "PythonReader", "Reader", "Refusal", "Shown", "Template",
-    "TextDialect", "Turn", "dialect_class", "make_dialect", "require_dialect", "truncate_middle",
+    "TextDialect", "Turn", "dialect_class", "dialect_name", "make_dialect", "require_dialect", "truncate_middle",
 ]  # fmt: skip
 
 DIALECTS: dict[str, type[Any]] = {
@@ -57,6 +57,15 @@ def make_dialect(config: DialectConfig, tools: Sequence[OfferedTool] = (), templ
         return kind(config, tools, template)
     dialect: Dialect = kind(config, tools)
     return dialect
+
+
+def dialect_name(dialect: Dialect) -> str:
+    """The name under which a record keeps its dialect: a shipped name, or `package.module:Class`.
+
+    A shipped dialect with texts of one's own keeps its name, because its turns are read in the same way.
+    """
+    kind = type(dialect)
+    return next((name for name, known in DIALECTS.items() if known is kind), f"{kind.__module__}:{kind.__qualname__}")
 
 
 def require_dialect(config: DialectConfig) -> type[Any]:

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, overload
 
 from repl_rl.config import SamplingConfig, SeededSampling
-from repl_rl.dialect import Shown
+from repl_rl.dialect import Shown, dialect_name
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource
@@ -144,12 +144,14 @@ class Rollout:
         """One trajectory, whatever happens: aborted if the machinery fails, unfinished if it is cut."""
         version, clock = self.engine.version, Clock(asked)
         episode = Episode(self._episodes.prompt(task), self._episodes.dialect, Toolbox())
-        state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock)
+        name = dialect_name(episode.dialect)
+        state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock, dialect=name)
         async with AsyncExitStack() as stack:
             try:
                 if not scope.is_cut:
                     episode = await self._episodes.make(task, stack)
-                    state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock, listener)
+                    reader = episode.dialect.reader()
+                    state = TrajectoryState(task, episode.prompt, reader, sampling, clock, listener, name)
                 if not scope.is_cut:  # the cut may have come while the environment opened
                     with scope.open_to_cut():
                         most_tokens = min(len(state.transcript) + self.setup.budget.tokens, self.setup.context_tokens)

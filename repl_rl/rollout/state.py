@@ -125,6 +125,8 @@ class TrajectoryState:
     sampling: SamplingConfig
     clock: Clock = field(default_factory=Clock)
     listener: events.Listener | None = None
+    dialect: str | None = None
+    """The name of its dialect, for the record."""
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
@@ -184,4 +186,5 @@ class TrajectoryState:
             engine_s=self.clock.waited_s[Wait.ENGINE],
             kernel_s=self.clock.waited_s[Wait.KERNEL],
             queue_s=self.clock.waited_s[Wait.QUEUE],
+            dialect=self.dialect,
         )

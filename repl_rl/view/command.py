@@ -4,6 +4,7 @@
     view RUN --summary          without the viewer
     view RUN --export [FILE]    the viewer as one file, by default RUN/viewer.html
     view FILE.jsonl             its trajectories in the terminal; with --serve or --export as above
+    view FILE.jsonl --summary   a few lines about them
 
 A browser is opened only when the command runs in a terminal and a graphical display is available.
 """
@@ -23,7 +24,7 @@ from rich.text import Text
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import read_jsonl
 from repl_rl.utils.text import visible
-from repl_rl.view.run import Run, read_run, summary
+from repl_rl.view.run import Run, read_run, rollouts_summary, summary
 from repl_rl.view.terminal import before_after_table, print_trajectory
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export, write_report
@@ -37,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `repl-rl view`."""
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder, or a .jsonl file of rollouts")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--summary", action="store_true", help="print the summary and write report.html, serve nothing")
+    what.add_argument(
+        "--summary", action="store_true", help="print a short summary, of a run also write report.html; serve nothing"
+    )
     what.add_argument("--serve", action="store_true", help="open a file in the viewer too, which run folders do anyway")
     what.add_argument(
         "--export", type=Path, nargs="?", const=_BESIDE, metavar="FILE", help="write the viewer as one HTML file"
@@ -58,26 +61,33 @@ def command(options: argparse.Namespace, console: Console) -> int:
     elif options.serve or (target.is_dir() and not options.summary):
         _serve(target, options.port, not options.no_browser, console)
     else:
-        view(target, console)
+        view(target, console, options.summary)
     return 0
 
 
-def view(target: Path, console: Console) -> None:
+def view(target: Path, console: Console, is_short: bool = False) -> None:
     """Refresh the report of a run folder and print its summary, or print the trajectories of a `.jsonl` file.
 
-    Raises RunError if `target` is neither.
+    With `is_short`, only the summary of a file is printed. Raises RunError if `target` is neither.
     """
     _require(target)
-    if target.is_dir():
-        _print_summary(read_run(target), console)
-        _refresh_report(target, console)
-    else:
-        _print_file(target, console)
+    if not target.is_dir():
+        _print_file(target, console, is_short)
+        return
+    run = read_run(target)
+    _print_summary(run, console)
+    for rollouts in run.rollouts[-1:]:
+        _say(console, f"step {rollouts.step}:")
+        for sentence in rollouts_summary(rollouts.trajectories):
+            _say(console, f"  {sentence}")
+    _refresh_report(target, console)
 
 
 def _require(target: Path) -> None:
     if not target.exists():
         raise RunError(f"nothing to view at {target}: give a run folder or a .jsonl file of rollouts")
+    if target.is_file() and not target.stat().st_size:
+        raise RunError(f"{target} is empty: it holds no trajectory")
 
 
 def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
@@ -133,15 +143,20 @@ def _print_summary(run: Run, console: Console) -> None:
         _say(console, f"note: {note}", style="yellow")
 
 
-def _print_file(path: Path, console: Console) -> None:
+def _print_file(path: Path, console: Console, is_short: bool) -> None:
     notes: list[str] = []
     trajectories = list(read_jsonl(path, notes))
-    if notes and not trajectories:
-        raise RunError(f"{path} holds no trajectory that can be read: {notes[0]}")
-    for trajectory in trajectories:
+    if not trajectories:
+        reason = f" that can be read: {notes[0]}" if notes else ""
+        raise RunError(f"{path} holds no trajectory{reason}")
+    for trajectory in () if is_short else trajectories:
         print_trajectory(console, trajectory)
     for note in notes:
         _say(console, f"note: {note}", style="yellow")
+    if is_short:
+        for sentence in rollouts_summary(trajectories):
+            _say(console, sentence)
+        return
     solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
     graded = sum(trajectory.outcome_reward is not None for trajectory in trajectories)
     grades = f", {solved} of {graded} graded ones solved" if graded else ""

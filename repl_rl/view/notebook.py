@@ -49,8 +49,9 @@ def to_notebook(
 ) -> NotebookNode:
     """The trajectory as a notebook, written to `path` if one is given.
 
-    `thoughts` says what comments become: "code" or "markdown". `dialect` is a name or an object; without one it is
-    inferred from the transcript. Raises ConfigError for any other value, RunError if the file can't be written.
+    `thoughts` says what comments become: "code" or "markdown". `dialect` is a name or an object; without one it is the
+    trajectory's own, or else inferred from the transcript. Raises ConfigError for any other value and for a dialect
+    that can't be used here, RunError if the file can't be written.
     """
     import nbformat
 

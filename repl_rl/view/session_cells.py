@@ -29,6 +29,7 @@ from repl_rl.dialect.fenced import FencedReader
 from repl_rl.dialect.inline import InlineReader
 from repl_rl.dialect.ipython import IPythonReader
 from repl_rl.dialect.tool_call import ToolCallDialect, ToolCallReader
+from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
@@ -89,23 +90,33 @@ class SessionText:
 
 
 def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -> SessionText:
-    """Read a trajectory. `dialect` is a name, a dialect, or None to infer it from the transcript. Raises ConfigError
-    for an unknown name."""
-    asked = dialect_of(trajectory) if dialect is None else dialect
-    if not isinstance(asked, str):
-        spoken = asked
-    elif issubclass(dialect_class(config := DialectConfig(name=asked)), ToolCallDialect):
-        spoken = cast(Dialect, _Hermes())
-    else:
-        spoken = make_dialect(config)
+    """Read a trajectory. `dialect` is a name, a dialect, or None for the trajectory's own, which is inferred from the
+    transcript if it has none. Raises ConfigError for a name that can't be used here."""
+    asked = dialect or trajectory.dialect or dialect_of(trajectory)
+    try:
+        spoken = _named(asked) if isinstance(asked, str) else asked
+    except ConfigError as error:
+        if dialect:
+            raise
+        raise ConfigError(
+            f"task {trajectory.task_id!r} was sampled in the dialect {asked!r}, which can't be used here: {error}. Run "
+            "this where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, dialect=)"
+        ) from error
     reader = spoken.reader()
-    name = dialect if isinstance(dialect, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
+    name = asked if isinstance(asked, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
     shows = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
     shows |= {InlineReader: "result", ToolCallReader: "result"}
     told = shows.get(type(reader), "frames")
     if told != "ipython" and any(line.cells is not None for line in trajectory.lines):
         told = "output"
     return SessionText(name, told, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
+
+
+def _named(name: str) -> Dialect:
+    config = DialectConfig(name=name)
+    if issubclass(dialect_class(config), ToolCallDialect):
+        return cast(Dialect, _Hermes())
+    return make_dialect(config)
 
 
 def dialect_of(trajectory: Trajectory) -> str:

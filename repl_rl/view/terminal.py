@@ -6,6 +6,7 @@ origins can be told apart without colour.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ from repl_rl.view.run import number
 from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
 from repl_rl.view.words import FAULTS, signed
 
+TEXT_COLUMNS = 100
+"""The width of `terminal_text`."""
 _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETER: "dim"}
 
 
@@ -27,6 +30,14 @@ def print_trajectory(console: Console, trajectory: Trajectory) -> None:
     console.print(transcript_table(f"task {trajectory.task_id}", screen_rows(trajectory)))
     console.print(Text(ending(trajectory)))
     console.print()
+
+
+def terminal_text(trajectory: Trajectory) -> str:
+    """What `print_trajectory` prints, as plain text of a fixed width: this is `str(trajectory)`."""
+    text = io.StringIO()
+    console = Console(file=text, width=TEXT_COLUMNS, color_system=None, force_terminal=False, force_jupyter=False)
+    print_trajectory(console, trajectory)
+    return "\n".join(row.rstrip() for row in text.getvalue().split("\n")).rstrip("\n")
 
 
 def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = True) -> Table:

@@ -40,6 +40,20 @@ def test_a_trajectory_with_its_marks_and_worth() -> None:
     ]
 
 
+def test_print_shows_the_transcript_and_repr_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same text wherever it is printed: no colours, and one width."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    trajectory, screen = failed_trajectory(), console(width=100)
+    print_trajectory(screen, trajectory)
+    assert isinstance(screen.file, io.StringIO)
+    rows = [row.rstrip() for row in screen.file.getvalue().rstrip().split("\n")]
+    assert str(trajectory) == "\n".join(rows)
+    assert rows[3].split() == ["›", ">>>", "math.gcd(12,", "18)", "NameError", "-0.10", "-0.75"]
+    assert repr(trajectory) == "<Trajectory of task 'gcd-heldout-12-18': 2 lines, stopped: answer>"
+    assert "\x1b" not in str(make_trajectory("\x1b[2J", "\x1b[2J", [(" \x1b[2J\n", LineKind.COMMENT, None, "\x1b]0;")]))
+
+
 def test_markup_and_escapes_in_a_trajectory_are_only_text() -> None:
     screen = console(colour=True)
     typed = [(" [red]x[/red]\x1b[2J\n", LineKind.EXCEPTION, "[bold]E\x1b]0;t\x07", "\udc80[/]\x1b[2J")]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from repl_rl.cli import main
-from tests.view.conftest import STEPS
+from repl_rl.trajectory import StopReason
+from repl_rl.view.run import rollouts_summary
+from tests.view.conftest import STEPS, make_trajectory
 
 
 def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -31,6 +34,56 @@ def test_a_file_is_printed(run_folder: Path, capsys: pytest.CaptureFixture[str])
     code, shown = run([str(run_folder / "rollouts" / "step_00001.jsonl")], capsys)
     assert code == 0
     assert shown.endswith("3 trajectories, 1 of 3 graded ones solved")
+
+
+def test_a_summary_of_a_file(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(run_folder / "rollouts" / "step_00001.jsonl"), "--summary"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "rollouts: 3 of 1 task",
+        "solved: 1 of 3 graded (33.3%)",
+        "lines per rollout: 3.7 on average, 2 to 7",
+        "kinds of lines: answer 3 (27%), exception 2 (18%), statement 2 (18%), open 2 (18%), comment 1 (9%), "
+        "expression 1 (9%)",
+        "stopped: answer 3 (100%)",
+        "reward: +0.27 on average, -0.10 to +1.00",
+    ]
+
+
+def test_a_summary_of_a_run_ends_with_the_rollouts_of_its_last_step(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["view", str(run_folder), "--summary"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    start = rows.index(f"step {STEPS}:")
+    assert rows[start + 1 : start + 4] == [
+        "  rollouts: 3 of 2 tasks",
+        "  solved: 2 of 3 graded (66.7%)",
+        "  lines per rollout: 5.3 on average, 2 to 7",
+    ]
+
+
+def test_rollouts_without_grades_rewards_or_lines_have_a_summary_too() -> None:
+    void = make_trajectory("t", "Q", [], stop=StopReason.ABORTED)
+    assert rollouts_summary([void, replace(void, dialect="mine:Own")]) == [
+        "rollouts: 2 of 1 task",
+        "dialect: mine:Own",
+        "solved: none is graded",
+        "lines per rollout: 0.0 on average, 0 to 0",
+        "stopped: aborted 2 (100%)",
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--summary"], ["--export"], ["--serve", "--no-browser"]])
+def test_an_empty_file_is_said(tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    code, shown = run([str(tmp_path / "empty.jsonl"), *options], capsys)
+    assert (code, shown) == (2, f"repl-rl: {tmp_path}/empty.jsonl is empty: it holds no trajectory")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+
+
+def test_a_file_of_blank_lines_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "blank.jsonl").write_text("\n\n")
+    assert run([str(tmp_path / "blank.jsonl")], capsys) == (2, f"repl-rl: {tmp_path}/blank.jsonl holds no trajectory")
 
 
 def test_an_export_lies_in_the_run_or_where_it_is_wanted(

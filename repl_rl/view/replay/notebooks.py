@@ -1,7 +1,7 @@
 """What is to be replayed: files of rollouts, which are exported here, and notebooks that were exported before.
 
-For a file in a run folder, the run's config gives the dialect and the time and memory limits. What can't be read is
-left out with a note.
+Each trajectory is read in its own dialect. For a file in a run folder, the run's config gives the time and memory
+limits, and the dialect of records that name none. What can't be read is left out with a note.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_notebooks(
     """The notebooks of these files, and notes on what was left out. `first` is how many to take from each file.
 
     Raises RunError for a file that is neither a notebook nor readable rollouts, or if no session ran in any of them;
-    ConfigError for an unknown dialect.
+    ConfigError for a dialect that can't be used here.
     """
     notebooks: list[ExportedNotebook] = []
     notes: list[str] = []
@@ -66,7 +66,8 @@ def read_notebooks(
         stem = f"{path.parent.name}-{path.stem}" if path.parent.name else path.stem
         for number, trajectory in islice(enumerate(trajectories), first):
             if not trajectory.is_void:
-                notebook = to_notebook(trajectory, thoughts=thoughts, dialect=dialect or own_dialect)
+                named = dataclasses.replace(trajectory, dialect=trajectory.dialect or own_dialect)
+                notebook = to_notebook(named, thoughts=thoughts, dialect=dialect)
                 notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
     if not notebooks:
         raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import pytest
+from scripted import ScriptedEngine
 from view.conftest import solved_trajectory
+from vocabularies import nano
 
 from repl_rl.cli import main
+from repl_rl.config import DialectConfig
 from repl_rl.errors import RunError
+from repl_rl.kernel import KernelPool
 from repl_rl.kernel.limits import Limits
-from repl_rl.trajectory import StopReason, Trajectory, write_jsonl
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.replay import read_notebooks
+
+GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
 
 
 def wrong() -> Trajectory:
@@ -91,6 +102,59 @@ def test_what_cannot_be_replayed_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(RunError, match=message):
             read_notebooks([path])
+
+
+def test_a_dialect_of_ones_own_travels_with_the_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Outside its run folder too: with the module at hand it is read as it was written, without it nothing runs."""
+    home, path = tmp_path / "home", tmp_path / "elsewhere" / "some.jsonl"
+    home.mkdir()
+    (home / "own_calculator.py").write_text(re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)[-1])
+    monkeypatch.setattr(sys, "path", [str(home), *sys.path])
+    typed = ["6 * 7\n", "7 / 0\n", "submit_final_answer(42)\n"]
+    write_jsonl(path, [rolled_out("own_calculator:Calculator", typed)])
+    [trajectory] = read_jsonl(path)
+    assert (trajectory.dialect, trajectory.answer) == ("own_calculator:Calculator", ("42",))
+    assert main(["replay", str(path)]) == 0
+    assert "1 notebook, 3 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "own_calculator")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(home)])
+    assert main(["view", str(path), "--summary"]) == 0
+    assert "dialect: own_calculator:Calculator" in capsys.readouterr().out
+    assert main(["replay", str(path)]) == 2
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which can't be used here: "
+        "dialect.name: 'own_calculator:Calculator' can't be imported (No module named 'own_calculator'). Run this "
+        "where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, dialect=)"
+    )
+    assert read_notebooks([path], dialect="python")[0][0].notebook.metadata.repl_rl.dialect == "python"
+
+
+def rolled_out(dialect: str, typed: list[str]) -> Trajectory:
+    """What a policy makes that types these lines in this dialect."""
+
+    async def go() -> Trajectory:
+        async with KernelPool(1) as pool:
+            setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
+            [trajectory] = await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(
+                [Task("t", "What is 6 * 7?", "42")]
+            )
+        return trajectory
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize(("dialect", "typed"), [("python", "submit_final_answer(42)\n"), ("fenced", "Answer: 42\n")])
+def test_a_record_names_its_dialect(dialect: str, typed: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"dialect: {dialect}\n")
+    for name in (dialect, str(tmp_path / "mine.yaml")):  # texts of one's own are read as those that they replace
+        trajectory = rolled_out(name, [typed])
+        assert trajectory.dialect == dialect
+        assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
+    assert replace(trajectory, dialect=None) == Trajectory.from_dict(
+        {name: value for name, value in trajectory.to_dict().items() if name != "dialect"}
+    )
 
 
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

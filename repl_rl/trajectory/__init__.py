@@ -1,0 +1,30 @@
+"""What everything else passes around: lines, trajectories and the task they answer, and files of them. Stdlib only."""
+
+from repl_rl.trajectory.data import (
+    Group,
+    Line,
+    LineKind,
+    Message,
+    RecordedCell,
+    StopReason,
+    Task,
+    ToolCall,
+    Trajectory,
+)
+from repl_rl.trajectory.jsonl import Record, read_jsonl, read_record, write_jsonl
+
+__all__ = [
+    "Group",
+    "Line",
+    "LineKind",
+    "Message",
+    "Record",
+    "RecordedCell",
+    "StopReason",
+    "Task",
+    "ToolCall",
+    "Trajectory",
+    "read_jsonl",
+    "read_record",
+    "write_jsonl",
+]

@@ -1,0 +1,294 @@
+"""Lines, trajectories, and the task they answer.
+
+A `Trajectory` is data: it checks itself and converts to JSON and back without loss. How it is displayed in a notebook,
+or converted to one, is the business of `repl_rl.view`, which is imported when such a method is called. All indices
+(`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+
+class LineKind(StrEnum):
+    """What became of a line, least telling kind first. If a turn has several kinds, the last of them here counts."""
+
+    BLANK = "blank"
+    COMMENT = "comment"
+    OPEN = "open"
+    """The cell is not complete yet: the next line belongs to it."""
+    STATEMENT = "statement"
+    EXPRESSION = "expression"
+    SYNTAX_ERROR = "syntax_error"
+    EXCEPTION = "exception"
+    TIMEOUT = "timeout"
+    KILLED = "killed"
+    ANSWER = "answer"
+    OVERLONG = "overlong"
+    """The token budget of the line ran out before a newline was sampled; it was not run."""
+
+
+class StopReason(StrEnum):
+    """Why a trajectory ended, one value per way to end."""
+
+    ANSWER = "answer"
+    EOS = "eos"
+    MAX_LINES = "max_lines"
+    LINE_TOKENS = "line_tokens"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT = "context"
+    SECONDS = "seconds"
+    KILLED = "killed"
+    """The interpreter was killed by what the model typed (time, memory, exit): its state is gone."""
+    ABORTED = "aborted"
+    """The machinery failed. The trajectory is left out of the loss."""
+    UNFINISHED = "unfinished"
+    """Cut because enough of its batch had finished (`budget.finish_share`). The trajectory is left out of the loss."""
+
+
+_BUDGETS = frozenset(
+    {
+        StopReason.MAX_LINES,
+        StopReason.LINE_TOKENS,
+        StopReason.MAX_TOKENS,
+        StopReason.CONTEXT,
+        StopReason.SECONDS,
+    }
+)
+
+
+_PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
+"""The prompts at the end of an output, for records without cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation; `role` is system, user or assistant."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A problem and what is needed to grade it. `answer` and `metadata` never enter the sandbox.
+
+    `history` holds the messages before the question, if it comes from a conversation.
+    """
+
+    id: str
+    question: str
+    answer: str
+    family: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    history: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool. `error_name` is the exception's class if the call failed."""
+
+    name: str
+    error_name: str | None = None
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCell:
+    """One complete statement of a line: the source as the kernel got it, and all that it showed.
+
+    `output` holds nothing that the dialect puts around results: no prompt, no number, no tag. It is cut in the middle
+    like the output that the model sees. For a refused call, `source` may be empty, and `output` is the reason.
+    """
+
+    source: str
+    output: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One turn of the policy: the tokens `completion_ids[start:end]`, all of them sampled.
+
+    `text` is the text of their bytes, without the end-of-text token. A character that is split between two lines
+    belongs to the second, so that the texts of all lines together are the text of all sampled bytes. `output` is what
+    the interpreter showed, next prompt included. It follows the line in the sequence, except after the last line, after
+    which nothing is sampled. `reward` is the line's reward before discounting and `advantage` the mean over its tokens;
+    None means that none has been assigned yet.
+    """
+
+    start: int
+    end: int
+    text: str
+    kind: LineKind
+    error_name: str | None = None
+    output: str = ""
+    reward: float | None = None
+    advantage: float | None = None
+    duration_s: float = 0.0
+    fingerprint: str | None = None
+    """Identifies what the session's names were bound to after the line: equal states have equal fingerprints. None if
+    nothing ran in the line, or if the kernel reports no fingerprints."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of tools while it ran, in the order in which they ended."""
+    cells: tuple[RecordedCell, ...] | None = None
+    """What ran in the line, in order; () if nothing did. None if that was not recorded: in older files, in trajectories
+    from a user's own loop, and for a line that was running when the machinery failed or the trajectory was cut."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a line needs at least one token, got tokens {self.start} to {self.end}")
+
+    @property
+    def shown(self) -> str:
+        """What its cells showed, in order. Without recorded cells: its output minus the prompt of a known dialect."""
+        if self.cells is None:
+            return _PROMPT.sub("", self.output)
+        return "".join(cell.output for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Trajectory:
+    """A prompt, then lines and outputs, and why it stopped.
+
+    `completion_ids`, `sampled_mask` and `logprobs` have length T. `logprobs` holds the sampler's log-probability of
+    each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled it.
+    `answer` holds the `repr` of each value passed to `submit_final_answer`, or the text of an answer given in prose; it
+    is None if there was no answer.
+    """
+
+    task_id: str
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampled_mask: tuple[bool, ...]
+    logprobs: tuple[float, ...]
+    stop_reason: StopReason
+    lines: tuple[Line, ...] = ()
+    answer: tuple[str, ...] | None = None
+    outcome_reward: float | None = None
+    environment_reward: float | None = None
+    """The reward from the environment, if there is one that gives rewards."""
+    version: int = 0
+    error: str | None = None
+    """What failed, if `stop_reason` is aborted."""
+    duration_s: float = 0.0
+    """Wall time from the call that requested the trajectory to the end of its last line."""
+    engine_s: float = 0.0
+    """The part of `duration_s` spent waiting for lines to be sampled."""
+    kernel_s: float = 0.0
+    """The part of `duration_s` spent waiting for cells to run."""
+    queue_s: float = 0.0
+    """The part of `duration_s` spent waiting for its turn, for a slot at the engine, and for a kernel."""
+    dialect: str | None = None
+    """The dialect that its turns are read with: the name of a shipped one, or `package.module:Class`. None in files of
+    earlier versions, and in trajectories from a user's own loop."""
+
+    def __post_init__(self) -> None:
+        length = len(self.completion_ids)
+        if not length == len(self.sampled_mask) == len(self.logprobs):
+            raise ValueError(
+                f"trajectory of task {self.task_id!r}: {length} completion ids, {len(self.sampled_mask)} mask values "
+                f"and {len(self.logprobs)} logprobs; the three have to be of one length"
+            )
+        if _mask_of(self.lines, length) != list(self.sampled_mask):
+            raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it is left out of the loss: the machinery failed, it was cut, or nothing was sampled."""
+        return self.stop_reason in (StopReason.ABORTED, StopReason.UNFINISHED) or not self.lines
+
+    @property
+    def is_overlong(self) -> bool:
+        """Whether a budget ended it: lines, tokens, context or time."""
+        return self.stop_reason in _BUDGETS
+
+    @property
+    def own_s(self) -> float:
+        """The rest of `duration_s`, which is our own work; all of it in records without the other times."""
+        return max(0.0, self.duration_s - self.engine_s - self.kernel_s - self.queue_s)
+
+    @property
+    def sampled_tokens(self) -> int:
+        return sum(self.sampled_mask)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
+        record = dataclasses.asdict(self)
+        numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
+        numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
+        numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
+        numbers += [call.duration_s for line in self.lines for call in line.calls]
+        if not all(math.isfinite(number) for number in numbers if number is not None):
+            raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
+        return record
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
+        """The inverse of `to_dict`. Unknown keys are ignored, keys with a default may be missing.
+
+        Raises ValueError if `record` is not the record of a trajectory.
+        """
+        reader = importlib.import_module("repl_rl.trajectory.jsonl")  # which needs this class
+        trajectory: Trajectory = reader.from_record(record, None).trajectory
+        return trajectory
+
+    def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None) -> Any:
+        """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
+
+        `thoughts` says what kind of cells lines of comments become: `code` or `markdown`. `dialect` is the name of the
+        dialect to read it with; without it, that is the trajectory's own or, in older files, inferred from the
+        transcript.
+        """
+        notebook = importlib.import_module("repl_rl.view.notebook")
+        return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect)
+
+    def __repr__(self) -> str:
+        return f"<Trajectory of task {self.task_id!r}: {len(self.lines)} lines, stopped: {self.stop_reason}>"
+
+    def __str__(self) -> str:
+        """The transcript as `repl-rl view` prints it in a terminal."""
+        text: str = importlib.import_module("repl_rl.view.terminal").terminal_text(self)
+        return text
+
+    def _repr_html_(self) -> str:
+        html: str = importlib.import_module("repl_rl.view.display").trajectory_html(self)
+        return html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
+        return bundle
+
+
+class Group(list[Trajectory]):
+    """Rollouts of one task, shown side by side in a notebook."""
+
+    def _repr_html_(self) -> str:
+        html: str = importlib.import_module("repl_rl.view.display").group_html(self)
+        return html
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
+        return bundle
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Overrides IPython's printer of lists, which would otherwise be used instead of the bundle."""
+        printer.text(self._repr_mimebundle_()["text/plain"])
+
+
+def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
+    """The mask that the lines give, in order; None if they overlap, run backwards or go beyond the end."""
+    mask: list[bool] = []
+    for line in lines:
+        if line.start < len(mask) or line.end > length:
+            return None
+        mask += [False] * (line.start - len(mask)) + [True] * (line.end - line.start)
+    return mask + [False] * (length - len(mask))
