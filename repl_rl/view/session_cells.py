@@ -19,6 +19,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, cast
 
 from repl_rl.config import DialectConfig
@@ -92,7 +93,10 @@ class SessionText:
 def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -> SessionText:
     """Read a trajectory. `dialect` is a name, a dialect, or None for the trajectory's own, which is inferred from the
     transcript if it has none. Raises ConfigError for a name that can't be used here."""
-    asked = dialect or trajectory.dialect or dialect_of(trajectory)
+    own = trajectory.dialect or ""
+    if own.endswith(".yaml") and not Path(own).is_file():
+        own = ""  # texts that are elsewhere; how turns are read does not depend on them
+    asked = dialect or own or dialect_of(trajectory)
     try:
         spoken = _named(asked) if isinstance(asked, str) else asked
     except ConfigError as error:

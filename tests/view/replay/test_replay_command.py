@@ -157,6 +157,13 @@ def test_a_record_names_its_dialect(dialect: str, typed: str, tmp_path: Path) ->
     )
 
 
+def test_texts_that_are_elsewhere_are_no_obstacle(tmp_path: Path) -> None:
+    """`repl-rl eval --out` names the file of texts."""
+    write_jsonl(tmp_path / "x.jsonl", [replace(solved_trajectory(), dialect="riddles.yaml")])
+    [source], _ = read_notebooks([tmp_path / "x.jsonl"])
+    assert source.notebook.metadata.repl_rl.dialect == "python"
+
+
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "x.jsonl", "-n", "0"]) == 2
     assert main(["replay", "x.jsonl", "--json", str(tmp_path)]) == 2
