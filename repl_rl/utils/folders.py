@@ -1,4 +1,4 @@
-"""Folders that travel with the package, and folders in a cache.
+"""Folders that travel with the package, folders in a cache, and the files and folders that a user names for output.
 
 What is costly to make is made once: in a temporary folder, which is then renamed, so a folder that exists is complete.
 Such folders lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from repl_rl.errors import DependencyError
+from repl_rl.errors import ConfigError, DependencyError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -29,6 +29,38 @@ def resource_folder(name: str) -> Path:
         if (parent / name).is_dir():
             return parent / name
     raise DependencyError(f"the folder {name!r} of repl_rl is missing from {_PACKAGE}; reinstall the package")
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs in the package."""
+    return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
+
+
+def require_file(flag: str, path: Path) -> None:
+    """Check that the file that the user gives with `flag` can be written, and make its folder if there is none.
+
+    Leaves no new file. Raises ConfigError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
+
+
+def require_folder(flag: str, path: Path) -> None:
+    """Check that the folder that the user gives with `flag` can be written, or be made. Makes nothing.
+
+    Raises ConfigError. What only a try would tell (a full disk, a file system of its own rules) is not covered.
+    """
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise ConfigError(f"{flag} {path} can't be a folder: {there} is a file; give another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path} can't be written: {there} is not writable; give another folder")
 
 
 def cache_home() -> Path:
