@@ -47,9 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(options.command(options, console))
     except ReplRLError as error:
-        Console(stderr=True).print(
-            f"repl-rl: {error}", style="bold red", markup=False, highlight=False, soft_wrap=not console.is_terminal
-        )
+        message = f"repl-rl: {error}"
+        Console(stderr=True).print(message, style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted", style="bold")

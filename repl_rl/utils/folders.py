@@ -48,7 +48,9 @@ def require_file(flag: str, path: Path) -> None:
         if is_new:
             path.unlink()
     except OSError as error:
-        raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
+        is_blocked = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = f"{path.parent} is not a folder" if is_blocked else error.strerror
+        raise ConfigError(f"{flag} {path} can't be written: {reason}; give another file") from error
 
 
 def require_folder(flag: str, path: Path) -> None:
