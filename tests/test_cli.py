@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import repl_rl
 from repl_rl.cli import main
 from repl_rl.config import shipped_configs
 from repl_rl.trajectory import StopReason, Trajectory, read_jsonl
@@ -90,6 +91,55 @@ def test_bad_input_loads_neither_torch_nor_vllm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "2 []\n"
+
+
+@pytest.mark.parametrize("program", [["-m", "repl_rl"], ["-m", "repl_rl.cli"]])
+def test_the_version_is_printed_by_the_package_too(program: list[str]) -> None:
+    done = subprocess.run([sys.executable, *program, "--version"], capture_output=True, text=True, timeout=600)
+    assert (done.returncode, done.stdout) == (0, f"repl-rl {repl_rl.__version__}\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_a_shells_completion_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", shell])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(word in shown for word in ("repl-rl", "rollout", "dry-run", "conventions"))
+
+
+def test_the_completion_of_bash_completes(tmp_path: Path) -> None:
+    program = f"""
+eval "$({sys.executable} -m repl_rl --print-completion bash)"
+COMP_WORDS=(repl-rl train --dry)
+COMP_CWORD=2
+$(complete -p repl-rl | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+echo "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=600, cwd=tmp_path)
+    assert done.stdout == "--dry-run\n", done.stderr
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = (
+        "import sys; from repl_rl.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'pydantic', 'yaml', 'asyncio', 'shtab'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_without_a_terminal_nothing_is_wrapped_at_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    long = tmp_path / ("long" * 50)
+    assert main(["train", "quickstart", "--set", f"model.path={long}"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert main(["train", "quickstart", "--dry-run"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 11
 
 
 def test_a_config_that_is_not_there_names_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:

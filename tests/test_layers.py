@@ -27,7 +27,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "rollout",
         "trainer view integrations",
         "run bench doctor",
-        "cli",
+        "cli __main__",
     )
 )
 """Lowest first. Rooms of one layer may import each other as long as no circle comes of it."""

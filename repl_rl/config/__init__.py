@@ -4,7 +4,7 @@ Each part of the library gets its own small section, never the whole `Config`.
 """
 
 from repl_rl.config.credit import Baseline, CreditConfig
-from repl_rl.config.file import Config, dump_config, load_config, parse_config, shipped_configs
+from repl_rl.config.file import Config, dump_config, load_config, parse_config
 from repl_rl.config.rewards import Reward, RewardsConfig
 from repl_rl.config.rollout import (
     BudgetConfig,
@@ -19,6 +19,7 @@ from repl_rl.config.rollout import (
 from repl_rl.config.section import Section
 from repl_rl.config.tasks import ColumnsConfig, TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
+from repl_rl.utils.folders import shipped_configs
 
 __all__ = [
     "Baseline",

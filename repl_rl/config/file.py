@@ -27,7 +27,7 @@ from repl_rl.config.section import Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
-from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.folders import resource_folder, shipped_configs
 
 
 class Config(Section):
@@ -60,6 +60,11 @@ class Config(Section):
         if self.eval.temperature is None:
             return self.sampling
         return self.sampling.model_copy(update={"temperature": self.eval.temperature})
+
+    @property
+    def eval_settings(self) -> dict[str, Any]:
+        """What has to be equal for two held-out rates of a run to be comparable."""
+        return {"problems": self.eval.problems, "temperature": self.eval_sampling.temperature}
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
@@ -131,11 +136,6 @@ def parse_config(values: Any, overrides: tuple[str, ...] = ()) -> Config:
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
-
-
-def shipped_configs() -> list[str]:
-    """Names of the configs in the package."""
-    return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
 
 
 _SHORT_FOR = {"engine": "backend", "rewards": "preset"}

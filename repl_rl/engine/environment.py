@@ -72,6 +72,15 @@ def has_nvidia_driver() -> bool:
     return os.path.exists("/proc/driver/nvidia/version")
 
 
+def has_gpu_driver() -> bool:
+    """Whether torch could find a GPU here: the driver's library of NVIDIA loads, or AMD's device is there."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return os.path.exists("/dev/kfd")
+    return True
+
+
 def engine_threads(parameters: int) -> int | None:
     """1 for a small model; None leaves it to OpenMP, one thread per core."""
     return 1 if parameters < _SMALL_PARAMETERS else None

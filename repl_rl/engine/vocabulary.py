@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ModelError
+from repl_rl.models.nano import SHIPPED
 
 _NEWLINE_PROBE = 'x = f("a")\n\nfor i in y:\n    pass\n'
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
@@ -117,16 +118,30 @@ class Vocabulary:
 
 def load_vocabulary(path: str, stops: bytes = b"\n") -> Vocabulary:
     """The vocabulary of a checkpoint folder or hub id, turns ending at `stops`. Raises ModelError naming the path."""
-    from transformers import AutoTokenizer, GenerationConfig
+    if path in map(str, SHIPPED.values()):  # AutoTokenizer would take this class too, after seconds for loading torch
+        from transformers import PreTrainedTokenizerFast as Tokenizer
+    else:
+        from transformers import AutoTokenizer as Tokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = Tokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"no tokenizer at {path!r}: {error}") from error
-    eos: int | list[int] | None = None
-    if not Path(path).exists() or (Path(path) / "generation_config.json").exists():
+    return Vocabulary(tokenizer, _ends(path), stops)
+
+
+def _ends(path: str) -> list[int]:
+    """The end-of-text ids that the checkpoint's generation settings name."""
+    file = Path(path) / "generation_config.json"
+    if file.is_file():
+        eos = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    elif Path(path).exists():
+        return []
+    else:
+        from transformers import GenerationConfig
+
         eos = GenerationConfig.from_pretrained(path).eos_token_id
-    return Vocabulary(tokenizer, [eos] if isinstance(eos, int) else eos or [], stops)
+    return [eos] if isinstance(eos, int) else eos or []
 
 
 def bytes_of_tokens(tokenizer: Any) -> tuple[bytes, ...]:

@@ -38,13 +38,63 @@ class RecordMetrics(TrainerCallback):  # type: ignore[misc]
         self._progress.step(row)
 
 
+class WarnWhenFlat(TrainerCallback):  # type: ignore[misc]
+    """Warns once, with the ways out, after three steps in a row in which no group taught anything.
+
+    One or two such steps are ordinary where a step has few problems; a run that is shorter is warned about at its end.
+    """
+
+    def __init__(self, groups: int, progress: Progress) -> None:
+        self._groups = groups
+        self._progress = progress
+        self._in_a_row = 0
+        self._has_warned = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        flat = (logs or {}).get("credit/groups_without_variance")
+        if logs is None or flat is None or self._has_warned:
+            return
+        self._in_a_row = self._in_a_row + 1 if flat >= self._groups else 0
+        if self._in_a_row == min(3, args.max_steps):
+            self._has_warned = True
+            rate = logs.get("solve_rate", 0.0)
+            problems = {0.0: "easier", 1.0: "harder"}.get(rate, "easier or harder")
+            self._progress.warn(
+                f"nothing to learn from up to step {state.global_step}: all rollouts of a problem earned the same, for "
+                f"all {self._groups} problems of the step, {self._in_a_row} steps in a row ({rate:.1%} solved). Ways "
+                f"out: {problems} problems (tasks), more rollouts of each (train.group_size), a higher "
+                "sampling.temperature, or rewards for lines (rewards.kinds, docs/rewards.md)"
+            )
+
+
 class FollowArguments(TrainerCallback):  # type: ignore[misc]
-    """Makes a resumed run save as its config says now; transformers would keep the checkpoint's `save_steps`."""
+    """Makes a resumed run follow its config as it is now, where transformers would follow the checkpoint.
+
+    It saves every `save_steps` steps, and its first step has the learning rate that `train.steps` gives it now: 0 was
+    stored at the end of a linear schedule.
+    """
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        **kwargs: Any,
     ) -> None:
         state.compute_steps(args, state.max_steps)
+        schedule = getattr(lr_scheduler, "scheduler", lr_scheduler)  # accelerate wraps it
+        if state.global_step and hasattr(schedule, "lr_lambdas"):
+            for group, peak, rule in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["lr"] = peak * rule(schedule.last_epoch)
 
 
 class StopOnRequest(TrainerCallback):  # type: ignore[misc]

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from repl_rl.config import Config
-from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel.memory import default_budget_mb
@@ -29,13 +29,18 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompt_tokens
 from repl_rl.rollout.setup import limits_of
 from repl_rl.run.folder import RunFolder, free_folder
+from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
+from repl_rl.utils.folders import require_folder
 
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
 _TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
 """Bytes per parameter: weight, gradient and AdamW's two moments, all in the model's dtype."""
+
+_PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
+"""Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +51,28 @@ class DryRun:
     notes: tuple[str, ...]
 
 
-def dry_run(config: Config, runs: Path) -> DryRun:
-    """Check everything. Raises the ReplRLError that training would raise, before anything is loaded or written."""
+def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()) -> DryRun:
+    """Check everything. Takes what `prepare` takes, and raises the ReplRLError that training would raise, before
+    anything is loaded or written.
+    """
+    notes: list[str] = []
+    if resume is not None:
+        folder, config = open_run(resume, config, overrides)
+        require_folder("--resume", resume)
+        notes += what_changes(folder, config)
+        remaining = config.train.steps - folder.reached()
+        whose = (
+            f"{folder.path}/, resumed from step {folder.reached()}: {remaining} of {config.train.steps} steps remain"
+        )
+    else:
+        assert config is not None
+        require_folder("--runs", runs)
+        folder = RunFolder(free_folder(config.name, runs))
+        whose = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus = _gpus()
-    notes: list[str] = []
-    folder = free_folder(config.name, runs)
-    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
-    training_arguments(config, RunFolder(folder), **({"use_cpu": True} if on_cpu else {}))
-    if on_cpu:
-        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+    _check_arguments(config, folder, gpus, notes)
     brought = [
         f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
         f"environment {config.environment}" if config.environment else "",
@@ -72,20 +88,39 @@ def dry_run(config: Config, runs: Path) -> DryRun:
         ("tokens of a step", _step_tokens(config)),
         ("kernels", _kernels(config)),
         ("problems", _problems(config, inputs, notes)),
-        ("trackers", _trackers(config, folder)),
-        ("files", f"{folder}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"),
+        ("trackers", _trackers(config, folder.path)),
+        ("files", whose),
     )
     return DryRun(rows, tuple(notes))
 
 
 def print_dry_run(console: Console, made: DryRun) -> None:
-    """Print every row, then the notes."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for name, text in made.rows:
-        table.add_row(Text(name, style="bold"), Text(text))
-    console.print(table)
+    """Print every row, then the notes; without a terminal each is one line."""
+    width = max(len(name) for name, _ in made.rows) + 2
+    if console.is_terminal:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for name, text in made.rows:
+            table.add_row(Text(name, style="bold"), Text(text))
+        console.print(table)
+    else:
+        for name, text in made.rows:
+            console.print(Text(f"{name:<{width}}{text}"), soft_wrap=True)
     for note in made.notes:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
+
+
+def _check_arguments(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:
+    """Let TRL check its arguments, unless they are such that it takes them: loading TRL and torch takes seconds.
+
+    A config's own keys have been checked with the config. TRL's opinion is asked for on further arguments, and on what
+    depends on processes and GPUs.
+    """
+    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
+    if on_cpu:
+        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
+    is_plain = all(key in _PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
+    if not is_plain or gpus or config.train.processes > 1:
+        training_arguments(config, folder, **({"use_cpu": True} if on_cpu else {}))
 
 
 def _trackers(config: Config, folder: Path) -> str:
@@ -98,6 +133,8 @@ def _trackers(config: Config, folder: Path) -> str:
 
 
 def _gpus() -> int:
+    if not has_gpu_driver():
+        return 0
     import torch
 
     return int(torch.cuda.device_count())

@@ -1,11 +1,9 @@
-"""`runs/NAME/`: the folder of a run. Files are appended to or replaced as a whole, so a crash loses at most one line.
-
-Also decides which keys of a config may change when a run is resumed, and which would make it a different run.
-"""
+"""`runs/NAME/`: the folder of a run. Files are appended to or replaced whole, so a crash loses at most one line."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,8 +73,7 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
-        kept = [row for row in self.rows() if row.get("step", 0) <= step]
-        self.metrics_path.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._replace_rows([row for row in self.rows() if row.get("step", 0) <= step])
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
@@ -86,9 +83,32 @@ class RunFolder:
         write_jsonl(self.path / "eval" / f"step_{step:05d}.jsonl", trajectories)
         self.append(row)
 
-    def evaluation(self, step: int) -> dict[str, Any] | None:
-        """The row of the evaluation at `step`, if there was one."""
-        return next((row for row in self.rows() if row["kind"] == "eval" and row["step"] == step), None)
+    def evaluation(self, step: int, settings: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """The row of the newest evaluation at `step`, if there was one; with `settings`, of one that had these."""
+        found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
+        return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
+
+    def label_evaluations(self, settings: dict[str, Any]) -> None:
+        """Write `settings` into the rows of evaluations that an earlier version stored without any."""
+        rows = list(self.rows())
+        if any(row["kind"] == "eval" and "settings" not in row for row in rows):
+            self._replace_rows([{"settings": settings, **row} if row["kind"] == "eval" else row for row in rows])
+
+    def _replace_rows(self, rows: Sequence[dict[str, Any]]) -> None:
+        new = self.metrics_path.with_suffix(".new")
+        new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        new.replace(self.metrics_path)
+
+    def discard_if_unused(self) -> None:
+        """Remove the folder if it holds no file but `config.yaml`, so that the next run can have its name."""
+        files = [path for path in self.path.rglob("*") if not path.is_dir()]
+        if files == [self.config_path]:
+            shutil.rmtree(self.path)
+
+    def reached(self) -> int:
+        """The step of the newest complete checkpoint; 0 if there is none."""
+        checkpoint = self.last_checkpoint()
+        return 0 if checkpoint is None else checkpoint_step(checkpoint)
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that was written completely."""
@@ -96,13 +116,18 @@ class RunFolder:
 
 
 def new_run(config: Config, parent: Path) -> RunFolder:
-    """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... if earlier runs have the name."""
+    """A fresh folder `NAME`, or `NAME-2`, `NAME-3`, ... if earlier runs have the name.
+
+    Raises ConfigError if it can't be made.
+    """
     while True:
         path = free_folder(config.name, parent)
         try:
             path.mkdir(parents=True)
         except FileExistsError:
             continue
+        except OSError as error:
+            raise ConfigError(f"--runs {parent} can't be written: {error.strerror}; give another folder") from error
         folder = RunFolder(path)
         folder.keep_config(config)
         return folder
@@ -117,24 +142,6 @@ def free_folder(name: str, parent: Path) -> Path:
     raise ConfigError(f"{parent} holds 9,999 runs called {name!r}; choose another name")
 
 
-def open_run(path: Path, config: Config | None) -> tuple[RunFolder, Config]:
-    """A run to resume, with the given config or else its own. Writes nothing.
-
-    Raises RunError, listing keys and values, if the given config differs in keys that may not change, or if it has
-    fewer steps than the run has reached.
-    """
-    folder = RunFolder(path)
-    stored = folder.config()
-    if config is None:
-        return folder, stored
-    refuse_another_run(path, stored, config)
-    checkpoint = folder.last_checkpoint()
-    reached = 0 if checkpoint is None else checkpoint_step(checkpoint)
-    if config.train.steps < reached:
-        raise RunError(f"{path} has reached step {reached}, and train.steps is {config.train.steps} now; raise it")
-    return folder, config
-
-
 def checkpoint_step(path: Path) -> int:
     """The step of a folder `checkpoint-40`."""
     return int(path.name.rpartition("-")[2])
@@ -147,52 +154,3 @@ def _is_complete(checkpoint: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-_OF_THE_MACHINE = (
-    "kernel.size",
-    "kernel.budget_mb",
-    "engine.servers",
-    "engine.weights_folder",
-    "engine.places",
-    "engine.kv_cache_gib",
-    "engine.gpu_memory_utilization",
-)
-"""Settings that decide how fast a run goes, not what it learns."""
-_OF_THE_TRACKERS = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
-_FREE = frozenset({*_OF_THE_MACHINE, *_OF_THE_TRACKERS, "train.save_steps", "train.max_minutes"})
-_ABSENT = object()
-
-
-def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
-    """Raises RunError with each key that differs and both values, unless all of them may change."""
-    different = sorted(_differences(stored.model_dump(mode="json"), given.model_dump(mode="json")))
-    refused = [(key, *values) for key, *values in different if not may_change(key, stored)]
-    if refused:
-        listed = "\n".join(f"  {key}: {_shown(there)} in the run, {_shown(here)} now" for key, there, here in refused)
-        steps = "" if may_change("train.steps", stored) else f"; with schedule {stored.train.schedule}, not train.steps"
-        raise RunError(
-            f"{path} was started from another config. These keys differ:\n{listed}\n"
-            "Resume without a config to go on with the run's own, or start a new run. What may change: train.steps if "
-            f"the learning rate does not follow from it{steps}; {', '.join(sorted(_FREE))}"
-        )
-
-
-def may_change(key: str, stored: Config) -> bool:
-    """Whether this key can change without affecting what the remaining steps learn."""
-    if key == "train.steps":
-        return stored.train.schedule.startswith("constant") and "lr_scheduler_type" not in stored.train.trl
-    return key in _FREE
-
-
-def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    for key in one.keys() | other.keys():
-        there, here = one.get(key, _ABSENT), other.get(key, _ABSENT)
-        if isinstance(there, dict) and isinstance(here, dict):
-            yield from _differences(there, here, f"{prefix}{key}.")
-        elif there != here:
-            yield f"{prefix}{key}", there, here
-
-
-def _shown(value: Any) -> str:
-    return "absent" if value is _ABSENT else repr(value)

@@ -26,7 +26,10 @@ class Progress:
         self._task: TaskID | None = None
 
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"note: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, text: str) -> Iterator[None]:

@@ -26,12 +26,14 @@ from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.setup import load_extensions
-from repl_rl.run.folder import RunFolder, checkpoint_step, new_run, open_run
+from repl_rl.run.folder import RunFolder, checkpoint_step, new_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
+from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import place_trackio, require_trackers
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import from_main, is_main_process, process_rank, require_processes
+from repl_rl.utils.folders import require_folder
 
 if TYPE_CHECKING:
     from repl_rl.run.progress import Progress
@@ -52,12 +54,14 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A run whose inputs have been checked."""
+    """A run whose inputs have been checked. `notes` say what changed keys mean for a run that is resumed."""
 
     config: Config
     folder: RunFolder
     inputs: Inputs
     checkpoint: Path | None
+    is_new: bool = False
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +76,18 @@ class TrainingOutcome:
     """The step of the checkpoint that an interrupt left; None if the run is complete."""
 
 
-def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Prepared:
-    """Check everything that can be checked without loading a model. Raises a ReplRLError that says what to change."""
+def prepare(config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()) -> Prepared:
+    """Check everything that can be checked without loading a model. Raises a ReplRLError that says what to change.
+
+    A run that is resumed without a config goes on with its own, over which `overrides` go.
+    """
+    notes: list[str] = []
     if resume is not None:
-        folder, config = open_run(resume, config)
+        folder, config = open_run(resume, config, overrides)
+        require_folder("--resume", resume)
+        notes = what_changes(folder, config)
+    else:
+        require_folder("--runs", runs)
     assert config is not None
     require_processes(config.train.processes)
     inputs = check_inputs(config)
@@ -84,8 +96,9 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None) -> Pr
             prepare_environment(config.engine.kv_cache_gib)
         folder = from_main(lambda: new_run(config, runs))  # one folder for all processes
     elif is_main_process():
+        folder.label_evaluations(folder.config().eval_settings)
         folder.keep_config(config)
-    return Prepared(config, folder, inputs, folder.last_checkpoint())
+    return Prepared(config, folder, inputs, folder.last_checkpoint(), is_new=resume is None, notes=tuple(notes))
 
 
 def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
@@ -112,7 +125,19 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
 
 def train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
-    """Train, with an evaluation before and after. Kernels and engine are closed when this returns or raises."""
+    """Train, with an evaluation before and after. Kernels and engine are closed when this returns or raises.
+
+    A new run that fails before it has done anything leaves no folder.
+    """
+    try:
+        return _train(prepared, progress)
+    except BaseException:
+        if prepared.is_new and is_main_process():
+            prepared.folder.discard_if_unused()
+        raise
+
+
+def _train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
@@ -151,7 +176,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
     """TRL's arguments for a config; `extra` overrides them. Raises ConfigError with TRL's reason if it refuses them."""
     import torch
 
-    from repl_rl.trainer import ReplGRPOConfig
+    from repl_rl.trainer.arguments import ReplGRPOConfig
 
     plan = config.train
     micro_batch = plan.micro_batch or plan.trajectories_per_process
@@ -201,8 +226,9 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
 def _evaluate(
     trainer: ReplGRPOTrainer, prepared: Prepared, step: int, progress: Progress, trackers: Trackers
 ) -> dict[str, Any]:
-    """Held-out solve rate at `step`, taken from the run folder if an earlier session has measured it."""
-    known = from_main(lambda: prepared.folder.evaluation(step))
+    """Held-out solve rate at `step`, taken from the run folder if it was measured there with the same settings."""
+    settings = prepared.config.eval_settings
+    known = from_main(lambda: prepared.folder.evaluation(step, settings))
     if known is not None:
         return known
     tasks = prepared.inputs.heldout_tasks
@@ -210,7 +236,7 @@ def _evaluate(
         trainer.sync_weights()
         sampling = prepared.config.eval_sampling.seeded(f"{prepared.config.seed}/heldout/{process_rank()}")
         result = evaluate(trainer.service, tasks, prepared.inputs.table, sampling, step=step)
-    row = result.to_row(step)
+    row = {**result.to_row(step), "settings": settings}
     if is_main_process():
         prepared.folder.keep_evaluation(step, row, result.trajectories)
     trackers.evaluated(row, result.trajectories)
@@ -222,7 +248,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest, WarnWhenFlat
 
     if prepared.checkpoint is not None:
         if is_main_process():
@@ -232,6 +258,7 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     in_time = StopInTime(math.inf if minutes is None else 60 * minutes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
+    trainer.add_callback(WarnWhenFlat(prepared.config.train.prompts_per_step, progress))
     trainer.add_callback(stop)
     trainer.add_callback(in_time)
     trainer.add_callback(FollowArguments())

@@ -1,10 +1,28 @@
-"""GRPO on typed lines: `ReplGRPOTrainer` and its arguments, based on TRL's `GRPOTrainer`."""
+"""GRPO on typed lines: `ReplGRPOTrainer` and its arguments, based on TRL's `GRPOTrainer`.
 
-from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
-from repl_rl.trainer.grpo import ReplGRPOTrainer
-from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
-from repl_rl.trainer.typed_tokens import EngineGeneration
+Importing this loads nothing; TRL is loaded with the first name that is used.
+"""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
+    from repl_rl.trainer.grpo import ReplGRPOTrainer
+    from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
+    from repl_rl.trainer.typed_tokens import EngineGeneration
+
+_HOMES = {
+    "SECTIONS": "arguments",
+    "EngineGeneration": "typed_tokens",
+    "ReplGRPOConfig": "arguments",
+    "ReplGRPOTrainer": "grpo",
+    "as_dataset": "rows",
+    "token_advantages": "rows",
+    "training_row": "rows",
+}
 __all__ = [
     "SECTIONS",
     "EngineGeneration",
@@ -14,3 +32,9 @@ __all__ = [
     "token_advantages",
     "training_row",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'repl_rl.trainer' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"repl_rl.trainer.{_HOMES[name]}"), name)

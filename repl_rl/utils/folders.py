@@ -1,4 +1,4 @@
-"""Folders that travel with the package, folders in a cache, and names that mean a folder.
+"""Folders of the package and of a cache, and the files and folders that a user names.
 
 What is costly to make is made once: in a temporary folder, which is then renamed, so a folder that exists is complete.
 Such folders lie in `$XDG_CACHE_HOME/repl-rl`, or `~/.cache/repl-rl`, and may be deleted at any time while nobody reads
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from repl_rl.errors import DependencyError
+from repl_rl.errors import ConfigError, DependencyError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -34,6 +34,40 @@ def resource_folder(name: str) -> Path:
 def is_local_path(name: str) -> bool:
     """Whether `name` can only mean a file or folder of this machine, and not something on a hub."""
     return name.startswith((".", "/", "~")) or name.endswith("/")
+
+
+def shipped_configs() -> list[str]:
+    """Names of the configs in the package."""
+    return sorted(path.stem for path in resource_folder("configs").glob("*.yaml"))
+
+
+def require_file(flag: str, path: Path) -> None:
+    """Check that the file that the user gives with `flag` can be written, and make its folder if there is none.
+
+    Leaves no new file. Raises ConfigError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        is_blocked = isinstance(error, FileExistsError | NotADirectoryError)
+        reason = f"{path.parent} is not a folder" if is_blocked else error.strerror
+        raise ConfigError(f"{flag} {path} can't be written: {reason}; give another file") from error
+
+
+def require_folder(flag: str, path: Path) -> None:
+    """Check that the folder that the user gives with `flag` can be written, or be made. Makes nothing.
+
+    Raises ConfigError. What only a try would tell (a full disk, a file system of its own rules) is not covered.
+    """
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if os.path.lexists(folder))
+    if not there.is_dir():
+        raise ConfigError(f"{flag} {path} can't be a folder: {there} is a file; give another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"{flag} {path} can't be written: {there} is not writable; give another folder")
 
 
 def cache_home() -> Path:

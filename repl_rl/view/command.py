@@ -6,17 +6,17 @@
     view FILE.jsonl             its trajectories in the terminal; with --serve or --export as above
     view FILE.jsonl --summary   a few lines about them
 
-A browser is opened only when the command runs in a terminal and a graphical display is available.
+A browser is opened only when the command runs in a terminal and a graphical display is available. Importing this loads
+nothing heavy.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import os
 import sys
-import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -24,11 +24,9 @@ from rich.text import Text
 from repl_rl.errors import ConfigError, ReplRLError, RunError
 from repl_rl.trajectory import read_jsonl
 from repl_rl.utils.text import visible
-from repl_rl.view.run import Run, read_run, rollouts_summary, summary
-from repl_rl.view.terminal import before_after_table, print_trajectory
-from repl_rl.view.viewer.api import RunApi
-from repl_rl.view.viewer.export import export, write_report
-from repl_rl.view.viewer.indexer import Follower
+
+if TYPE_CHECKING:
+    from repl_rl.view.run import Run
 
 _BESIDE = Path()
 """Stands for `--export` without a file name."""
@@ -70,6 +68,8 @@ def view(target: Path, console: Console, is_short: bool = False) -> None:
 
     With `is_short`, only the summary of a file is printed. Raises RunError if `target` is neither.
     """
+    from repl_rl.view.run import read_run, rollouts_summary
+
     _require(target)
     if not target.is_dir():
         _print_file(target, console, is_short)
@@ -91,6 +91,13 @@ def _require(target: Path) -> None:
 
 
 def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
+    import asyncio
+    import webbrowser
+
+    from repl_rl.view.run import read_run
+    from repl_rl.view.viewer.api import RunApi
+    from repl_rl.view.viewer.indexer import Follower
+
     _require(target)
     api = RunApi(target)
     with Follower(api.target, api.index) as follower:  # indexes while the server's modules load
@@ -117,6 +124,8 @@ def _has_screen() -> bool:
 
 
 def _refresh_report(folder: Path, console: Console) -> None:
+    from repl_rl.view.viewer.export import write_report
+
     try:
         _say(console, f"report: {write_report(folder)}")
     except ReplRLError as error:
@@ -124,6 +133,9 @@ def _refresh_report(folder: Path, console: Console) -> None:
 
 
 def _export(target: Path, file: Path, most: int | None, console: Console) -> None:
+    from repl_rl.view.viewer.api import RunApi
+    from repl_rl.view.viewer.export import export
+
     _require(target)
     if file == _BESIDE:
         file = target / "viewer.html" if target.is_dir() else target.with_suffix(".html")
@@ -135,6 +147,9 @@ def _export(target: Path, file: Path, most: int | None, console: Console) -> Non
 
 
 def _print_summary(run: Run, console: Console) -> None:
+    from repl_rl.view.run import summary
+    from repl_rl.view.terminal import before_after_table
+
     for sentence in summary(run):
         _say(console, sentence)
     if run.before is not None and run.after is not None:
@@ -144,6 +159,9 @@ def _print_summary(run: Run, console: Console) -> None:
 
 
 def _print_file(path: Path, console: Console, is_short: bool) -> None:
+    from repl_rl.view.run import rollouts_summary
+    from repl_rl.view.terminal import print_trajectory
+
     notes: list[str] = []
     trajectories = list(read_jsonl(path, notes))
     if not trajectories:

@@ -97,7 +97,7 @@ def read_run(path: Path, with_rollouts: bool = True) -> Run:
         path=path,
         config=_read_config(path / "config.yaml", notes),
         train=_one_per_step(row for row in rows if row["kind"] == "train"),
-        evals=_one_per_step(row for row in rows if row["kind"] == "eval"),
+        evals=_one_per_step(_measured_alike([row for row in rows if row["kind"] == "eval"], notes)),
         rollouts=_first_and_last(path / "rollouts", notes) if with_rollouts else (),
         evaluations=_first_and_last(path / "eval", notes) if with_rollouts else (),
         notes=tuple(notes),
@@ -234,6 +234,15 @@ def _read_rows(path: Path, notes: list[str]) -> Iterator[Row]:
         elif line.strip():
             cut = " (cut off, as a crash leaves it)" if index == len(lines) else ""
             notes.append(f"metrics.jsonl, line {index}, is not a row and is left out{cut}")
+
+
+def _measured_alike(rows: Sequence[Row], notes: list[str]) -> Iterator[Row]:
+    """The evaluations that had the settings of the newest one: rates at other temperatures can't be compared."""
+    for row in rows:
+        if row.get("settings") == rows[-1].get("settings"):
+            yield row
+        else:
+            notes.append(f"the evaluation at step {row['step']} had other settings (eval) and is left out")
 
 
 def _one_per_step(rows: Iterator[Row]) -> tuple[Row, ...]:

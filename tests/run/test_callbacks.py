@@ -1,14 +1,17 @@
-"""Training that ends by the clock."""
+"""Training that ends by the clock, and training that has nothing to learn from."""
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.run.callbacks import StopInTime
+from repl_rl.run.callbacks import StopInTime, WarnWhenFlat
+from repl_rl.run.progress import Progress
 
 
 @pytest.mark.parametrize(("limit_s", "is_over"), [(0.0, True), (math.inf, False)])
@@ -21,3 +24,34 @@ def test_training_ends_with_a_checkpoint_behind_the_step_that_is_over_the_time(
     assert not callback.is_over
     control = callback.on_step_end(arguments, state, TrainerControl())
     assert (control.should_training_stop, control.should_save, callback.is_over) == (is_over, is_over, is_over)
+
+
+@pytest.mark.parametrize(
+    ("steps", "flat", "solved", "warned"),
+    [
+        (9, [2, 2, 2, 2, 2, 2], 0.0, "step 3: easier problems, 3 steps in a row (0.0% solved)"),
+        (9, [1, 2, 2, 2, 1, 2], 1.0, "step 4: harder problems, 3 steps in a row (100.0% solved)"),
+        (2, [2, 2], 0.5, "step 2: easier or harder problems, 2 steps in a row (50.0% solved)"),
+        (9, [2, 2, 1, 2, 2, 1], 0.0, None),
+    ],
+)
+def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_out(
+    tmp_path: Path, steps: int, flat: list[int], solved: float, warned: str | None
+) -> None:
+    file = io.StringIO()
+    callback = WarnWhenFlat(2, Progress(Console(file=file)))
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=steps)
+    for step, count in enumerate(flat, 1):
+        logs = {"credit/groups_without_variance": float(count), "solve_rate": solved}
+        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), logs)
+        callback.on_log(arguments, TrainerState(global_step=step), TrainerControl(), {"train_runtime": 1.0})
+    if warned is None:
+        assert file.getvalue() == ""
+        return
+    where, _, rest = warned.partition(": ")
+    problems, _, count = rest.partition(", ")
+    assert file.getvalue() == (
+        f"note: nothing to learn from up to {where}: all rollouts of a problem earned the same, for all 2 problems of "
+        f"the step, {count}. Ways out: {problems} (tasks), more rollouts of each (train.group_size), a higher "
+        "sampling.temperature, or rewards for lines (rewards.kinds, docs/rewards.md)\n"
+    )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from repl_rl.engine.server.client import Wanted, serve_command
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
+from repl_rl.run.folder import RunFolder
 from repl_rl.utils.folders import resource_folder
 
 
@@ -41,6 +44,23 @@ def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys
     assert f"at most {per_step * config.budget.tokens:,} of completion" in shown
     assert f"runs/{name}/: config.yaml" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_the_quickstart_loads_neither_torch_nor_trl() -> None:
+    program = (
+        "import sys; from repl_rl.cli import main; code = main(['train', 'quickstart', '--dry-run']);"
+        "print(code, sorted({'torch', 'vllm', 'trl', 'datasets'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("name", shipped_configs())
+def test_trl_takes_what_a_dry_run_does_not_show_it(name: str, tmp_path: Path) -> None:
+    plain = dict(zip(dryrun._PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
+    config = load_config(name, (f"train.trl={json.dumps(plain)}",))
+    made = dryrun.training_arguments(config, RunFolder(tmp_path), use_cpu=True)
+    assert {key: getattr(made, key) for key in plain} == plain
 
 
 def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -> None:

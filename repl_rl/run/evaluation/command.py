@@ -11,6 +11,7 @@ from rich.console import Console
 
 from repl_rl.errors import ConfigError
 from repl_rl.utils.distributed import is_main_process, leave
+from repl_rl.utils.folders import require_file
 
 if TYPE_CHECKING:
     from repl_rl.run.evaluation.comparison import Row
@@ -48,15 +49,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
         ks = tuple(int(part) for part in options.k.split(",")) if options.k else ()
     except ValueError as error:
         raise ConfigError(f"--k {options.k!r}: give whole numbers with commas between them, such as 1,4,8") from error
-    plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
     for flag, path in (("--json", options.json), ("--out", options.out)):
-        if path is None:
-            continue
-        try:  # fails before the evaluation, not after it
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.open("a").close()
-        except OSError as error:
-            raise ConfigError(f"{flag} {path} can't be written: {error.strerror}; give another file") from error
+        if path is not None:
+            require_file(flag, path)
+    plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
     from repl_rl.run.evaluation.comparison import compare, report, trajectory_records
     from repl_rl.run.evaluation.tables import tables
 

@@ -1,0 +1,87 @@
+"""`repl-rl train`: its arguments, and what it prints. Importing this loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from repl_rl.errors import ConfigError, ReplRLError
+from repl_rl.utils.distributed import is_main_process, leave
+
+if TYPE_CHECKING:
+    from repl_rl.run.training import TrainingOutcome
+
+
+def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
+    """Add the arguments of `repl-rl train`, and set `run` as its command."""
+    parser.add_argument("config", nargs="?", help=config_help)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
+    parser.add_argument(
+        "--resume",
+        type=Path,
+        metavar="RUN",
+        help="go on with the run in this folder, with its own config; --set may change train.steps, train.max_minutes, "
+        "train.save_steps, eval.*, the trackers and what the machine needs",
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
+    )
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Train, or say what would be trained. Returns the exit code: 130 after an interrupt."""
+    from repl_rl.config import load_config
+
+    if options.config is None and options.resume is None:
+        raise ConfigError("give a config to train, or --resume RUN")
+    overrides = tuple(options.set)
+    config = load_config(options.config, overrides) if options.config else None
+    if options.dry_run:
+        from repl_rl.run.dryrun import dry_run, print_dry_run
+
+        print_dry_run(console, dry_run(config, options.runs, options.resume, overrides))
+        return 0
+    from repl_rl.run.progress import Progress
+    from repl_rl.run.training import prepare, train
+
+    prepared = prepare(config, options.runs, options.resume, overrides)
+    progress = Progress(console)
+    progress.say(f"run folder: {prepared.folder.path}")
+    for note in prepared.notes:
+        progress.warn(note)
+    try:
+        outcome = train(prepared, progress)
+    except KeyboardInterrupt:
+        if prepared.folder.path.exists():
+            _say_how_to_resume(console, prepared.folder.path)
+        return 130
+    leave()
+    return _report(outcome, console) if is_main_process() else 0
+
+
+def _report(outcome: TrainingOutcome, console: Console) -> int:
+    from repl_rl.view import before_after_table, write_report
+
+    try:
+        report = str(write_report(outcome.folder.path))
+    except ReplRLError as error:  # the run is complete without it
+        report = f"not written: {error}"
+    if outcome.stopped_at is not None:
+        console.print(f"stopped at step {outcome.stopped_at}; everything up to there is saved", highlight=False)
+        _say_how_to_resume(console, outcome.folder.path)
+        return 130
+    assert outcome.before is not None
+    assert outcome.after is not None
+    console.print(before_after_table(outcome.before, outcome.after))
+    minutes = outcome.train_seconds / 60
+    console.print(f"trained in {minutes:.1f} minutes; report: {report}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _say_how_to_resume(console: Console, folder: Path) -> None:
+    console.print(f"go on with: repl-rl train --resume {folder}", highlight=False, soft_wrap=True)

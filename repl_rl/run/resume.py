@@ -1,0 +1,118 @@
+"""Resuming a run: which keys of its config may change, and what a change means for the steps that remain.
+
+A key may change if it decides how long a run goes on, how fast, or what is measured of it. Any other would make it a
+different run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from repl_rl.config import Config, TrainConfig, load_config
+from repl_rl.errors import RunError
+from repl_rl.run.folder import RunFolder
+
+_OF_THE_MACHINE = (
+    "kernel.size",
+    "kernel.budget_mb",
+    "engine.servers",
+    "engine.weights_folder",
+    "engine.places",
+    "engine.kv_cache_gib",
+    "engine.gpu_memory_utilization",
+)
+"""Settings that decide how fast a run goes, not what it learns."""
+_OF_THE_TRACKERS = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
+MAY_CHANGE = (
+    "train.steps",
+    "train.max_minutes",
+    "train.save_steps",
+    *_OF_THE_TRACKERS,
+    "eval.problems",
+    "eval.temperature",
+    *_OF_THE_MACHINE,
+)
+"""The keys that may change when a run is resumed."""
+_ABSENT = object()
+
+
+def open_run(path: Path, config: Config | None, overrides: tuple[str, ...] = ()) -> tuple[RunFolder, Config]:
+    """A run to resume, with the given config or else its own, over which `overrides` go. Writes nothing.
+
+    Raises ConfigError for overrides that no config takes. Raises RunError, listing keys and values, if the config
+    differs in keys that may not change, or if it has fewer steps than the run has reached.
+    """
+    folder = RunFolder(path)
+    stored = folder.config()
+    if config is None:
+        config = load_config(str(folder.config_path), overrides)
+    refuse_another_run(path, stored, config)
+    reached = folder.reached()
+    if config.train.steps < reached:
+        raise RunError(f"{path} has reached step {reached}, and train.steps is {config.train.steps} now; raise it")
+    return folder, config
+
+
+def refuse_another_run(path: Path, stored: Config, given: Config) -> None:
+    """Raises RunError with each key that differs and both values, unless all of them may change."""
+    different = sorted(_differences(stored.model_dump(mode="json"), given.model_dump(mode="json")))
+    refused = [(key, *values) for key, *values in different if key not in MAY_CHANGE]
+    if refused:
+        listed = "\n".join(f"  {key}: {_shown(there)} in the run, {_shown(here)} now" for key, there, here in refused)
+        raise RunError(
+            f"{path} was started from another config. These keys differ:\n{listed}\n"
+            "Resume without them to go on with the run's own, or start a new run. What may change: "
+            + ", ".join(MAY_CHANGE)
+        )
+
+
+def what_changes(folder: RunFolder, config: Config) -> list[str]:
+    """What the changed keys mean for the learning rate and the evaluations, a sentence each.
+
+    `config` is about to replace the config that the folder holds.
+    """
+    stored, reached = folder.config(), folder.reached()
+    sentences = []
+    if reached and config.train.steps != stored.train.steps:
+        sentences += _schedule_goes_on(stored.train, config.train, reached)
+    if config.eval_settings != stored.eval_settings and folder.evaluation(0) is not None:
+        sentences.append(
+            "eval has changed: the model from before training is measured again, and the tables leave out what was "
+            "measured with the earlier settings"
+        )
+    return sentences
+
+
+def _schedule_goes_on(stored: TrainConfig, given: TrainConfig, reached: int) -> list[str]:
+    schedule = given.trl.get("lr_scheduler_type", given.schedule)
+    if str(schedule).startswith("constant"):
+        return []
+    follows = f"the learning rate follows train.steps (schedule {schedule}), {given.steps} instead of {stored.steps}"
+    if schedule != given.schedule:
+        return [f"{follows}: from step {reached} on it is what a run of {given.steps} steps has there"]
+    before, now = (learning_rate(train, reached) for train in (stored, given))
+    return [f"{follows}: at step {reached} it goes from {before:.3g} to {now:.3g}, then to 0 at step {given.steps}"]
+
+
+def learning_rate(train: TrainConfig, step: int) -> float:
+    """The rate after `step` steps under schedule linear or cosine, as transformers computes it."""
+    if step < train.warmup_steps:
+        return train.learning_rate * step / train.warmup_steps
+    done = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
+    return train.learning_rate * (1 - done if train.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2)
+
+
+def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    for key in one.keys() | other.keys():
+        there, here = one.get(key, _ABSENT), other.get(key, _ABSENT)
+        if isinstance(there, dict) and isinstance(here, dict):
+            yield from _differences(there, here, f"{prefix}{key}.")
+        elif there != here:
+            yield f"{prefix}{key}", there, here
+
+
+def _shown(value: Any) -> str:
+    return "absent" if value is _ABSENT else repr(value)

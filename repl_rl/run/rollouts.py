@@ -1,0 +1,140 @@
+"""`repl-rl rollout`: its arguments, and what it prints and writes. Importing this loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from repl_rl.errors import ConfigError
+from repl_rl.trajectory import Task, Trajectory, write_jsonl
+from repl_rl.utils.folders import require_file
+
+if TYPE_CHECKING:
+    from repl_rl.config import Config
+    from repl_rl.kernel import KernelPool, KernelSource
+    from repl_rl.rewards import RewardTable
+
+_SHOWN = 4
+"""How many trajectories are printed where a file holds them all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
+    """Add the arguments of `repl-rl rollout`, and set `run` as its command."""
+    parser.add_argument("config", nargs="?", help=config_help)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
+    parser.add_argument(
+        "--model",
+        metavar="PATH",
+        help="a run's folder (with its config, if no other is given), a checkpoint, a hub id, or nano",
+    )
+    parser.add_argument("--task", metavar="TEXT", help="the problem; without it, held-out problems of the config")
+    parser.add_argument("--answer", metavar="TEXT", help="the answer to --task: shows grades, rewards and advantages")
+    parser.add_argument("-n", type=int, default=1, help="rollouts of the task, or number of problems (default: 1)")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="keep the rollouts")
+    parser.add_argument(
+        "--attach", action="store_true", help="let Jupyter clients attach to the session of one rollout"
+    )
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Roll out, grade what has an answer, print and write. Raises ConfigError for invalid options before loading."""
+    if options.n < 1:
+        raise ConfigError(f"-n {options.n}: give at least one rollout")
+    if options.attach and options.n != 1:
+        raise ConfigError(f"--attach is for one rollout at a time; leave out -n {options.n}")
+    if options.answer is not None and options.task is None:
+        raise ConfigError(f"--answer {options.answer!r} belongs to a --task; held-out problems have their own answers")
+    if options.out is not None:
+        require_file("--out", options.out)
+    config = _config(options)
+    from repl_rl.rollout.score import reward_table
+    from repl_rl.rollout.service import open_service
+    from repl_rl.run.progress import Progress
+    from repl_rl.view import print_trajectory
+
+    tasks = _tasks(options, config)
+    table = reward_table(config.rewards, config.credit)
+    progress = Progress(console)
+    with contextlib.ExitStack() as stack:
+        with progress.stage("loading the model and the first kernels"):
+            service = stack.enter_context(open_service(config, _attached(options, console)))
+        if not options.attach:  # which prints and waits for Enter meanwhile
+            stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
+        trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))
+    if tasks[0].answer:
+        trajectories = _graded(tasks, trajectories, table, config, as_group=options.task is not None)
+    if options.out is not None:
+        write_jsonl(options.out, trajectories)
+    for trajectory in trajectories if options.out is None else trajectories[:_SHOWN]:
+        print_trajectory(console, trajectory)
+    solved = sum((trajectory.outcome_reward or 0.0) > 0 for trajectory in trajectories)
+    grades = f", {solved} solved" if tasks[0].answer else ""
+    kept = "" if options.out is None else f" in {options.out}"
+    progress.say(f"{len(trajectories)} trajector{'ies' if options.n > 1 else 'y'}{kept}{grades}")
+    return 0
+
+
+def _config(options: argparse.Namespace) -> Config:
+    """The config, with a run's folder as its model replaced by the run's newest checkpoint."""
+    from repl_rl.config import load_config, parse_config
+    from repl_rl.run.evaluation.plan import checkpoint_of
+
+    overrides, source = list(options.set), options.config
+    if options.model is None and source is None:
+        raise ConfigError("give a config or --model")
+    if options.model is not None:
+        overrides.append(f"model.path={options.model}")
+        own = Path(options.model).expanduser() / "config.yaml"
+        source = str(own) if source is None and own.is_file() else source
+    config = parse_config({}, tuple(overrides)) if source is None else load_config(source, tuple(overrides))
+    model = config.model.model_copy(update={"path": checkpoint_of(config.model.path)})
+    return config.model_copy(update={"model": model})
+
+
+def _tasks(options: argparse.Namespace, config: Config) -> list[Task]:
+    from repl_rl.tasks import load_tasks, require_gradable
+
+    if options.task is None:
+        return load_tasks(config.tasks, "heldout", 0, options.n)
+    tasks = [
+        Task(id=f"task-{number}", question=options.task, answer=options.answer or "") for number in range(options.n)
+    ]
+    if options.answer is not None:
+        require_gradable(tasks[:1])
+    return tasks
+
+
+def _graded(
+    tasks: list[Task], trajectories: list[Trajectory], table: RewardTable, config: Config, as_group: bool
+) -> list[Trajectory]:
+    """With grades and rewards; with advantages too if they are a group of two or more."""
+    from repl_rl.rollout.score import credit, score
+    from repl_rl.tasks import grade
+
+    scored = score(tasks, trajectories, grade, table)
+    if as_group and len(scored) > 1:
+        return [item.trajectory for item in credit(scored, len(scored), config.credit)]
+    return [item.trajectory for item in scored]
+
+
+def _attached(options: argparse.Namespace, console: Console) -> Callable[[KernelPool], KernelSource] | None:
+    """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
+    if not options.attach:
+        return None
+    from repl_rl.rollout.service import AttachedKernels
+
+    def say(file: Path) -> None:
+        console.print(f"attach with: jupyter console --existing {file}", highlight=False, soft_wrap=True)
+
+    def wait() -> None:
+        console.print("the rollout is over and its session lives on; press Enter to end it")
+        with contextlib.suppress(EOFError):
+            input()
+
+    return lambda pool: AttachedKernels(pool, say, wait)
