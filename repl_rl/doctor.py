@@ -63,6 +63,7 @@ def checks() -> list[Check]:
         "memory": _memory,
         "cores": _cores,
         "disk": _disk,
+        "attach": _attach,
     }
     return [_guarded(name, look) for name, look in looks.items()]
 
@@ -103,6 +104,21 @@ def pin_of(distribution: str) -> Requirement | None:
     except importlib.metadata.PackageNotFoundError:
         pins = [Requirement(text) for text in _checkout_pins()]
     return next((pin for pin in pins if pin.name == distribution), None)
+
+
+def jupyter_console() -> str | None:
+    """The command that starts Jupyter's console, as this shell finds it; None where it is not installed."""
+    if shutil.which("jupyter") and shutil.which("jupyter-console"):
+        return "jupyter console"
+    beside = Path(sys.executable).parent
+    if (beside / "jupyter").is_file() and (beside / "jupyter-console").is_file():
+        return f"{beside / 'jupyter'} console"
+    return None
+
+
+def attach_remedy() -> str:
+    """The command that installs Jupyter's console."""
+    return _install("attach")
 
 
 def _guarded(name: str, look: Callable[[], Check]) -> Check:
@@ -241,3 +257,11 @@ def _disk() -> Check:
     ok = usage.free >= _DISK_GIB * _GIB
     remedy = None if ok else f"free {_DISK_GIB} GiB, or put run folders elsewhere: repl-rl train CONFIG --runs FOLDER"
     return Check("disk", ok, f"{usage.free / _GIB:.1f} GiB free here of {usage.total / _GIB:.1f} GiB", remedy)
+
+
+def _attach() -> Check:
+    command = jupyter_console()
+    if command is None:
+        found = "optional: jupyter console, which looks into live sessions, is not installed"
+        return Check("attach", True, found, attach_remedy())
+    return Check("attach", True, f"{command} --existing FILE")

@@ -180,6 +180,20 @@ def test_one_can_attach_to_one_rollout_only(capsys: pytest.CaptureFixture[str], 
     assert "--attach is for one rollout at a time; leave out -n 2" in shown
 
 
+def test_attaching_without_jupyter_console_says_first_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("repl_rl.doctor.jupyter_console", lambda: None)
+    monkeypatch.setattr("repl_rl.kernel.sandbox.find_bwrap", lambda: None)  # ends the rollout before the model loads
+    arguments = ["--set", "kernel.sandbox=bwrap", "--task", "x", "--attach", "--out", str(tmp_path / "x.jsonl")]
+    code, shown = run(["rollout", "--model", "nano", *arguments], capsys)
+    assert code == 2
+    assert shown.startswith(
+        "jupyter console, which attaches to a session, is not installed; "
+        "bring it with: pip install -c constraints.txt -e '.[attach]' "
+    )
+
+
 def test_resuming_with_another_config_lists_the_keys_that_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_this_machine_gets_a_whole_report() -> None:
         "memory",
         "cores",
         "disk",
+        "attach",
     ]
     assert all(check.ok or check.remedy for check in found), "what is missing needs a remedy"
     assert found[0].ok
@@ -138,6 +139,23 @@ def test_the_sandbox_check_is_the_kernels_own(monkeypatch: pytest.MonkeyPatch) -
     assert check("sandbox") == Check("sandbox", True, "bubblewrap 0.11.0, user namespaces")
 
 
+def test_a_missing_jupyter_console_is_no_fault_and_comes_with_what_brings_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor.sys, "executable", str(tmp_path / "python"))
+    found = "optional: jupyter console, which looks into live sessions, is not installed"
+    remedy = "pip install -c constraints.txt -e '.[attach]'"
+    assert check("attach") == Check("attach", True, found, remedy)
+    monkeypatch.setattr(doctor, "_PACKAGE", tmp_path / "site-packages" / "repl_rl")
+    assert check("attach").remedy == "pip install 'repl-rl[attach]'"
+    for name in ("jupyter", "jupyter-console"):
+        (tmp_path / name).touch()
+    assert check("attach") == Check("attach", True, f"{tmp_path}/jupyter console --existing FILE")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert check("attach") == Check("attach", True, "jupyter console --existing FILE")
+
+
 def test_a_check_that_breaks_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode() -> None:
         raise OSError("no such device")
@@ -146,7 +164,7 @@ def test_a_check_that_breaks_is_a_finding_and_no_crash(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: explode())
     assert check("sandbox").found == "the check itself failed: OSError: no such device"
     assert check("disk").ok is False
-    assert len(checks()) == 10
+    assert len(checks()) == 11
 
 
 def test_too_little_disk_and_memory_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ class Walls:
         self._kind = boot["walls"]
         self._tmp_mb = boot["tmp_mb"]
         self._readable = boot["readable"]
+        self._links = boot["links"]
         self._rlimits = [(getattr(resource, name), limits) for name, limits in boot["rlimits"].items()]
         self._capabilities = _known_capabilities()
         self._filter = None if self._kind == "none" else seccomp_filter.Filter(may_fork=self._kind == "bwrap")
@@ -78,6 +79,8 @@ class Walls:
             _mount(self._tmp_mb)
         else:
             _settle_in(request["tmp"])
+        for name, target in self._links.items():
+            os.symlink(target, name)
         _go_first_when_memory_runs_out(own_proc)
         if request["uid"] is not None:
             os.setgroups([])

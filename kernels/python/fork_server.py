@@ -10,7 +10,8 @@ Its boot record holds
     readable       what a session may read, in "sandlock"
     preload        names of modules to import
     warm_up        Python code to run once, so that what packages do at their first use is done
-    site_packages  folders to import third-party packages from
+    site_packages  folders to import own modules and third-party packages from
+    links          {name: target} of links that each session finds in its working folder
 
 It first sends {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for
 each request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the

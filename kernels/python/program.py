@@ -10,7 +10,7 @@ Otherwise it is that of a Jupyter kernel:
     lifeline       a descriptor of a pipe that closes with the owner of the kernel. The sandbox ends the kernel too, but
                    may miss one that is being made while its owner dies: threads die first, descriptors last
     watches_parent true where no sandbox ends the kernel together with its parent
-    site_packages  folders to import third-party packages from
+    site_packages  folders to import own modules and third-party packages from
 
 An `execute_reply` carries, next to what the Jupyter protocol asks for, the key "repl_rl" with the status, error name,
 compiled flag and answer of the cell. What a cell prints goes to descriptors 1 and 2 as it happens, and once more as a

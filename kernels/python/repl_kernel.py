@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import sys
 
 import repl_interpreter
@@ -15,6 +16,10 @@ from ipykernel import heartbeat, kernelbase
 from jupyter_client.session import Session
 from tornado.ioloop import IOLoop
 from zmq.eventloop.zmqstream import ZMQStream
+
+_NAME = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
+_QUESTION = re.compile(rf"\s*({_NAME.pattern})\s*\?{{1,2}}\s*")
+_VALUE_CHARS = 1000
 
 
 def make_kernel(connection, descriptors, cells, is_guest=False):
@@ -119,6 +124,11 @@ class ReplKernel(kernelbase.Kernel):
         }
 
     async def do_execute(self, code, silent, *_positional, **_named):
+        question = _QUESTION.fullmatch(code) if self._is_guest else None
+        if question is not None:  # `name?`, as Jupyter's clients send it
+            text = self._explain(question[1]) or f"Object `{question[1]}` not found."
+            page = {"source": "page", "data": {"text/plain": text}, "start": 0}
+            return {"status": "ok", "execution_count": self.execution_count, "user_expressions": {}, "payload": [page]}
         run = self._cells.prepare if self._is_setup() else self._cells.run
         with self._cells.interpreter.screen.recording() if self._is_guest else contextlib.nullcontext():
             outcome = self._without_loop(run, code)
@@ -149,6 +159,23 @@ class ReplKernel(kernelbase.Kernel):
             matches = completer.attr_matches(word) if "." in word else completer.global_matches(word)
             return _matches(matches, cursor_pos - len(word), cursor_pos)
         return _matches([], cursor_pos, cursor_pos)
+
+    async def do_inspect(self, code, cursor_pos, *_positional, **_named):
+        text = self._explain(_name_at(code, cursor_pos))
+        data = {} if text is None else {"text/plain": text}
+        return {"status": "ok", "found": text is not None, "data": data, "metadata": {}}
+
+    def _explain(self, name):
+        """What the session's object or the builtin called `name` is; None if there is none, or it fails to say so."""
+        screen = self._cells.interpreter.screen
+        with screen.recording():
+            try:
+                return self._without_loop(_description, self._cells.interpreter.namespace, name)
+            except BaseException:  # noqa: BLE001 - the objects' own code says what they are
+                return None
+            finally:
+                screen.flush()
+                screen.take()
 
     async def do_is_complete(self, code):
         import codeop
@@ -189,6 +216,41 @@ def _error_fields(outcome):
     head, _, value = last.partition(": ")
     is_named = head.rpartition(".")[2] == outcome.error_name
     return {"ename": outcome.error_name, "evalue": value if is_named else last, "traceback": []}
+
+
+def _name_at(code, cursor_pos):
+    """The dotted name at the cursor, else that of the call whose arguments the cursor is in; "" if there is neither."""
+    for name in _NAME.finditer(code):
+        if name.start() <= cursor_pos <= name.end():
+            return name[0]
+    depth = 0
+    for place in reversed(range(min(cursor_pos, len(code)))):
+        depth += {")": 1, "(": -1}.get(code[place], 0)
+        if depth < 0:
+            *_, called = ["", *(name[0] for name in _NAME.finditer(code[:place]) if name.end() == place)]
+            return called
+    return ""
+
+
+def _description(namespace, name):
+    """Raises KeyError or AttributeError if nothing has the name, and whatever the object's own code raises."""
+    import builtins
+    import inspect
+
+    first, *attributes = name.split(".")
+    value = namespace[first] if first in namespace else vars(builtins)[first]
+    for attribute in attributes:
+        value = getattr(value, attribute)
+    lines = []
+    if callable(value):
+        with contextlib.suppress(ValueError, TypeError):
+            lines.append(f"Signature: {name}{inspect.signature(value)}")
+    else:
+        lines.append(f"Value:     {repr(value)[:_VALUE_CHARS]}")
+    lines.append(f"Type:      {type(value).__name__}")
+    if (callable(value) or inspect.ismodule(value)) and (text := inspect.getdoc(value)):
+        lines += ["", text]
+    return "\n".join(lines)
 
 
 def _matches(matches, start, end):

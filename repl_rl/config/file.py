@@ -118,17 +118,17 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
-    return parse_config(values, overrides)
+    return parse_config(values, overrides, path.parent)
 
 
-def parse_config(values: Any, overrides: tuple[str, ...] = ()) -> Config:
-    """A Config from what a YAML file holds. Raises ConfigError."""
+def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | None = None) -> Config:
+    """A Config from what a YAML file in `folder` holds. Raises ConfigError."""
     if not isinstance(values, dict):
         raise ConfigError(f"a config is a mapping of sections, got {type(values).__name__}")
     for override in overrides:
         values = _with_override(values, override)
     try:
-        return Config.model_validate(values)
+        return Config.model_validate(values, context=None if folder is None else {"folder": folder})
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from repl_rl.config.section import Names, Section, nearest
 
@@ -57,7 +59,8 @@ class KernelConfig(Section):
     sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
     """`auto`: bwrap where it works, else sandlock (Landlock)."""
     profile: str = Field("default", min_length=1)
-    """Name of a profile in `kernels/profiles`, which says what is preloaded, mounted and limited."""
+    """What is preloaded, mounted and limited: `default`, or the path of a .toml file of your own, looked up in the
+    working folder and then beside the YAML file. docs/sessions.md"""
     line_s: float | None = Field(None, gt=0)
     """Wall seconds that one cell may run. For this and the next three keys, null takes the profile's value: 5, 1, 3600,
     512."""
@@ -70,6 +73,16 @@ class KernelConfig(Section):
     budget_mb: int | None = Field(None, ge=64)
     """Memory of all sessions together; null is four fifths of what is available. New sessions wait while it is used
     up."""
+
+    @field_validator("profile")
+    @classmethod
+    def _is_found_from_anywhere(cls, name: str, info: ValidationInfo) -> str:
+        """The path of an own profile is made absolute, so that a stored config finds it from any folder."""
+        if "/" not in name and not name.endswith(".toml"):
+            return name
+        beside = [] if info.context is None else [info.context["folder"]]
+        places = [Path(os.path.abspath(folder / Path(name).expanduser())) for folder in (Path.cwd(), *beside)]
+        return str(next((place for place in places if place.is_file()), places[0]))
 
 
 _BACKENDS = ("auto", "vllm", "server", "transformers")

@@ -1,4 +1,4 @@
-"""What a kernel may use and see: `Limits`, and the sandbox profiles of `kernels/profiles/NAME.toml`.
+"""What a kernel may use and see: `Limits`, and sandbox profiles, those of `kernels/profiles/NAME.toml` and your own.
 
 Seconds are wall-clock seconds unless the name says cpu.
 """
@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
+import tempfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.paths import kernels_folder
+from repl_rl.utils.folders import resource_folder
 
 _MIB = 1024 * 1024
 _REPLY_MB = 64
 """Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
+_MOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +94,13 @@ _LEAST: dict[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A sandbox profile. `read_only` are host paths, `environment` is the kernel's whole environment. `preload` names
-    modules that sessions are forked with, `warm_up` is code that runs once before that."""
+    """A sandbox profile; docs/sessions.md documents its keys.
+
+    `read_only` are host paths, left out where they don't exist. `environment` is the kernel's whole environment.
+    `preload` names modules that sessions are forked with, `warm_up` is code that runs once before that. `python_path`
+    are folders of own modules. `mounts` are folders and files of data by the names that they get in a session's working
+    folder. Sessions can read both, and write neither.
+    """
 
     name: str
     read_only: tuple[str, ...]
@@ -99,29 +109,66 @@ class Profile:
     limits: Limits
     preload: tuple[str, ...] = ()
     warm_up: str = ""
+    python_path: tuple[Path, ...] = ()
+    mounts: Mapping[str, Path] = field(default_factory=dict)
+    is_own: bool = False
+    """Whether it is a file of the user's."""
 
     @classmethod
     def load(cls, name: str = "default") -> Profile:
-        """Raises ConfigError if there is no such profile or it can't be read."""
+        """The profile of this name, or the one at this path: a text that has a slash or ends in .toml.
+
+        Keys that an own profile does not set are the default profile's. Raises ConfigError if there is no such profile,
+        if it can't be read, or if it names what sessions can't be shown.
+        """
         folder = kernels_folder() / "profiles"
+        is_own = "/" in name or name.endswith(".toml")
+        file = Path(name).expanduser().absolute() if is_own else folder / f"{name}.toml"
+        if is_own and not file.is_file():
+            raise ConfigError(
+                f"there is no sandbox profile {file}; a path is looked up in the working folder, and then beside the "
+                "YAML file that names it"
+            )
         known = sorted(path.stem for path in folder.glob("*.toml"))
-        if name not in known:
-            raise ConfigError(f"no sandbox profile {name!r} in {folder}; there are {', '.join(known)}")
+        if not is_own and name not in known:
+            raise ConfigError(
+                f"no sandbox profile {name!r} in {folder}; there are {', '.join(known)}, or give a .toml file"
+            )
         try:
-            table = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
-            if unknown := set(table) - {field.name for field in dataclasses.fields(cls)}:
-                raise ConfigError(f"sandbox profile {name!r} has {sorted(unknown)}, which no profile has")
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            keys = [each.name for each in dataclasses.fields(cls) if each.name not in ("name", "is_own")]
+            if unknown := sorted(set(table) - set(keys)):
+                near = difflib.get_close_matches(unknown[0], keys, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
+                raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
+            if is_own:
+                default = tomllib.loads((folder / "default.toml").read_text(encoding="utf-8"))
+                for text in _texts(table, "read_only"):
+                    if text not in default["read_only"]:
+                        _require_harmless(Path(text).resolve(), f"sandbox profile {file}: read_only names {text!r}")
+                table = _over_default(table, default)
             return cls(
                 name=name,
                 read_only=_texts(table, "read_only"),
-                environment=dict(table["environment"]),
+                environment=_named_texts(table, "environment"),
                 hostname=table["hostname"],
                 limits=Limits.from_mapping(table.get("limits", {})),
                 preload=_texts(table, "preload"),
                 warm_up=str(table.get("warm_up", "")),
+                python_path=tuple(_shown(file, "python_path", text) for text in _texts(table, "python_path")),
+                mounts={name: _shown(file, f"mounts.{name}", text) for name, text in _mounts(table).items()},
+                is_own=is_own,
             )
-        except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(f"sandbox profile {folder / name}.toml can't be read: {error!r}") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+            raise ConfigError(f"sandbox profile {file} can't be read: {error!r}") from error
+
+
+def _over_default(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
+    """An own profile's keys over the default's: tables are merged, everything else is replaced."""
+    if "preload" in table:
+        del default["warm_up"]  # it is about the packages that the default preloads
+    merged = {key: {**default[key], **table.get(key, {})} for key in ("environment", "limits")}
+    return {**default, **table, **merged}
 
 
 def _texts(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -129,3 +176,47 @@ def _texts(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError(f"{name} = {values!r} is not a list of strings")
     return tuple(values)
+
+
+def _named_texts(table: Mapping[str, Any], name: str) -> dict[str, str]:
+    values = table[name]
+    if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
+        raise TypeError(f"{name} = {values!r} is not a table of strings")
+    return values
+
+
+def _mounts(table: Mapping[str, Any]) -> dict[str, str]:
+    mounts = _named_texts({"mounts": {}, **table}, "mounts")
+    for name in mounts:
+        if not _MOUNT_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} is not a name for a mount; take letters, digits, '_', '-' and '.': sessions find it under "
+                "that name in their working folder"
+            )
+    return mounts
+
+
+def _shown(file: Path, key: str, text: str) -> Path:
+    """A host path that a profile shows to sessions. Raises ConfigError if it is missing, or must not be shown."""
+    path = (file.parent / Path(text).expanduser()).resolve()
+    what = f"sandbox profile {file}: {key} names {text!r}"
+    if not path.exists():
+        raise ConfigError(f"{what}, and there is no {path}; relative paths start at the profile's own folder")
+    if key == "python_path" and not path.is_dir():
+        raise ConfigError(f"{what}, and {path} is a file; name the folder that it lies in")
+    _require_harmless(path, what)
+    return path
+
+
+def _require_harmless(path: Path, what: str) -> None:
+    """Raises ConfigError, which begins with `what`, for a path at which sessions would see what they must not."""
+    package = resource_folder("configs").parent
+    if package.is_relative_to(path) or path.is_relative_to(package):
+        raise ConfigError(
+            f"{what}, and sessions must not see repl_rl and its graders in {package}; name a folder that holds only "
+            "what they may read"
+        )
+    if Path(tempfile.gettempdir()).resolve().is_relative_to(path):
+        raise ConfigError(f"{what}, where the sessions' own files lie; name a folder in it")
+    if any(path.is_relative_to(system) for system in ("/proc", "/sys", "/dev")):
+        raise ConfigError(f"{what}, which belongs to Linux itself; name a folder of files")

@@ -141,8 +141,9 @@ class KernelPool:
 
     `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. `start_concurrency`
     bounds how many come up at once (default: the number of cores). `memory_mb` is the budget of all kernels together
-    (default: four fifths of what is available when the pool is opened); beyond it, sessions wait. Entering the pool
-    raises ConfigError, DependencyError or SandboxError if no kernel could ever run here as asked.
+    (default: four fifths of what is available when the pool is opened); beyond it, sessions wait. `profile` is the name
+    of a sandbox profile, or the path of your own (docs/sessions.md). Entering the pool raises ConfigError,
+    DependencyError or SandboxError if no kernel could ever run here as asked.
     """
 
     def __init__(

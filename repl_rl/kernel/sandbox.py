@@ -1,9 +1,9 @@
 """The walls around kernels: bubblewrap's command line or Landlock's rules, and the check that this machine has them.
 
 Threat model: docs/threat-model.md. In short, a session can reach no network and no processes but its own. Of the host's
-files, it can reach only those of the system and of the Python installation, read-only. It sees none of the host's
-environment variables. Memory, CPU, processes and files are limited. It runs as an ordinary user without capabilities,
-and can't gain any.
+files, it can reach only those of the system, of the Python installation and of the profile, read-only. It sees none of
+the host's environment variables. Memory, CPU, processes and files are limited. It runs as an ordinary user without
+capabilities, and can't gain any.
 
 bwrap works in two ways. Started by root, it needs no user namespace, and what runs inside drops to a user id that
 nothing else has, because process limits are counted per user and not enforced for root at all. Started by an ordinary
@@ -32,6 +32,7 @@ from repl_rl.kernel.paths import Home, Installation, find_bwrap
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
 PROGRAM_INSIDE = Path("/kernel")
+_MODULES_INSIDE, _MOUNTS_INSIDE = Path("/modules"), Path("/mounts")
 
 _MIB = 1024 * 1024
 _FIRST_UID, _UIDS = 1 << 30, 1 << 24
@@ -132,13 +133,21 @@ class Sandbox:
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
-        self.preload, self.warm_up = profile.preload, profile.warm_up
+        self.preload, self.warm_up, self.is_own_profile = profile.preload, profile.warm_up, profile.is_own
         self.installation = Installation.current()
         self._profile = profile
         self._home = home
         self._bwrap = bwrap or find_bwrap()
         self._drops_uid = _may_drop_uid()
         self._divides = divides
+        modules = {folder: _MODULES_INSIDE / str(number) for number, folder in enumerate(profile.python_path, 1)}
+        mounts = {name: _MOUNTS_INSIDE / name if kind == "bwrap" else path for name, path in profile.mounts.items()}
+        self._modules = [(folder, inside if kind == "bwrap" else folder) for folder, inside in modules.items()]
+        self._mounts = [(path, mounts[name]) for name, path in profile.mounts.items()]
+        self.links = {name: str(inside) for name, inside in mounts.items()}
+        """Links for a session's working folder: the names of mounts, and where the session finds these."""
+        if kind == "bwrap" and self._drops_uid:
+            self._require_readable()
         self._walls = self.walls() if kind == "bwrap" else []
 
     @property
@@ -151,8 +160,21 @@ class Sandbox:
         """A descriptor for the kernel to inherit: it hangs up when the owner of the kernel is gone."""
         return None if self._home is None else self._home.lifeline
 
+    def _require_readable(self) -> None:
+        """Raises SandboxError if what the profile shows is closed to other users than the host's."""
+        for path, _ in self._modules + self._mounts:
+            wanted = 0o005 if path.is_dir() else 0o004
+            if path.stat().st_mode & wanted != wanted:
+                raise SandboxError(
+                    f"{path} can't be read in sessions, which run as users of their own; "
+                    f"let all users read it (`chmod -R a+rX {path}`)"
+                )
+
     def packages(self) -> list[str]:
-        """The folders of third-party packages as the kernel sees them."""
+        """The folders of own modules, then those of third-party packages, as the kernel sees them."""
+        return [*(str(inside) for _, inside in self._modules), *self._third_party()]
+
+    def _third_party(self) -> list[str]:
         if self.kind == "sandlock" and self._home is not None:
             return [str(folder) for folder in self._home.linked_packages(self.installation)]
         shown = self.installation.packages_inside()
@@ -162,7 +184,8 @@ class Sandbox:
         """What Landlock leaves a session to read; empty for the other kinds."""
         if self.kind != "sandlock" or self._home is None:
             return []
-        return landlock.readable(self._profile.read_only, self.installation, self._home)
+        own = [str(path) for path, _ in self._modules + self._mounts]
+        return [*landlock.readable(self._profile.read_only, self.installation, self._home), *own]
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """As `Limits.rlimits`. Outside of bwrap, a kernel has no user id of its own to count processes by."""
@@ -235,8 +258,10 @@ class Sandbox:
         prefix = self.installation.prefix
         mounts = [] if prefix.is_relative_to("/usr") else [(prefix, prefix)]
         moved = [(folder, inside) for folder, inside in self.installation.packages_inside() if folder != inside]
-        for folder, inside in mounts + moved:
+        for folder, inside in mounts + moved + self._modules + self._mounts:
             words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
+        for name, target in self.links.items():
+            words += ["--symlink", target, f"/tmp/{name}"]
         if self._home is not None:
             for place, is_folder in self.installation.covered():
                 words += ["--ro-bind", str(self._home.covers / ("folder" if is_folder else "file")), str(place)]

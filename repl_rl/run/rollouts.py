@@ -127,10 +127,16 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
     """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
     if not options.attach:
         return None
+    from repl_rl.doctor import attach_remedy, jupyter_console
     from repl_rl.rollout.service import AttachedKernels
 
+    command = jupyter_console()
+    if command is None:
+        missing = f"jupyter console, which attaches to a session, is not installed; bring it with: {attach_remedy()}"
+        console.print(missing, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
     def say(file: Path) -> None:
-        console.print(f"attach with: jupyter console --existing {file}", highlight=False, soft_wrap=True)
+        console.print(f"attach with: {command or 'jupyter console'} --existing {file}", highlight=False, soft_wrap=True)
 
     def wait() -> None:
         console.print("the rollout is over and its session lives on; press Enter to end it")

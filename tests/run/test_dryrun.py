@@ -121,6 +121,7 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
         (["train.processes=2", "train.micro_batch=64"], "micro_batch 64 does not divide the 32 trajectories of a step"),
         (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
         (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
+        (["kernel.profile=./none-such.toml"], "/none-such.toml; a path is looked up in the working folder, and then"),
         (["model.path=no-such-model"], "'no-such-model' is not a model"),
         (["train.report_to=dvclive"], "dvclive, which is not installed; bring it with: pip install 'dvclive'"),
     ],

@@ -58,6 +58,7 @@ class ForkServer:
                 "preload": list(sandbox.preload),
                 "warm_up": sandbox.warm_up,
                 "site_packages": sandbox.packages(),
+                "links": sandbox.links,
             }
             argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:
@@ -71,7 +72,8 @@ class ForkServer:
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
             if ready["missing"]:
-                _log.info("not installed here, so not preloaded in kernels: %s", ", ".join(ready["missing"]))
+                level = logging.WARNING if sandbox.is_own_profile else logging.INFO
+                _log.log(level, "can't be imported, so not preloaded in kernels: %s", ", ".join(ready["missing"]))
             elif ready["warm_up_error"]:
                 failure = ready["warm_up_error"]
                 _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", failure)

@@ -51,7 +51,7 @@ _unheard.setLevel(logging.CRITICAL + 1)
 class KernelspecBackend:
     """A `Backend` for the kernelspec called `name`. `transport` None lets the backend choose.
 
-    `profile` is the sandbox profile of our own kernel.
+    `profile` is the sandbox profile of our own kernel. Others on this machine get its `python_path` and `mounts`.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class KernelspecBackend:
         self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
         self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL
+        self._require_places(kind)
         self._home = await asyncio.to_thread(Home)
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
@@ -84,10 +85,24 @@ class KernelspecBackend:
         if self._is_local:
             self._guard = Guard(f"{MARK}={self._home.path}/")
 
+    def _require_places(self, kind: SandboxKind) -> None:
+        """Raises ConfigError if the profile shows folders that these kernels could not find."""
+        if self._profile.mounts and self._is_ours and kind == "none":
+            raise ConfigError(
+                f"sandbox profile {self._profile.name} has mounts, and without a sandbox kernels of {self.name!r} have "
+                "no folder of their own to find them in; take `kernel.backend: fork`"
+            )
+        if (self._profile.mounts or self._profile.python_path) and not (self._is_ours or self._is_local):
+            raise ConfigError(
+                f"sandbox profile {self._profile.name} has mounts or python_path, and kernels of {self.name!r} may run "
+                "on another machine, where these folders are not; take another profile"
+            )
+
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         manager, words = self.manager()
-        kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local)
+        mounts = self._profile.mounts if self._is_local else {}
+        kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, mounts=mounts)
         try:
             await kernel.start(**words)
         except BaseException:
@@ -102,7 +117,7 @@ class KernelspecBackend:
         if self._is_ours:
             words = {"sandbox": self._sandbox}
         elif self._is_local:
-            words = {"env": os.environ | {MARK: str(connection_file)}}
+            words = {"env": os.environ | self._python_path() | {MARK: str(connection_file)}}
         address: dict[str, Any] = {}
         speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
         if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
@@ -116,6 +131,13 @@ class KernelspecBackend:
             **address,
         )
         return manager, words
+
+    def _python_path(self) -> dict[str, str]:
+        """What brings the profile's own modules into a Python kernel of this machine."""
+        if not self._profile.python_path:
+            return {}
+        already = filter(None, [os.environ.get("PYTHONPATH")])
+        return {"PYTHONPATH": os.pathsep.join([*map(str, self._profile.python_path), *already])}
 
     async def close(self) -> None:
         self._context.destroy(linger=0)

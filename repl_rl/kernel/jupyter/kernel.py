@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager
@@ -35,11 +37,20 @@ class KernelspecKernel:
     """A `Kernel`. `is_ours` says that it is our own kernel, in our sandbox.
 
     `is_local` says that it is another kernel's process on this machine; it works in a folder beside its connection
-    file.
+    file, which has links to `mounts`.
     """
 
-    def __init__(self, manager: AsyncKernelManager, limits: Limits, *, is_ours: bool, is_local: bool) -> None:
+    def __init__(
+        self,
+        manager: AsyncKernelManager,
+        limits: Limits,
+        *,
+        is_ours: bool,
+        is_local: bool,
+        mounts: Mapping[str, Path] = MappingProxyType({}),
+    ) -> None:
         self._manager = manager
+        self._mounts = mounts
         self._limits = limits
         self._work = Path(manager.connection_file).with_suffix(".work")
         self._is_ours = is_ours
@@ -65,6 +76,8 @@ class KernelspecKernel:
             words["output_fd"] = self._printed.write_fd
         elif self._is_local:
             self._work.mkdir()
+            for name, path in self._mounts.items():
+                (self._work / name).symlink_to(path)
             words |= {"cwd": str(self._work), "stdout": self._printed.write_fd, "stderr": self._printed.write_fd}
         try:
             async with asyncio.timeout(self._limits.start_s):

@@ -23,7 +23,7 @@ NAME = "repl-rl-sandbox"
 class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     """One kernel in one sandbox. Works under any jupyter_client frontend, over ipc and tcp."""
 
-    profile = Unicode("default", help="Name of a sandbox profile in repl_rl's kernels/profiles").tag(config=True)
+    profile = Unicode("default", help="Name of a sandbox profile, or the path of a .toml file").tag(config=True)
 
     process: subprocess.Popen[bytes] | None = None
     connection_info: dict[str, Any]

@@ -151,12 +151,14 @@ _MOST_SESSIONS = 10
 
 
 class Arena:
-    def __init__(self, loop: BackgroundLoop, kind: SandboxKind, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, loop: BackgroundLoop, kind: SandboxKind, limits: Limits = LIMITS, profile: str = "default"
+    ) -> None:
         self.loop = loop
-        self._kind, self._limits = kind, limits
+        self._kind, self._limits, self._profile = kind, limits, profile
         self._batch: list[tuple[str, ...]] = []
         self._before: Host | None = None
-        self.pool = KernelPool(size=3, limits=limits, sandbox=kind)
+        self.pool = KernelPool(size=3, limits=limits, sandbox=kind, profile=profile)
         loop.run(self.pool.__aenter__())
         self._sibling_session = self.pool.session()
         self.sibling = loop.run(self._sibling_session.__aenter__())
@@ -193,7 +195,7 @@ class Arena:
         """Those of `batch` that do harm alone too, with what they do; all, if none of them does."""
         found = {}
         for cells in batch:
-            alone = Arena(self.loop, self._kind, self._limits)
+            alone = Arena(self.loop, self._kind, self._limits, self._profile)
             try:
                 before = alone._calm_host()
                 alone.attack(*cells)

@@ -1,0 +1,124 @@
+"""Attacks on what an own profile shows: changing it, and getting from it to what lies beside it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kernel.attacks.arena import BOTH, BWRAP, GONE, SECRET, Arena
+from kernel.attacks.conftest import Arenas
+
+from repl_rl.kernel import landlock
+from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.utils.threads import BackgroundLoop
+
+DATA, MODULES = "os.path.realpath('data')", "os.path.dirname(__import__('shapes').__file__)"
+FILE = f"{DATA} + '/table.csv'"
+LEFT_BESIDE = "{beside}"
+"""Stands for the host's path of what lies beside the mounts."""
+
+WRITES = [
+    *(
+        f"open, {place}, {mode!r}"
+        for place in (FILE, "'data/table.csv'", "'table'", f"{MODULES} + '/shapes.py'")
+        for mode in ("w", "a", "r+")
+    ),
+    *(
+        call.format(place=place)
+        for place in (DATA, MODULES)
+        for call in (
+            "open, {place} + '/' + mark, 'w'", "os.mkdir, {place} + '/' + mark",
+            "os.symlink, '/', {place} + '/' + mark", "os.mkfifo, {place} + '/' + mark",
+            "socket.socket(socket.AF_UNIX).bind, {place} + '/' + mark", "os.chmod, {place}, 0o777",
+            "os.utime, {place}, (1, 1)", "os.rmdir, {place}", "os.rename, {place}, {place} + mark",
+        )
+    ),
+    f"os.remove, {FILE}", f"os.rename, {FILE}, 'mine.csv'", f"os.link, {FILE}, 'mine.csv'", f"os.truncate, {FILE}, 0",
+    f"os.chmod, {FILE}, 0o777", f"mmap.mmap, os.open({FILE}, 0), 0",
+    f"open, '/proc/self/fd/%d' % os.open({FILE}, 0), 'w'",
+    f"c, 'mount', None, {DATA}.encode(), None, 0x1020, None", f"c, 'umount2', {DATA}.encode(), 2",
+    f"c, 'mount', {DATA}.encode(), b'/tmp', None, 0x1000, None",
+]  # fmt: skip
+"""What `tried` is called with."""
+
+LOOKS = [
+    "os.listdir, {beside!r}", "open, {beside!r} + '/secret'", f"open, {DATA} + '/../secret'",
+    f"open, {DATA} + '/../mine.toml'", f"open, {MODULES} + '/../secret'", f"open, {DATA} + '/way_out'",
+    "os.listdir, 'data/way_up'", f"open, {DATA} + '/way_up/secret'",
+]  # fmt: skip
+"""The same; `beside` is the host's path of the folder that holds all that is shown."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A profile with a module and data to show, and what must stay hidden beside them."""
+    folder = tmp_path_factory.mktemp("profile")
+    for shown in (folder / "modules", folder / "data"):
+        shown.mkdir(mode=0o755)
+    (folder / "modules" / "shapes.py").write_text("sides = 4\n")
+    (folder / "data" / "table.csv").write_text("a,b\n")
+    (folder / "data" / "way_out").symlink_to(folder / "secret")
+    (folder / "data" / "way_up").symlink_to(folder)
+    (folder / "secret").write_text(SECRET)
+    mounts = 'mounts = {data = "data", table = "data/table.csv"}\n'
+    (folder / "mine.toml").write_text(f'python_path = ["modules"]\n{mounts}')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def arenas(loop: BackgroundLoop, folder: Path) -> Iterator[Arenas]:
+    kinds: tuple[SandboxKind, ...] = BWRAP if landlock.problem() else BOTH
+    opened = {kind: Arena(loop, kind, profile=str(folder / "mine.toml")) for kind in kinds}
+    for arena in opened.values():
+        arena.begin()
+
+    def arena_of(kind: SandboxKind) -> Arena:
+        if kind not in opened:
+            pytest.skip(str(landlock.problem()))
+        return opened[kind]
+
+    yield arena_of
+    for arena in opened.values():
+        arena.end(0)
+        arena.close()
+
+
+def assert_refused(arena: Arena, calls: list[str]) -> None:
+    """Each call, all of them in one session."""
+    results = arena.attack(*(f"tried({call})" for call in calls))
+    done = {call: result.output for call, result in zip(calls, results, strict=True)}
+    assert {call: output for call, output in done.items() if not re.fullmatch(GONE, output.strip())} == {}
+
+
+def state(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Of all that lies there: when it was changed, its mode, its size."""
+    found = {path: path.lstat() for path in folder.rglob("*")}
+    return {path: (one.st_mtime_ns, one.st_mode, one.st_size) for path, one in found.items()}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_what_is_shown_can_not_be_changed(kind: SandboxKind, arenas: Arenas, folder: Path) -> None:
+    before = state(folder)
+    assert_refused(arenas(kind), WRITES)
+    assert state(folder) == before
+    [shown] = arenas(kind).fresh("open('data/table.csv').read() + open('table').read(), __import__('shapes').sides")
+    assert shown.output == "('a,b\\na,b\\n', 4)\n"
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_nothing_beside_it_becomes_visible(kind: SandboxKind, arenas: Arenas, folder: Path) -> None:
+    assert_refused(arenas(kind), [call.format(beside=str(folder)) for call in LOOKS])
+
+
+def test_the_walls_of_bwrap_hold_mounts_and_modules_only(arenas: Arenas) -> None:
+    mounts, modules = arenas("bwrap").attack("sorted(os.listdir('/mounts'))", "os.listdir('/modules')")
+    assert (mounts.output, modules.output) == ("['data', 'table']\n", "['1']\n")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_a_link_is_the_session_s_own(kind: SandboxKind, arenas: Arenas) -> None:
+    """Under Landlock it may remove it: the next session has one again."""
+    arenas(kind).attack("tried(os.remove, 'data'); tried(os.symlink, '/', 'data')")
+    assert arenas(kind).fresh("open('data/table.csv').read()")[0].output == "'a,b\\n'\n"

@@ -1,0 +1,100 @@
+"""Jupyter's own clients at a live session: the console, and what Shift-Tab and `?` ask for."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client import BlockingKernelClient
+from kernel.conftest import PATIENT
+
+from repl_rl.doctor import jupyter_console
+from repl_rl.kernel import KernelPool
+from repl_rl.kernel.pool import PooledKernel
+from repl_rl.utils.threads import BackgroundLoop
+
+BACKENDS = ["fork", "repl_rl"]
+TYPED = ("x = 20", "def area(width, height=2):\n    'Of a rectangle.'\n    return width * height\n")
+
+
+@pytest.fixture(params=BACKENDS)
+def kernel(
+    request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
+) -> Iterator[PooledKernel]:
+    session = kernel_pools(PATIENT, backend=request.param).session()
+    kernel = loop.run(session.__aenter__())
+    for cell in TYPED:
+        loop.run(kernel.execute(cell))
+    yield kernel
+    loop.run(session.__aexit__(None, None, None))
+
+
+@contextmanager
+def client_of(file: Path) -> Iterator[BlockingKernelClient]:
+    client = BlockingKernelClient(connection_file=str(file))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=600)
+        yield client
+    finally:
+        client.stop_channels()
+        client.context.term()
+
+
+def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, loop: BackgroundLoop) -> None:
+    command = jupyter_console()
+    assert command is not None
+    console = subprocess.run(
+        [*command.split(), "--existing", str(loop.run(kernel.open_jupyter())), "--simple-prompt"],
+        input="x + 1\ny = 7\n", capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert "In [1]: 21\n" in console.stdout
+    assert "keeping kernel alive" in console.stdout
+    assert loop.run(kernel.execute("submit_final_answer(x, y)")).answer == ("20", "7")
+
+
+def test_inspect_finds_builtins_and_names_of_the_session(kernel: PooledKernel, loop: BackgroundLoop) -> None:
+    area = "Signature: area(width, height=2)\nType:      function\n\nOf a rectangle."
+    length = "Signature: len(obj, /)\nType:      builtin_function_or_method\n\n"
+    length += "Return the number of items in a container."
+    number = "Value:     20\nType:      int"
+    with client_of(loop.run(kernel.open_jupyter())) as client:
+
+        def inspected(code: str, cursor: int) -> dict[str, Any]:
+            content: dict[str, Any] = client.inspect(code, cursor, reply=True, timeout=600)["content"]
+            assert content["found"] == bool(content["data"])
+            return content["data"]
+
+        assert inspected("print", 5)["text/plain"].startswith("Signature: print(*args, sep=' ', end='\\n', ")
+        assert inspected("len", 1) == {"text/plain": length}
+        assert inspected("len(", 4) == {"text/plain": length}
+        assert inspected("len(x", 5) == {"text/plain": number}
+        assert inspected("y = x.real", 10) == {"text/plain": number}
+        assert inspected("area((1 + 2), ", 14) == {"text/plain": area}
+        assert inspected("nothing", 3) == inspected("x.nothing", 9) == inspected("1 + ", 4) == inspected("", 0) == {}
+
+
+def test_inspecting_what_fails_to_say_what_it_is_finds_nothing_and_harms_nothing(
+    kernel: PooledKernel, loop: BackgroundLoop
+) -> None:
+    loop.run(kernel.execute("class Bad:\n    def __repr__(self): raise SystemExit\n"))
+    loop.run(kernel.execute("bad = Bad()"))
+    with client_of(loop.run(kernel.open_jupyter())) as client:
+        assert client.inspect("bad", 3, reply=True, timeout=600)["content"]["found"] is False
+    assert loop.run(kernel.execute("x")).output == "20\n"
+
+
+@pytest.mark.parametrize("kernel", ["fork"], indirect=True)
+def test_a_question_mark_asks_for_the_same_text(kernel: PooledKernel, loop: BackgroundLoop) -> None:
+    """In a forked session only, where a cell that comes through Jupyter is never the model's."""
+    with client_of(loop.run(kernel.open_jupyter())) as client:
+        [page] = client.execute("x?", reply=True, timeout=600)["content"]["payload"]
+        assert page["data"] == {"text/plain": "Value:     20\nType:      int"}
+        [page] = client.execute("nothing?", reply=True, timeout=600)["content"]["payload"]
+        assert page["data"] == {"text/plain": "Object `nothing` not found."}
+    assert loop.run(kernel.execute("x?")).compiled is False

@@ -1,0 +1,250 @@
+"""A sandbox profile of one's own: where it is found, what its keys do in sessions, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+
+import pytest
+from kernel.conftest import LIMITS, PATIENT, in_one_session
+from kernel.kernelspecs import STOCK
+
+import repl_rl
+from repl_rl.config import Config, load_config, parse_config
+from repl_rl.errors import ConfigError, SandboxError
+from repl_rl.kernel import KernelPool, Limits, Profile, landlock
+from repl_rl.kernel.jupyter.backend import KernelspecBackend
+from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.rollout.setup import limits_of, make_pool
+from repl_rl.run.folder import new_run, open_run
+from repl_rl.utils.threads import BackgroundLoop
+
+MINE = """
+python_path = ["modules"]
+preload = ["shapes"]
+
+[mounts]
+data = "data"
+table = "data/table.csv"
+
+[environment]
+MODE = "measured"
+
+[limits]
+line_s = 3.0
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A profile `mine.toml`, and beside it what it shows."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "shapes.py").write_text("def area(width):\n    return 2 * width\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "table.csv").write_text("a,b\n")
+    (tmp_path / "mine.toml").write_text(MINE)
+    return tmp_path
+
+
+def output_of(loop: BackgroundLoop, pool: KernelPool, *cells: str) -> str:
+    """Of all cells, typed into one session."""
+
+    async def run() -> str:
+        async with pool:
+            return "".join(result.output for result in await in_one_session(pool, *cells))
+
+    return loop.run(run())
+
+
+@pytest.mark.parametrize(
+    ("backend", "sandbox"),
+    [("fork", "bwrap"), ("fork", "sandlock"), ("fork", "none"), ("repl_rl", "bwrap"), (STOCK, "none")],
+)
+def test_sessions_import_own_modules_and_read_data(
+    backend: str, sandbox: SandboxKind, folder: Path, loop: BackgroundLoop
+) -> None:
+    if sandbox == "sandlock" and (problem := landlock.problem()):
+        pytest.skip(problem)
+    pool = KernelPool(1, PATIENT, backend=backend, sandbox=sandbox, profile=str(folder / "mine.toml"))
+    shown = output_of(
+        loop, pool,
+        "import sys; print('shapes' in sys.modules)",
+        "import shapes; print(shapes.area(4))",
+        "print(open('data/table.csv').read() + open('table').read())",
+        "import os; print(os.environ.get('MODE'), sorted(os.listdir()))",
+    )  # fmt: skip
+    is_preloaded, mode = backend == "fork", "measured" if backend != STOCK else None
+    assert shown == f"{is_preloaded}\n8\na,b\na,b\n\n{mode} ['data', 'table']\n"
+
+
+def test_keys_that_are_left_out_are_the_default_s(folder: Path) -> None:
+    default, mine = Profile.load(), Profile.load(str(folder / "mine.toml"))
+    assert mine.environment == {**default.environment, "MODE": "measured"}
+    assert (mine.read_only, mine.hostname) == (default.read_only, default.hostname)
+    assert (mine.preload, mine.warm_up) == (("shapes",), "")
+    assert mine.limits == Limits(line_s=3.0)
+    (folder / "mine.toml").write_text("")
+    mine = Profile.load(str(folder / "mine.toml"))
+    assert (mine.preload, mine.warm_up) == (default.preload, default.warm_up)
+
+
+def test_a_module_that_can_not_be_preloaded_is_a_warning(
+    folder: Path, loop: BackgroundLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "mine.toml").write_text('preload = ["shpaes"]')
+    with caplog.at_level(logging.WARNING):
+        output_of(loop, KernelPool(1, PATIENT, profile=str(folder / "mine.toml")), "1")
+    assert caplog.messages == ["can't be imported, so not preloaded in kernels: shpaes"]
+
+
+def test_a_path_is_looked_up_in_the_working_folder_then_beside_the_yaml(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one.yaml", "other.yaml"):
+        (folder / name).write_text(f"kernel: {{profile: {'./' if name == 'one.yaml' else ''}mine.toml}}")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    for name in ("one.yaml", "other.yaml"):
+        kernel = load_config(str(folder / name)).kernel
+        assert kernel.profile == str(folder / "mine.toml")
+        assert limits_of(kernel).line_s == 3.0
+    (elsewhere / "mine.toml").write_text("limits = {line_s = 7}")
+    assert limits_of(load_config(str(folder / "one.yaml")).kernel).line_s == 7
+
+
+def test_a_run_with_a_relative_path_resumes_from_anywhere(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    config = load_config("quickstart", ("kernel.profile=./mine.toml",))
+    run = new_run(config, folder / "runs")
+    assert open_run(run.path, load_config("quickstart", ("kernel.profile=mine.toml",)))[1] == config
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    resumed: Config = open_run(run.path, None)[1]
+    assert limits_of(resumed.kernel).line_s == 3.0
+
+
+def test_a_missing_profile_is_one_message_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        make_pool(parse_config({}, ("kernel.profile=./mien.toml",)).kernel)
+    assert str(caught.value) == (
+        f"there is no sandbox profile {tmp_path}/mien.toml; a path is looked up in the working folder, and then beside "
+        "the YAML file that names it"
+    )
+
+
+PACKAGE = Path(repl_rl.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            'python_path = ["moduls"]',
+            "python_path names 'moduls', and there is no {folder}/moduls; "
+            "relative paths start at the profile's own folder",
+        ),
+        (
+            'python_path = ["data/table.csv"]',
+            "python_path names 'data/table.csv', and {folder}/data/table.csv is a file; "
+            "name the folder that it lies in",
+        ),
+        (
+            'mounts = {data = "/no/such"}',
+            "mounts.data names '/no/such', and there is no /no/such; relative paths start at the profile's own folder",
+        ),
+        (
+            f'mounts = {{data = "{PACKAGE.parent}"}}',
+            f"mounts.data names '{PACKAGE.parent}', and sessions must not see repl_rl and its graders in {PACKAGE}; "
+            "name a folder that holds only what they may read",
+        ),
+        (
+            f'python_path = ["{PACKAGE}/rewards"]',
+            f"python_path names '{PACKAGE}/rewards', and sessions must not see repl_rl and its graders in {PACKAGE}; "
+            "name a folder that holds only what they may read",
+        ),
+        (
+            'read_only = ["/usr", "/"]',
+            f"read_only names '/', and sessions must not see repl_rl and its graders in {PACKAGE}; "
+            "name a folder that holds only what they may read",
+        ),
+        ('mounts = {p = "/proc"}', "mounts.p names '/proc', which belongs to Linux itself; name a folder of files"),
+    ],
+)
+def test_what_can_not_be_shown_is_refused(text: str, message: str, folder: Path) -> None:
+    (folder / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        KernelPool(profile=str(folder / "mine.toml"))
+    assert str(caught.value) == f"sandbox profile {folder}/mine.toml: " + message.format(folder=folder)
+
+
+def test_the_folder_of_the_sessions_own_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "modules" / "temporary"))
+    with pytest.raises(ConfigError) as caught:
+        Profile.load(str(folder / "mine.toml"))
+    assert str(caught.value) == (
+        f"sandbox profile {folder}/mine.toml: python_path names 'modules', where the sessions' own files lie; "
+        "name a folder in it"
+    )
+
+
+@pytest.mark.parametrize("name", ["../data", "/data", ".", "a b", ""])
+def test_a_mount_is_found_by_one_plain_name(name: str, folder: Path) -> None:
+    (folder / "mine.toml").write_text(f'mounts = {{"{name}" = "data"}}')
+    message = (
+        f"{name!r} is not a name for a mount; take letters, digits, '_', '-' and '.': sessions find it under that name "
+        "in their working folder"
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        Profile.load(str(folder / "mine.toml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('pythonpath = ["x"]', " has ['pythonpath'], which no profile has; did you mean 'python_path'?"),
+        ('mounts = ["data"]', " can't be read: TypeError(\"mounts = ['data'] is not a table of strings\")"),
+        ("mounts = {data = 1}", " can't be read: TypeError(\"mounts = {'data': 1} is not a table of strings\")"),
+        ("python_path = [", " can't be read: TOMLDecodeError('Invalid value (at end of document)')"),
+    ],
+)
+def test_a_profile_that_is_not_one_is_refused(text: str, message: str, folder: Path) -> None:
+    (folder / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        Profile.load(str(folder / "mine.toml"))
+    assert str(caught.value) == f"sandbox profile {folder}/mine.toml{message}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sessions of an ordinary user may read what this user may")
+def test_what_is_closed_to_the_sessions_users_is_refused(folder: Path, loop: BackgroundLoop) -> None:
+    (folder / "data").chmod(0o700)
+    with pytest.raises(SandboxError) as caught:
+        output_of(loop, KernelPool(1, sandbox="bwrap", profile=str(folder / "mine.toml")))
+    assert str(caught.value) == (
+        f"{folder}/data can't be read in sessions, which run as users of their own; "
+        f"let all users read it (`chmod -R a+rX {folder}/data`)"
+    )
+
+
+def test_kernels_that_could_not_find_what_is_shown_are_refused(
+    folder: Path, loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = Profile.load(str(folder / "mine.toml"))
+    with pytest.raises(ConfigError) as caught:
+        loop.run(KernelspecBackend("repl_rl", LIMITS, "none", profile=profile).open(4000))
+    assert str(caught.value) == (
+        f"sandbox profile {folder}/mine.toml has mounts, and without a sandbox kernels of 'repl_rl' have no folder of "
+        "their own to find them in; take `kernel.backend: fork`"
+    )
+    monkeypatch.setattr("repl_rl.kernel.jupyter.backend._LOCAL", "another-provisioner")
+    with pytest.raises(ConfigError) as caught:
+        loop.run(KernelspecBackend(STOCK, LIMITS, "none", profile=profile).open(4000))
+    assert str(caught.value) == (
+        f"sandbox profile {folder}/mine.toml has mounts or python_path, and kernels of '{STOCK}' may run on another "
+        "machine, where these folders are not; take another profile"
+    )
