@@ -150,6 +150,7 @@ def _is_complete(checkpoint: Path) -> bool:
 
 
 _OF_THE_MACHINE = (
+    "import_from",
     "kernel.size",
     "kernel.budget_mb",
     "engine.servers",
