@@ -6,6 +6,8 @@ Data types are imported immediately; everything that needs torch, vLLM or Jupyte
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.trajectory import (
@@ -26,6 +28,12 @@ if TYPE_CHECKING:
     from repl_rl.rollout.service import open_rollout
     from repl_rl.tools import tool
     from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
+
+# For libraries that have not been imported yet; `repl_rl.engine.environment` says why, and sets the rest. What is set
+# already is kept. With torch there already, it is too late, and the engine warns.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 __version__ = "0.1.0"
 __all__ = [

@@ -28,6 +28,7 @@ from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
 from repl_rl.utils.folders import resource_folder, shipped_configs
+from repl_rl.utils.import_path import look_in
 
 
 class Config(Section):
@@ -45,6 +46,9 @@ class Config(Section):
     """Import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
     rollout: str | None = None
     """Import path of an async `(tasks, engine, kernels)` that replaces the line loop."""
+    import_from: str | None = None
+    """Folder in which import paths are looked up after the working folder; relative to the file. null: the file's own
+    folder."""
     kernel: KernelConfig = KernelConfig()
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -104,11 +108,13 @@ class Config(Section):
 def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     """The config at a path, or the shipped one of that name, with `a.b=value` overrides.
 
-    Values of overrides are YAML, not empty and without comments. Raises ConfigError naming the key, its value and what
-    is allowed.
+    Values of overrides are YAML, not empty and without comments. If the file or an override names something by its
+    import path, `import_from` becomes an absolute path, and modules there can be imported from now on. Raises
+    ConfigError naming the key, its value and what is allowed.
     """
     path = Path(source)
-    if not path.is_file():
+    is_shipped = not path.is_file()
+    if is_shipped:
         if source not in shipped_configs():
             raise ConfigError(
                 f"no config {source!r}: neither a file nor a shipped name ({', '.join(shipped_configs())})"
@@ -118,7 +124,13 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
         values = yaml.load(path.read_text(encoding="utf-8"), _Loader) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
-    return parse_config(values, overrides, path.parent)
+    config = parse_config(values, overrides, path.parent)
+    if not _IMPORT_PATH.search(dump_config(config)) or (is_shipped and config.import_from is None):
+        return config
+    folder = Path.cwd() if is_shipped else path.parent.resolve()
+    looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
+    look_in(looked_in, "the folder of the YAML file" if looked_in == str(folder) else "import_from")
+    return config.model_copy(update={"import_from": looked_in})
 
 
 def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | None = None) -> Config:
@@ -138,6 +150,8 @@ def dump_config(config: Config) -> str:
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
+_IMPORT_PATH = re.compile(r"\b[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""In YAML, a key's colon is followed by a space."""
 _SHORT_FOR = {"engine": "backend", "rewards": "preset"}
 """Sections that may be given as the value of one of their keys."""
 

@@ -13,7 +13,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -88,8 +88,9 @@ def type_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return type_words(arguments[0], [*inner, *metadata])
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
-    if origin in (Union, types.UnionType):
-        words = " or ".join(type_words(part) for part in arguments if part is not type(None)) + bounds
+    if origin in (Union, types.UnionType):  # a function can't be written in a file
+        parts = [part for part in arguments if part is not type(None) and get_origin(part) is not Callable]
+        words = " or ".join(map(type_words, parts)) + bounds
         return words if type(None) not in arguments else words + (", or null" if "," in words else " or null")
     if origin is dict:
         return f"mapping from {type_words(arguments[0])} to {type_words(arguments[1])}"

@@ -9,16 +9,25 @@ from __future__ import annotations
 import builtins
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 
-from repl_rl.config.section import Names, Section, nearest
+from repl_rl.config.section import Section, nearest, one_needs_no_list
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.import_path import import_path_of
 
 BUILTIN_EXCEPTIONS: dict[str, type[BaseException]] = {
     name: value
@@ -150,7 +159,20 @@ def _unambiguous(names: Any) -> Any:
     return names
 
 
+def _function(value: Any) -> Any:
+    if not isinstance(value, str) and not callable(value):
+        raise ValueError(f"{value!r} is not an import path, package.module:function, and from Python not a function")
+    return value
+
+
+def _path_of(function: Any) -> str:
+    return function if isinstance(function, str) else import_path_of(function)
+
+
 Reward = Annotated[FiniteFloat, Field(ge=-100.0, le=100.0)]
+Function = Annotated[
+    str | Callable[..., Any], PlainValidator(_function), PlainSerializer(_path_of, return_type=str, when_used="json")
+]
 Kind = Annotated[LineKind, BeforeValidator(_known_kind)]
 ExceptionName = Annotated[str, AfterValidator(known_exception)]
 Pattern = Annotated[str, AfterValidator(_compilable)]
@@ -200,11 +222,19 @@ class RewardsConfig(Section):
     `Exception` and `BaseException` cover lines of the kind `exception` only."""
     rules: tuple[RewardRule, ...] = ()
     """Further rewards by text, output, repetition and position; all that fit are added."""
-    functions: Names = ()
-    """Import paths, `package.module:function`, of `(trajectory) -> list[float]`, sync or async."""
+    functions: Annotated[tuple[Function, ...], BeforeValidator(one_needs_no_list)] = ()
+    """Import paths, `package.module:function`, of `(trajectory) -> list[float]`, sync or async. From Python, the
+    functions themselves will do."""
     function_s: float = Field(10.0, gt=0, le=86_400)
     """Wall seconds that one call of a function may take."""
     shaping: ShapingConfig = ShapingConfig()
+
+    def __getstate__(self) -> dict[Any, Any]:
+        """A pickle holds the functions' import paths, as JSON does: checkpoints hold the run's arguments, and lambdas
+        can't be pickled."""
+        state = super().__getstate__()
+        functions = tuple(map(_path_of, self.functions))
+        return {**state, "__dict__": {**state["__dict__"], "functions": functions}}
 
     @model_validator(mode="before")
     @classmethod

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
-def _one_name_needs_no_list(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
+def one_needs_no_list(value: Any) -> Any:
+    """A single name or function as a list of one."""
+    return (value,) if isinstance(value, str) or callable(value) else value
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_one_name_needs_no_list)]
+Names = Annotated[tuple[str, ...], BeforeValidator(one_needs_no_list)]
 """A list of text; a single text is a list of one."""
 
 

@@ -20,7 +20,7 @@ from repl_rl.credit.rloo import rloo
 from repl_rl.credit.turn import turn
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.import_path import imported
+from repl_rl.utils.import_path import imported, place_of
 
 LineValues = list[list[float]]
 Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
@@ -59,7 +59,9 @@ def estimator_of(config: CreditConfig) -> Estimator:
         try:
             estimated = [[float(value) for value in values] for values in function(group, rewards, config)]
         except Exception as error:  # users' code may raise anything
-            raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}") from error
+            place = place_of(error)
+            where = f" ({place})" if place else ""
+            raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}{where}") from error
         if list(map(len, estimated)) != list(map(len, rewards)):
             raise RewardError(
                 f"credit.estimator {path!r} returned {list(map(len, estimated))} values for trajectories of "

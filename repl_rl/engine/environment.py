@@ -41,7 +41,10 @@ def prepare_environment(kv_cache_gib: int = 1) -> None:
         "TRL_EXPERIMENTAL_SILENCE": "1",
     }
     if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        logger.warning("torch was imported before repl_rl's engine: set OMP_WAIT_POLICY=PASSIVE or sampling may crawl")
+        logger.warning(
+            "torch was imported before repl_rl, and sampling may crawl: import repl_rl first, or set "
+            "OMP_WAIT_POLICY=PASSIVE in the environment"
+        )
     for name, value in settings.items():
         os.environ.setdefault(name, value)
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory
-from repl_rl.utils.import_path import imported
+from repl_rl.utils.import_path import imported, place_of
 from repl_rl.utils.threads import BackgroundLoop, in_own_thread
 
 RewardFunction = Callable[[Trajectory], Sequence[float] | Awaitable[Sequence[float]]]
 
+_OF_TRL = {"prompts", "completions", "completion_ids"}
+"""Names of arguments by which TRL passes a batch to a reward function."""
 LARGEST = 1e9
 """The largest absolute value of a reward, so that sums of a few stay finite."""
 
@@ -28,12 +30,28 @@ _loop: BackgroundLoop | None = None
 _loop_lock = threading.Lock()
 
 
-def load_function(path: str) -> RewardFunction:
-    """The function at `package.module:function`. Raises ConfigError."""
-    function: RewardFunction = imported(path, "rewards.functions:")
-    if not callable(function):
-        raise ConfigError(f"rewards.functions: {path!r} is {type(function).__name__}, not a function")
-    return function
+def load_function(function: str | RewardFunction) -> RewardFunction:
+    """The function, or the one at an import path `package.module:function`. Raises ConfigError if there is none, and
+    RewardError if it can't be called with one argument or has the arguments of TRL's.
+    """
+    found: RewardFunction = imported(function, "rewards.functions:") if isinstance(function, str) else function
+    if not callable(found):
+        raise ConfigError(f"rewards.functions: {function!r} is {type(found).__name__}, not a function")
+    try:
+        signature = inspect.signature(found)
+    except ValueError:  # some functions that are written in C have none
+        return found
+    try:
+        signature.bind(None)
+        is_taken = _OF_TRL.isdisjoint(signature.parameters)
+    except TypeError:
+        is_taken = False
+    if not is_taken:
+        raise RewardError(
+            f"reward function {name_of(found)!r} takes {signature}; it has to be (trajectory) -> list[float], one "
+            "number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as reward_funcs"
+        )
+    return found
 
 
 def name_of(function: RewardFunction) -> str:
@@ -46,7 +64,19 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
 
     def call() -> list[float]:
         returned: Any = function(trajectory)
-        return [float(value) for value in (_awaited(returned, limit_s) if inspect.isawaitable(returned) else returned)]
+        if inspect.isawaitable(returned):
+            returned = _awaited(returned, limit_s)
+        if isinstance(returned, Iterator):  # it may raise, too
+            returned = list(returned)
+        try:
+            if isinstance(returned, str | bytes | Mapping):
+                raise TypeError
+            return [float(value) for value in returned]
+        except (TypeError, ValueError):
+            raise RewardError(
+                f"reward function {name!r} returned {returned!r:.200} on task {trajectory.task_id!r}; it has to be "
+                "(trajectory) -> list[float], one number per line, 0.0 where it has nothing to say"
+            ) from None
 
     try:
         values: list[float] = in_own_thread(call).result(limit_s)
@@ -56,8 +86,14 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
             f"reward function {name!r} took longer than {limit_s:g} s, or raised TimeoutError, on task "
             f"{trajectory.task_id!r}; raise rewards.function_s, or let it give up earlier"
         ) from error
+    except RewardError:
+        raise
     except (Exception, SystemExit) as error:  # users' code may raise anything
-        raise RewardError(f"reward function {name!r} raised {type(error).__name__}: {error}") from error
+        place = place_of(error)
+        raise RewardError(
+            f"reward function {name!r} raised {type(error).__name__}: {error} ({place and f'{place}, '}on task "
+            f"{trajectory.task_id!r})"
+        ) from error
     if len(values) != len(trajectory.lines):
         raise RewardError(
             f"reward function {name!r} returned {len(values)} values for {len(trajectory.lines)} lines; "

@@ -75,7 +75,7 @@ class Rule:
 
 _MESSAGE = "NameError: name 'seven' is not defined\n"
 PROBE = Trajectory(
-    task_id="probe",
+    task_id="made up to try rewards",
     prompt=">>> # What is 6 * 7?\n>>>",
     prompt_ids=(0,),
     completion_ids=(1, 2, 3, 4, 5),
@@ -117,8 +117,8 @@ class RewardTable:
     """The rewards section of a config, ready to score.
 
     `gamma` is the returns' discount per line, which potentials need. Raises ConfigError for a function that can't be
-    imported and for two components of one name, and RewardError for a function that fails on a small made-up
-    trajectory. Both are raised before any model is loaded.
+    imported and for two components of one name, and RewardError for a function that takes other arguments or fails on a
+    small made-up trajectory. Both are raised before any model is loaded.
     """
 
     def __init__(self, config: RewardsConfig, functions: Sequence[RewardFunction] = (), gamma: float = 1.0) -> None:
@@ -127,7 +127,7 @@ class RewardTable:
         self._exceptions = {reported_name(name): reward for name, reward in config.exceptions.items()}
         self._rules = [Rule(rule) for rule in config.rules]
         self._looks_back = config.shaping.looks_back or any(rule.looks_back for rule in config.rules)
-        self._functions = [*map(load_function, config.functions), *functions]
+        self._functions = [*map(load_function, (*config.functions, *functions))]
         twice = repeated(self.component_names)
         if twice:
             raise ConfigError(f"rewards.functions: two components of one name: {', '.join(twice)}")

@@ -16,6 +16,7 @@ from repl_rl.errors import RunError
 from repl_rl.run.folder import RunFolder
 
 _OF_THE_MACHINE = (
+    "import_from",
     "kernel.size",
     "kernel.budget_mb",
     "engine.servers",

@@ -6,6 +6,7 @@ Importing this loads nothing; TRL is loaded with the first name that is used.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from repl_rl.trainer.grpo import ReplGRPOTrainer
     from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
     from repl_rl.trainer.typed_tokens import EngineGeneration
+
+# Our constraints say which vLLM and TRL go together; users can't act on it.
+warnings.filterwarnings("ignore", "TRL currently supports vLLM versions")
 
 _HOMES = {
     "SECTIONS": "arguments",

@@ -53,11 +53,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     """`GRPOTrainer` whose completions are sessions in a live interpreter.
 
     `train_dataset` is a sequence of `Task`s, or a Dataset with the column `prompt` (the question, or messages that end
-    with it) and, if there is no other source of reward, `answer`. `grader` maps `(task, answer)` to a grade, outside
-    the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`; `reward_funcs` are TRL's, one float
-    per completion, added to the last line's reward. `tools` are functions that the model may call, in the sandbox
-    unless `@tool` or `tools_where` says otherwise. `environment` (or TRL's `environment_factory`) makes one object per
-    trajectory; `rollout` replaces the line loop.
+    with it) and, if there is no other source of reward, `answer`; so is `eval_dataset`. `grader` maps `(task, answer)`
+    to a grade, outside the sandbox. `line_rewards` are functions `(trajectory) -> one float per line`, like those in
+    `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, added to the last line's reward.
+    `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
+    `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -156,6 +156,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._rows = list(inputs)  # TRL goes on with this same list, in which redrawing replaces rows
         output: dict[str, Any] = super()._generate_and_score_completions(self._rows)
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
+        self._correct_lengths()
         credited = self._credit()
         completion_ids = output["completion_ids"]  # (B, T)
         output["advantages"] = token_advantages(credited, completion_ids)
@@ -213,6 +214,19 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         credited = credit(scored, group_size, self.args.credit)
         self._log_values(credit_numbers(credited, group_size))
         return credited
+
+    def _correct_lengths(self) -> None:
+        """Replace what TRL has logged about ends: it counts each completion without an end token as clipped, and a
+        session that hands over its answer has none. Clipped are those that a budget ended."""
+        trajectories = [item.trajectory for item in self._last_scored]
+        ends = gather([(t.is_overlong, t.is_void, t.sampled_tokens) for t in trajectories])
+        lengths = [tokens for is_overlong, is_void, tokens in ends if not is_overlong and not is_void]
+        lengths = lengths or [0]  # what TRL logs, too, if there are none
+        logged = self._metrics["train" if self.model.training else "eval"]
+        logged["completions/clipped_ratio"][-1] = sum(is_overlong for is_overlong, *_ in ends) / len(ends)
+        logged["completions/mean_terminated_length"][-1] = sum(lengths) / len(lengths)
+        logged["completions/min_terminated_length"][-1] = float(min(lengths))
+        logged["completions/max_terminated_length"][-1] = float(max(lengths))
 
     def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Take trajectories that a budget ended out of the loss: out of the mask and out of the token count that

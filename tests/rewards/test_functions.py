@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from made_trajectories import line, made
 
 from repl_rl.config import RewardsConfig, parse_config
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rewards import RewardTable
+from repl_rl.rewards.functions import load_function
 from repl_rl.trajectory import Trajectory
 
 SESSION = made([line(), line()])
@@ -148,11 +153,100 @@ def test_functions_are_shaping_too() -> None:
     }
 
 
-def test_a_module_that_fails_while_it_is_imported(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_fails_while_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_rewards.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"'broken_rewards:f' can't be imported \(division by zero\)"):
+    with pytest.raises(ConfigError) as caught:
         table(functions=("broken_rewards:f",))
+    assert str(caught.value) == (
+        "rewards.functions: 'broken_rewards:f' can't be imported (ZeroDivisionError: division by zero, at "
+        f"{tmp_path}/broken_rewards.py:1)"
+    )
+
+
+def test_the_line_that_raised_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "raising_rewards.py").write_text(
+        "import json\n"
+        "def judged(trajectory):\n"
+        "    return [verdict(line) for line in trajectory.lines]\n"
+        "def verdict(line):\n"
+        "    return json.loads(line.text)\n"
+        "async def later(trajectory):\n"
+        "    return judged(trajectory)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("judged", "later"):
+        with pytest.raises(RewardError) as caught:
+            table(functions=(f"raising_rewards:{name}",))
+        assert str(caught.value) == (
+            f"reward function {name!r} raised JSONDecodeError: Extra data: line 1 column 4 (char 3) "
+            "(raising_rewards.py:5, on task 'made up to try rewards')"
+        )
+
+
+@pytest.mark.parametrize("returned", [0.5, None, "abc", {1: 0.5}, [None, None, 1.0], np.float64(2.0), np.array(0.5)])
+def test_what_is_not_a_list_of_numbers(returned: Any) -> None:
+    def brief(trajectory: Trajectory) -> Any:
+        return returned
+
+    with pytest.raises(RewardError) as caught:
+        table(brief)
+    assert str(caught.value) == (
+        f"reward function 'brief' returned {returned!r} on task 'made up to try rewards'; it has to be (trajectory) -> "
+        "list[float], one number per line, 0.0 where it has nothing to say"
+    )
+
+
+def of_trl(prompts, completions, **kwargs):  # type: ignore[no-untyped-def]
+    return [0.0] * len(completions)
+
+
+def also_of_trl(completions, **kwargs):  # type: ignore[no-untyped-def]
+    return [0.0] * len(completions)
+
+
+def of_nothing():  # type: ignore[no-untyped-def]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("function", "signature"),
+    [
+        (of_trl, "(prompts, completions, **kwargs)"),
+        (also_of_trl, "(completions, **kwargs)"),
+        (of_nothing, "()"),
+    ],
+)
+def test_functions_with_other_arguments(function: Any, signature: str) -> None:
+    for given in (table, lambda function: table(functions=[function])):
+        with pytest.raises(RewardError) as caught:
+            given(function)
+        assert str(caught.value) == (
+            f"reward function {function.__name__!r} takes {signature}; it has to be (trajectory) -> list[float], one "
+            "number per line. Functions of TRL's kind, one number per completion, go to ReplGRPOTrainer as reward_funcs"
+        )
+
+
+def test_functions_may_stand_where_import_paths_do() -> None:
+    rewards = parse_config({"rewards": {"preset": "gentle", "functions": [lengths, "made_rewards:none"]}}).rewards
+    assert rewards.functions == (lengths, "made_rewards:none")
+    assert rewards.model_dump(mode="json")["functions"] == [f"{__name__}:lengths", "made_rewards:none"]
+    assert table(functions=[lengths]).score(SESSION, 0.0).components["lengths"] == (3.0, 3.0)
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"rewards": {"functions": [lengths, 3]}})
+    assert str(caught.value) == (
+        "rewards.functions.1: 3 is not an import path, package.module:function, and from Python not a function"
+    )
+
+
+def test_a_pickle_of_the_section_holds_import_paths() -> None:
+    config = RewardsConfig(functions=[lengths, lambda trajectory: [0.0] * len(trajectory.lines)])  # type: ignore[arg-type]
+    name = test_a_pickle_of_the_section_holds_import_paths.__name__
+    paths = (f"{__name__}:lengths", f"{__name__}:{name}.<locals>.<lambda>")
+    assert pickle.loads(pickle.dumps(config)) == RewardsConfig(functions=paths)
+    assert copy.deepcopy(config) == config
+    assert load_function(paths[0]) is lengths
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), "soon"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import json
+import pickle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,15 @@ from repl_rl.trajectory import Line, LineKind, StopReason
 
 def brevity(trajectory: Trajectory) -> list[float]:
     return [-0.01 * len(line.text) for line in trajectory.lines]
+
+
+def looking(paid: float) -> Callable[[Trajectory], list[float]]:
+    """A closure, as a notebook may have it: nothing can import it, and nothing can pickle it."""
+
+    def looks(trajectory: Trajectory) -> list[float]:
+        return [paid * (line.kind is LineKind.EXPRESSION) for line in trajectory.lines]
+
+    return looks
 
 
 def submitted(completions: list[str], scored: list[Any], **columns: Any) -> list[float]:
@@ -57,7 +69,7 @@ def trainer(folder: Path) -> Iterator[ReplGRPOTrainer]:
         kernel={"size": 8},
         engine={"context_tokens": 384, "places": 16},
         budget={"lines": 4, "tokens": 96, "line_tokens": 32},
-        rewards={"kinds": {"exception": -0.25}},
+        rewards={"kinds": {"exception": -0.25}, "functions": [looking(0.125)]},
         credit={"estimator": "outcome"},
     )
     tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train")
@@ -78,7 +90,7 @@ def history(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
 def test_every_reward_is_logged_under_its_own_name(history: list[dict[str, float]]) -> None:
     assert len(history) == 2
     for row in history:
-        parts = [row[f"rewards/{name}/mean"] for name in ("outcome", "table", "brevity", "submitted")]
+        parts = [row[f"rewards/{name}/mean"] for name in ("outcome", "table", "looks", "brevity", "submitted")]
         assert sum(parts) == pytest.approx(row["reward"], abs=1e-5)
         assert row["rewards/brevity/mean"] < 0
 
@@ -94,6 +106,25 @@ def test_metrics_per_line_stand_in_the_trainers_own_logs(history: list[dict[str,
         assert row["kernels/restarts"] == row["kernels/failed_starts"] == 0
         assert 0.0 < row["kernels/queue_s_p50"] <= row["kernels/queue_s_p99"]
         assert min(row[f"time/{name}"] for name in ("engine_s", "kernel_s", "queue_s", "own_s", "loop_share")) > 0.0
+
+
+def test_clipped_is_what_a_budget_ended(history: list[dict[str, float]], folder: Path) -> None:
+    for step, row in enumerate(history, start=1):
+        trajectories = list(read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl"))
+        lengths = [each.sampled_tokens for each in trajectories if not each.is_overlong]
+        assert 0 < len(lengths) < 16
+        assert row["completions/clipped_ratio"] == 1 - len(lengths) / 16
+        assert row["completions/mean_terminated_length"] == pytest.approx(sum(lengths) / len(lengths))
+        assert row["completions/min_terminated_length"] == min(lengths)
+        assert row["completions/max_terminated_length"] == max(lengths)
+
+
+def test_functions_are_stored_as_their_import_paths(trainer: ReplGRPOTrainer) -> None:
+    path = f"{__name__}:looking.<locals>.looks"
+    assert trainer.args.to_dict()["rewards"]["functions"] == [path]
+    assert json.loads(trainer.args.to_json_string())["rewards"]["functions"] == [path]
+    assert pickle.loads(pickle.dumps(trainer.args)).rewards.functions == (path,), "as a checkpoint holds them"
+    assert copy.deepcopy(trainer.args).rewards.functions == trainer.args.rewards.functions
 
 
 def test_drift_is_logged_in_every_step_as_trl_measures_it(history: list[dict[str, float]]) -> None:
@@ -141,7 +172,7 @@ def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], 
         typed = "".join(line.text for line in trajectory.lines)
         *_, last = trajectory.lines
         expected = -0.01 * len(last.text) + (trajectory.outcome_reward or 0.0) + 0.5 * ("submit_final_answer" in typed)
-        expected -= 0.25 * (last.kind == "exception")
+        expected += 0.125 * (last.kind == "expression") - 0.25 * (last.kind == "exception")
         assert last.reward == pytest.approx(expected)
 
 

@@ -10,7 +10,9 @@ Not covered: servers (see the server engine), and vLLM's own multiprocess mode.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -98,8 +100,11 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
         "scheduling_policy": "priority",  # with equal priorities: by arrival, and a line arrives when its slot did
         "scheduler_cls": LineScheduler if on_cpu else AsyncLineScheduler,
     }
+    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)  # without a GPU, vLLM asks for Triton in vain
     try:
-        return LLM(**{**arguments, **device, **extra})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
+            return LLM(**{**arguments, **device, **extra})
     except (ValueError, OSError, RuntimeError) as error:
         raise ModelError(f"vLLM can't load {path!r}: {error}") from error
 

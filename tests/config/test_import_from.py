@@ -1,0 +1,82 @@
+"""Modules beside the YAML file: found by the run, by one that resumes it, and by the worker's process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.config import Config, load_config
+from repl_rl.run.folder import new_run, open_run
+
+YAML = "rewards: {functions: ['beside_the_yaml:short']}\n"
+REWARD = "def short(trajectory):\n    return [0.0] * len(trajectory.lines)\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a config and a module, which is not the working folder."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "beside_the_yaml", raising=False)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    there = tmp_path / "there"
+    there.mkdir()
+    (there / "my.yaml").write_text(YAML)
+    (there / "beside_the_yaml.py").write_text(REWARD)
+    return there
+
+
+def test_a_dry_run_finds_what_is_beside_the_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", str(folder / "my.yaml"), "--dry-run", "--set", "eval.problems=2"]) == 0
+    assert "tokens of a step" in capsys.readouterr().out
+
+
+def test_what_is_nowhere_is_named_with_where_was_looked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "beside_the_yaml.py").unlink()
+    script = f"import sys\nfrom repl_rl.cli import main\nsys.exit(main(['train', {str(folder / 'my.yaml')!r}]))\n"
+    done = subprocess.run([sys.executable, "-I", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    message = " ".join(done.stderr.split())
+    assert message.startswith(
+        "repl-rl: rewards.functions: 'beside_the_yaml:short' can't be imported (No module named 'beside_the_yaml'): "
+        "looked in "
+    )
+    assert f"{Path.cwd()} (the working folder), {folder} (the folder of the YAML file)" in message
+    assert message.endswith(" and the installed packages")
+
+
+def test_a_run_that_is_resumed_looks_there_again(folder: Path) -> None:
+    config = load_config(str(folder / "my.yaml"))
+    assert config.import_from == str(folder)
+    run = new_run(config, Path("runs"))
+    sys.path.remove(str(folder))
+    _, resumed = open_run(run.path, None)
+    assert resumed == config
+    assert str(folder) in sys.path
+    (folder.parent / "moved.yaml").write_text(YAML)
+    moved = load_config("../moved.yaml")
+    assert moved.import_from == str(folder.parent)
+    assert open_run(run.path, moved)[1] == moved
+
+
+@pytest.mark.parametrize("written", [".", "../there", "{folder}"])
+def test_another_folder(folder: Path, written: str) -> None:
+    (folder.parent / "my.yaml").write_text(YAML)
+    assert load_config(str(folder.parent / "my.yaml"), (f"import_from={folder.name}",)).import_from == str(folder)
+    given = (f"import_from={written.format(folder=folder)}",)
+    assert load_config(str(folder / "my.yaml"), given).import_from == str(folder)
+    names = (f"import_from={folder}", "rewards.functions=['beside_the_yaml:short']")
+    assert load_config("quickstart", names).import_from == str(folder)
+
+
+def test_nothing_is_looked_for_where_nothing_is_named(folder: Path) -> None:
+    before = [*sys.path]
+    (folder / "empty.yaml").write_text("engine: {servers: ['http://node:8000']}\n")
+    assert load_config(str(folder / "empty.yaml")).import_from is None
+    assert load_config("quickstart", ("rewards.functions=['beside_the_yaml:short']",)).import_from is None
+    assert sys.path == before
+    assert Config().import_from is None
