@@ -145,7 +145,7 @@ def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_abor
     ("preload", "warm_up", "said"),
     [
         ("json", "import json\njson.loads('[')", "warm_up code failed, and kernels go without: JSONDecodeError"),
-        ("not_a_package", "import not_a_package", "not installed here, so not preloaded in kernels: not_a_package"),
+        ("not_a_package", "import not_a_package", "can't be imported, so not preloaded in kernels: not_a_package"),
     ],
 )
 def test_what_cannot_be_preloaded_is_said_and_left_out(
