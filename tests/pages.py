@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +14,33 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCED = re.compile(r"^( *)(`{3,})(\w*)\n(.*?)^\1\2 *$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+(?:\([^()]*\))?)\)")
 _HEREDOC = re.compile(r"<<'(\w+)'\n(.*?)^\1$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:\A|^\n)((?:^ {4}.*\n)+)", re.MULTILINE)
 _CODE = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 
 
 def blocks(text: str, language: str) -> list[str]:
     """The fenced blocks of one language."""
     return [body for _, _, name, body in _FENCED.findall(text) if name == language]
+
+
+def languages(text: str) -> set[str]:
+    """The languages of the fenced blocks; "" where none is named."""
+    return {name for _, _, name, _ in _FENCED.findall(text)}
+
+
+def indented(text: str) -> list[str]:
+    """The blocks that are indented by four spaces, without these."""
+    return [textwrap.dedent(block) for block in _INDENTED.findall(_FENCED.sub("", text))]
+
+
+def configs(text: str) -> list[str]:
+    """Everything on a page that is a YAML file or a section of one. An indented block with several files is split."""
+    short = [block for block in indented(text) if re.match(r"\w+:\s", block)]
+    return [
+        *blocks(text, "yaml"),
+        *heredocs(text),
+        *[part for block in short for part in re.split(r"^(?=\w)", block, flags=re.MULTILINE) if part],
+    ]
 
 
 def links(text: str) -> list[str]:

@@ -160,7 +160,7 @@ def test_a_missing_vllm_is_said_with_the_command_that_brings_it(
     arguments = ["--set", "engine.backend=vllm", "--task", "x", "--out", str(tmp_path / "x.jsonl")]
     code, shown = run(["rollout", "--model", "nano", *arguments], capsys)
     assert code == 2
-    assert "vLLM is not installed; bring it with: pip install 'repl-rl[vllm" in shown
+    assert "vLLM is not installed; in the checkout, bring it with: pip install -e '.[vllm" in shown
 
 
 def test_a_missing_bwrap_is_said_with_the_command_that_brings_it(

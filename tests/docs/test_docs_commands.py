@@ -1,16 +1,15 @@
-"""What people copy out of README and docs/: commands are ones the program takes, YAML and Python are such."""
+"""What people copy out of README and docs/: commands are ones the program takes, YAML is a config."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib.util
 import re
 import shlex
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, blocks, commands, heredocs, inline_commands
+from pages import PAGES, ROOT, commands, configs, heredocs, inline_commands
 
 from repl_rl.cli import _parser
 from repl_rl.config import Config, parse_config, shipped_configs
@@ -85,7 +84,7 @@ def test_targets_of_make_exist() -> None:
     assert named <= targets
 
 
-YAML = [(page, block) for page, text in TEXTS.items() for block in [*blocks(text, "yaml"), *heredocs(text)]]
+YAML = [(page, block) for page, text in TEXTS.items() for block in configs(text)]
 
 
 @pytest.mark.parametrize(("page", "block"), YAML)
@@ -102,14 +101,6 @@ def test_the_readme_and_the_quickstart_change_the_same_rewards() -> None:
     assert parse_config(yaml.safe_load(short)) == parse_config(yaml.safe_load(long))
     rewards = parse_config(yaml.safe_load(short)).rewards
     assert {str(kind): value for kind, value in rewards.kinds.items()} == {"comment": 0.3}
-
-
-PYTHON = [(page, block) for page, text in TEXTS.items() for block in blocks(text, "python")]
-
-
-@pytest.mark.parametrize(("page", "block"), PYTHON)
-def test_python_compiles(page: str, block: str) -> None:
-    compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @pytest.mark.parametrize(("novelty", "paid"), [(False, 0.3), (True, 0.0)])
