@@ -81,7 +81,9 @@ def test_each_rollout_says_whose_it_is_and_reads_back() -> None:
     records = list(trajectory_records(made_plan, second))
     assert [record["sample"] for record in records] == [0, 1] * 4
     assert {(record["model"], record["dialect"]) for record in records} == {("[red]other[/red]", "python")}
-    assert [Trajectory.from_dict(record) for record in records] == list(second.trajectories)
+    assert [Trajectory.from_dict(record) for record in records] == [
+        replace(trajectory, dialect="python") for trajectory in second.trajectories
+    ]
 
 
 def shown(made_plan: EvaluationPlan, rows: list[Row], width: int = 120) -> list[str]:
