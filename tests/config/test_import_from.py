@@ -10,7 +10,8 @@ import pytest
 
 from repl_rl.cli import main
 from repl_rl.config import Config, load_config
-from repl_rl.run.folder import new_run, open_run
+from repl_rl.run.folder import new_run
+from repl_rl.run.resume import open_run
 
 YAML = "rewards: {functions: ['beside_the_yaml:short']}\n"
 REWARD = "def short(trajectory):\n    return [0.0] * len(trajectory.lines)\n"
