@@ -28,6 +28,11 @@ RELIED_ON = [
         "self.rollout_func(prompts, self)",
         "rollout_func is called with the prompts and the trainer",
     ),
+    (
+        GRPOTrainer._generate,
+        'self._metrics[mode]["completions/clipped_ratio"].append(',
+        "what it logs about clipped and terminated completions is replaced",
+    ),
     (GRPOTrainer._generate, 'extra_fields.pop("env_mask", None)', "env_mask becomes the mask of typed tokens"),
     (GRPOTrainer._generate, "self._last_loaded_step", "weights are synced once per step, by this attribute"),
     (
