@@ -68,11 +68,13 @@ NOT_CODE = {
     ("docs/gemma.md", ""): "a session, as the model types it",
     ("docs/integrations.md", "toml"): "tests/integrations/test_docs.py loads it",
     ("docs/quickstart.md", ""): "what a run prints",
+    ("docs/sessions.md", "toml"): "tests/docs/test_docs_sessions.py loads it",
+    ("docs/tasks.md", "json"): "tests/docs/test_docs_tasks.py reads it",
 }
 """Fenced blocks in other languages than Python, YAML and the shell's."""
 FORMULAS = {"docs/concepts.md": 3, "docs/gemma.md": 1, "docs/rewards.md": 1}
 """How many indented blocks of a page hold neither commands nor YAML."""
-PROGRAMS = "accelerate docker git make pip python repl-rl tensorboard .venv/bin/repl-rl vllm"
+PROGRAMS = "accelerate docker git make pip python repl-rl tensorboard .venv/bin/python .venv/bin/repl-rl vllm"
 EXPECTED = {("README.md", 1): "2\n"}
 """What a block prints, if its comments say so."""
 

@@ -18,7 +18,8 @@ from repl_rl.kernel import KernelPool, Limits, Profile, landlock
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.rollout.setup import limits_of, make_pool
-from repl_rl.run.folder import new_run, open_run
+from repl_rl.run.folder import new_run
+from repl_rl.run.resume import open_run
 from repl_rl.utils.threads import BackgroundLoop
 
 MINE = """
