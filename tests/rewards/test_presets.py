@@ -77,7 +77,7 @@ def test_the_examples_that_people_copy_are_configs(page: str) -> None:
     if not path.exists():
         pytest.skip("an installed copy has no pages beside it")
     blocks = re.findall(r"```yaml\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
-    (example,) = [block for block in blocks if "rewards:" in block]
+    example = next(block for block in blocks if "rewards:" in block)
     config = parse_config(yaml.safe_load(example))
     assert config.rewards.preset == "gentle"
     assert config.rewards.rules[0].name == "looks"
