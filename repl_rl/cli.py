@@ -15,8 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from repl_rl import __version__
-from repl_rl.bench import command as bench
+from repl_rl import __version__, bench
 from repl_rl.errors import ReplRLError
 from repl_rl.models.nano import SHIPPED
 from repl_rl.run import command as training

@@ -1,1 +1,110 @@
-"""The measurements in BENCHMARKS.md; each is a command."""
+"""`repl-rl bench`: its arguments, what it prints and writes, and a description of the machine for its reports.
+
+The measurements are the modules beside this one. Importing this loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from repl_rl.utils.folders import require_file
+
+_BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
+    "kernels": (
+        "sessions of a kernel pool beside stock Jupyter kernels",
+        [
+            ("--sessions", int, "live sessions (default: 64)"),
+            ("--rounds", int, "how often both take their turn (default: 5)"),
+            ("--stock-kernels", int, "default: as many as cores and memory allow"),
+            ("--many", int, "sessions of the last part, 0: none (default: 512)"),
+        ],
+    ),
+    "rollout": (
+        "rollouts beside plain generation and TRL's tool loop",
+        [
+            ("--trajectories", int, "in a batch (default: 256)"),
+            ("--concurrency", int, "places in the engine's batch (default: 64)"),
+            ("--kernels", int, "trajectories in flight (default: 128)"),
+            ("--lines", int, "of each trajectory (default: 16)"),
+            ("--rounds", int, "how often both take their turn (default: 5)"),
+            ("--trl-trajectories", int, "beside TRL, 0: none (default: 64)"),
+            ("--deep", int, "trajectories of 205 lines, 0: none (default: 16)"),
+        ],
+    ),
+    "train": (
+        "loss and gradient beside TRL's own",
+        [
+            ("--trajectories", int, "in a batch (default: 16)"),
+            ("--tokens", int, "of the longest completion (default: 256)"),
+            ("--rounds", int, "how often both take their turn (default: 3)"),
+        ],
+    ),
+    "conventions": (
+        "calling conventions, each trained for the same time",
+        [("--minutes", float, "of training, for each (default: 1.4)"), ("--seed", int, "default: 0")],
+    ),
+    "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
+}
+"""What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and the settings it takes."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a command for each measurement, with `run` as its function."""
+    measured = parser.add_subparsers(required=True, metavar="WHAT")
+    for name, (about, numbers) in _BENCHES.items():
+        bench = measured.add_parser(name, help=about)
+        bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+        for flag, kind, explanation in numbers:
+            bench.add_argument(flag, type=kind, metavar="N", help=explanation)
+        if name in ("kernels", "rollout", "train"):
+            bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
+        bench.set_defaults(command=run, bench=name, quick=False)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Measure, print the table and write the figures. Raises ConfigError for invalid options, before measuring."""
+    bench = importlib.import_module(f"repl_rl.bench.{options.bench}")
+    settings = bench.QUICK if options.quick else bench.DEFAULT
+    given = {name: getattr(options, name, None) for name in settings.__dataclass_fields__}
+    settings = dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+    if options.json:
+        require_file("--json", options.json)
+    report = bench.measure(settings, lambda text: console.print(text, style="dim", highlight=False))
+    console.print(bench.table(report))
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Cores that this process may use, date, and versions; None for a package that is not installed."""
+    return {
+        "cores": cores(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in packages},
+    }
+
+
+def cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

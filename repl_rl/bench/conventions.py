@@ -24,7 +24,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from repl_rl.bench.machine import machine
+from repl_rl.bench import machine
 from repl_rl.config import load_config
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.run.folder import RunFolder

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench.machine import machine
+from repl_rl.bench import machine
 from repl_rl.bench.trl_tools import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary

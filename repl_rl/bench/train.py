@@ -25,7 +25,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from repl_rl.bench.machine import machine
+from repl_rl.bench import machine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer

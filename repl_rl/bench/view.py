@@ -30,7 +30,7 @@ from urllib.request import urlopen
 import psutil  # type: ignore[import-untyped]
 from rich.table import Table
 
-from repl_rl.bench.machine import machine
+from repl_rl.bench import machine
 from repl_rl.config import Config, dump_config
 from repl_rl.errors import RunError
 from repl_rl.tasks import make_tasks

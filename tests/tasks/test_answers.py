@@ -79,7 +79,7 @@ def test_the_number_families_ask_no_process(monkeypatch):
     def refuse(requests):
         raise AssertionError(requests)
 
-    monkeypatch.setattr("repl_rl.tasks.grading.verdicts.ask", refuse)
+    monkeypatch.setattr("repl_rl.tasks.grading.ask", refuse)
     answers = [("8",), ("7",), ("'x'",), ("(7,)",), ("7", "7")]
     assert [grade(_task("7", "gcd"), answer) for answer in answers] == [0.0, 1.0, 0.0, 0.0, 0.0]
 

@@ -53,8 +53,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if path is not None:
             require_file(flag, path)
     plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
-    from repl_rl.run.evaluation.comparison import compare, report, trajectory_records
-    from repl_rl.run.evaluation.tables import tables
+    from repl_rl.run.evaluation.comparison import compare, report, tables, trajectory_records
 
     rows: list[Row] = []
     _announce(console, plan, len(rows))

@@ -1,9 +1,107 @@
-"""Decides what equals a reference answer: plain numbers in the caller's process, everything else in separate processes.
+"""The grader. It runs outside the sandbox, on text that came out of it, so it trusts nothing.
 
-`verdicts` runs in the caller's process. It asks `process`, which starts `program`. That reads answers (`python_text`,
-`latex_text`) and compares them (`compare`) with sympy and math-verify, which are loaded only there.
+Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
+intervals, matrices, equations, what sympy prints) is read and compared in separate processes, which are killed if they
+take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The answers of the number families are
+always numbers, so they never need those processes.
+
+`process` starts `program`, which reads answers (`python_text`, `latex_text`) and compares them (`compare`) with sympy
+and math-verify. These are loaded only there.
 """
 
-from repl_rl.tasks.grading.verdicts import grade, grade_many, require_gradable
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.families import FAMILIES
+from repl_rl.tasks.grading.process import ask
+from repl_rl.trajectory import Task
+
+_MAX_CHARS = 2_000
+"""How much longer a submission may be than four times its reference."""
+_MAX_VALUES = 100
+_REMEMBERED = 10_000
+_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
+_EXTRA_CHARS = 40
+"""How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
+_FLOAT_NOISE = Decimal("1e-9")
 
 __all__ = ["grade", "grade_many", "require_gradable"]
+
+Question = tuple[str, tuple[str, ...]]
+
+_verdicts: OrderedDict[Question, float] = OrderedDict()
+"""A cache, because a group of trajectories often gives the same answer many times."""
+
+
+def grade(task: Task, answer: Sequence[str] | None) -> float:
+    """1.0 if the `repr`s in `answer` equal the task's answer, else 0.0. Nothing that is submitted makes it raise.
+
+    Raises RewardError if the grader's processes don't start.
+    """
+    return grade_many([task], [answer])[0]
+
+
+def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
+    """`grade` for each pair, several at once."""
+    first = [_at_once(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+    open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
+    replies = ask([{"answer": answer, "submitted": list(submitted)} for answer, submitted in open_]) if open_ else []
+    fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
+    grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
+    _verdicts.update(fresh)
+    while len(_verdicts) > _REMEMBERED:
+        _verdicts.popitem(last=False)
+    return grades
+
+
+def require_gradable(tasks: Iterable[Task]) -> None:
+    """Raises ConfigError naming the first task whose reference answer can't be read."""
+    doubtful = [task for task in tasks if not _NUMBER.fullmatch(task.answer.strip())]
+    replies = ask([{"answer": task.answer} for task in doubtful]) if doubtful else []
+    for task, reply in zip(doubtful, replies, strict=True):
+        if not (reply and reply["gradable"]):
+            raise ConfigError(
+                f"task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or words; "
+                "mend or drop it, or take out the answer with tasks.answer_pattern"
+            )
+
+
+def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
+    """A verdict, or the question for the grader's processes."""
+    if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
+        return 0.0
+    if not all(isinstance(text, str) for text in answer):
+        return 0.0
+    expected = task.answer.strip()
+    verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
+    if verdict is not None:
+        return float(verdict)
+    if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
+        return 0.0
+    return expected, tuple(answer)
+
+
+def _same_number_or_text(submitted: str, expected: str) -> bool | None:
+    """Whether a text is the expected answer; None if comparing numerals or equal texts is not enough to tell.
+
+    An int, float or string is right if its numeral has exactly the expected value: "401", "401.0", "'401'". If the
+    expected number is not an integer, a float may be off by float noise (0.1 + 0.2 is right for 0.3). The time is
+    bounded by the expected answer's length, whatever was submitted.
+    """
+    is_short = len(submitted) <= len(expected) + _EXTRA_CHARS
+    text = submitted.strip() if is_short else ""
+    if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1].strip()
+    if not _NUMBER.fullmatch(expected):
+        return True if text == expected != "" else None
+    if not is_short or not _NUMBER.fullmatch(text):
+        return None
+    number, right = Decimal(text), Decimal(expected)  # exact at any length; int() refuses long numbers
+    if number == right or right == right.to_integral_value():
+        return number == right
+    return abs(number - right) <= _FLOAT_NOISE * abs(right)

@@ -5,12 +5,10 @@ confirms it by another method, and the tests do so for many draws. sympy is load
 """
 
 from repl_rl.tasks.families import Family
-from repl_rl.tasks.symbolic import equations, integrals, limits, matrices, number_theory, systems
+from repl_rl.tasks.symbolic import calculus, equations, matrices, number_theory
 
 SYMBOLIC_FAMILIES: dict[str, Family] = {
-    family.name: family
-    for room in (equations, systems, integrals, limits, matrices, number_theory)
-    for family in room.FAMILIES
+    family.name: family for module in (equations, calculus, matrices, number_theory) for family in module.FAMILIES
 }
 """All symbolic families by name."""
 

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from repl_rl.config import load_config
-from repl_rl.run.evaluation.comparison import Row, Samples, make_row, report, trajectory_records
+from repl_rl.run.evaluation.comparison import Row, Samples, make_row, report, tables, trajectory_records
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.run.evaluation.tables import tables
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 from tests.made_trajectories import line, made
 
