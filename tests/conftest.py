@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+from installed import build_wheel, install
 from xdist.scheduler import LoadScopeScheduling
 
 from repl_rl.engine.environment import prepare_environment
@@ -88,3 +90,15 @@ def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
     yield pool
     for each in opened.values():
         loop.run(each.__aexit__(None, None, None))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel."""
+    return build_wheel(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of a venv that holds the wheel and nothing else of ours."""
+    return install(wheel, tmp_path_factory.mktemp("venv"))

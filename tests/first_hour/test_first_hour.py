@@ -1,0 +1,86 @@
+"""What a newcomer types in the first hour, by README and docs/quickstart.md, with the built wheel in an empty folder.
+
+Every command of both pages runs, in their order. Only sizes change: fewer steps and problems. The viewer's page, which
+would be served until Ctrl-C, is printed as a summary.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from installed import run
+from pages import ROOT, blocks, commands, heredocs
+
+from repl_rl import read_jsonl
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+SMALLER = ("--set", "train.steps=2", "--set", "eval.problems=8")
+
+
+@pytest.fixture(scope="module")
+def hour(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder after the hour, and what each command printed."""
+    folder = tmp_path_factory.mktemp("hour")
+    (folder / "my.yaml").write_text(heredocs(README)[0])
+    lines = ["repl-rl doctor", "repl-rl train quickstart", *commands(README), *commands(QUICKSTART)]  # `make train`
+    printed: dict[str, str] = {}
+    for line in dict.fromkeys(lines):
+        words = shlex.split(line.replace(".venv/bin/", ""))
+        assert words[0] == "repl-rl", line
+        printed[shlex.join(words)] = run(installed / "repl-rl", *shortened(words[1:]), cwd=folder, typed="\n")
+    extended = "repl-rl train --resume runs/quickstart --set train.steps=3"
+    printed[extended] = run(installed / "repl-rl", *shlex.split(extended)[1:], cwd=folder)
+    return folder, printed
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The words of a command that does the same at a smaller size."""
+    if words[0] == "train" and "--dry-run" not in words:
+        return [*words, *SMALLER]
+    if words[0] == "eval":
+        return [*words, "--problems", "4"]
+    if words[0] == "view" and not words[1].endswith(".jsonl"):
+        return [*words, "--summary"]
+    return words
+
+
+def test_the_commands_that_the_pages_name_have_run(hour: tuple[Path, dict[str, str]]) -> None:
+    _, printed = hour
+    kinds = [line.split()[1] for line in printed]
+    assert {"doctor", "train", "view", "rollout", "eval"} == set(kinds)
+    assert len(printed) >= 14
+
+
+def test_they_leave_what_the_pages_promise(hour: tuple[Path, dict[str, str]]) -> None:
+    folder, printed = hour
+    for name, steps in (("quickstart", 3), ("thoughts", 2)):
+        run_folder = folder / "runs" / name
+        promised = "config.yaml metrics.jsonl rollouts eval checkpoints model report.html"
+        assert [part for part in promised.split() if not (run_folder / part).exists()] == []
+        rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if row["kind"] == "train"] == list(range(1, steps + 1))
+        assert {row["step"] for row in rows if row["kind"] == "eval"} >= {0, steps}
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["quickstart", "thoughts"]
+    assert len(list(read_jsonl(folder / "x.jsonl"))) == 4
+    assert "jupyter console --existing" in "".join(text for line, text in printed.items() if "--attach" in line)
+
+
+def test_what_is_printed_without_a_terminal_has_one_line_for_a_step(hour: tuple[Path, dict[str, str]]) -> None:
+    _, printed = hour
+    steps = [line for line in printed["repl-rl train my.yaml"].splitlines() if line.startswith("step ")]
+    assert [line.split()[1] for line in steps] == ["1", "2"]
+    assert all(line.endswith(" s") for line in steps)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_python_of_the_readme(number: int, installed: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(blocks(README, "python")[number].replace("max_steps=10", "max_steps=1"))
+    printed = run(installed / "python", program, cwd=tmp_path)
+    assert (tmp_path / "out").is_dir() if number == 0 else printed.strip() == "2"
