@@ -60,10 +60,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
     tasks = _tasks(options, config)
     table = reward_table(config.rewards, config.credit)
-    progress = Progress(console)
+    progress, attached = Progress(console), _attached(options, console)
     with contextlib.ExitStack() as stack:
         with progress.stage("loading the model and the first kernels"):
-            service = stack.enter_context(open_service(config, _attached(options, console)))
+            service = stack.enter_context(open_service(config, attached))
         if not options.attach:  # which prints and waits for Enter meanwhile
             stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
         trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))

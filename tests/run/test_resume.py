@@ -20,8 +20,8 @@ from repl_rl.run.resume import learning_rate, open_run, what_changes
 STORED = Path(__file__).parent / "stored"
 FREE = (
     "train.steps, train.max_minutes, train.save_steps, train.report_to, train.report_rollouts, "
-    "train.report_rollouts_every, eval.problems, eval.temperature, kernel.size, kernel.budget_mb, engine.servers, "
-    "engine.weights_folder, engine.places, engine.kv_cache_gib, engine.gpu_memory_utilization"
+    "train.report_rollouts_every, eval.problems, eval.temperature, import_from, kernel.size, kernel.budget_mb, "
+    "engine.servers, engine.weights_folder, engine.places, engine.kv_cache_gib, engine.gpu_memory_utilization"
 )
 
 

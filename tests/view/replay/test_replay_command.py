@@ -123,10 +123,12 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     assert main(["view", str(path), "--summary"]) == 0
     assert "dialect: own_calculator:Calculator" in capsys.readouterr().out
     assert main(["replay", str(path)]) == 2
-    assert " ".join(capsys.readouterr().err.split()) == (
+    said = " ".join(capsys.readouterr().err.split())
+    assert re.sub(r"looked in .+ and the installed packages", "looked in FOLDERS", said) == (
         "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which can't be used here: "
-        "dialect.name: 'own_calculator:Calculator' can't be imported (No module named 'own_calculator'). Run this "
-        "where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, dialect=)"
+        "dialect.name: 'own_calculator:Calculator' can't be imported (No module named 'own_calculator'): looked in "
+        "FOLDERS. Run this where it can be imported (PYTHONPATH), or name the dialect to read it with (--dialect, "
+        "dialect=)"
     )
     assert read_notebooks([path], dialect="python")[0][0].notebook.metadata.repl_rl.dialect == "python"
 
