@@ -189,7 +189,7 @@ class _SessionReader:
                 words = self._reading.give_up(index)
                 pieces = [words] if words else []
                 for source, cell in zip(ran, line.cells, strict=True):
-                    refusal = None if source else Refusal(line.error_name or "", cell.output)
+                    refusal = None if source else Refusal(line.error_name or "", encodable(cell.output))
                     pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
         if index + 1 == len(self._trajectory.lines) and self._trajectory.stop_reason in _FAILED and not line.output:

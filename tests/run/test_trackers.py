@@ -276,7 +276,7 @@ def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(place: Pat
     shown = [dict(zip(COLUMNS, row, strict=True)) for row in table["data"]]
     assert [row["lines"] for row in shown] == [3, 1000]
     assert shown[0]["transcript"].startswith("¶ \\ud800\\x00\\x1b[31m\\x85\\u202e</pre><script>")
-    assert 20_000 < len(shown[1]["transcript"]) < 20_100
+    assert 10_000 < len(shown[1]["transcript"]) < 20_100
     text = texts(tensorboard(place / "hostile" / "trackers" / "tensorboard"), "train/rollouts")[1]
     assert all(line.startswith("    ") or line in ("", "---") for line in text.split("\n"))
     messages = [row["messages"] for row in trackio_rows(place, "hostile", "traces")]
