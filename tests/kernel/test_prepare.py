@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cloudpickle
 import pytest
-from kernel.conftest import LIMITS, Typed, in_one_session
+from kernel.conftest import LIMITS, PATIENT, Typed, in_one_session
 from kernel.kernelspecs import STOCK, kernelspecs
 from kernel_fakes import FakeKernelPool
 
@@ -174,10 +174,9 @@ def test_a_tool_that_raises_shows_its_own_frames_alone(forked: Prepared) -> None
     assert [(call.name, call.error_name) for call in interrupted.calls] == [("nap", "KeyboardInterrupt")]
 
 
-def test_a_tool_looks_like_its_function(forked: Prepared) -> None:
-    shown, signature, hidden = forked(
-        MULTIPLY, "help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__"
-    )
+def test_a_tool_looks_like_its_function(kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop) -> None:
+    cells = ("help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__")
+    shown, signature, hidden = loop.run(in_a_prepared_session(kernel_pools(PATIENT), MULTIPLY, *cells))
     assert "multiply(a: int, b: int = 2) -> int\n    Multiply two numbers.\n" in shown.output
     assert signature.output == "<Signature (a: int, b: int = 2) -> int>\n"
     assert hidden.error_name == "AttributeError"

@@ -56,7 +56,7 @@ def test_what_was_not_asked_for_costs_the_session(kind: str, name: str, arenas: 
 @pytest.mark.parametrize("name", ["early-reply", "garbage", "half-a-frame", "four-gib"])
 def test_what_is_sent_between_two_lines_costs_the_session(kind: str, name: str, arenas: Arenas) -> None:
     later = f"threading.Timer(0.2, os.write, (3, {BROKEN[name]})).start()"
-    first, *others = arenas(kind, SHORT).attack(later, "time.sleep(0.7); 'next'", "'third'")
+    first, *others = arenas(kind).attack(later, "time.sleep(0.7); 'next'", "'third'")
     assert (first.status, first.answer) == (OK, None)
     assert others[-1].status is KILLED
     assert all(result.answer is None for result in others)
@@ -177,7 +177,7 @@ PIPES = {
 @pytest.mark.parametrize("name", PIPES)
 def test_a_bent_pipe_still_carries_text(kind: str, name: str, arenas: Arenas) -> None:
     cells = PIPES[name], "'shown'", "tried(print, 'x' * 10 ** 6)", "'after'"
-    bent, shown, flood, after = arenas(kind, SHORT).attack(*cells)
+    bent, shown, flood, after = arenas(kind).attack(*cells)
     assert (bent.output, shown.output) == ("", "'shown'\n")
     assert after.output.endswith("'after'\n") or name in ("unblocked", "direct")  # what finds no room is lost or late
     assert len(flood.output) < LIMITS.output_bytes + 100

@@ -103,7 +103,7 @@ REPRS = [
 
 @pytest.mark.parametrize(("kind", "attack"), cases(*REPRS))
 def test_a_repr_costs_its_line(kind: str, attack: Attack, arenas: Arenas) -> None:
-    *_, last = arenas(kind, SHORT if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
+    *_, last = arenas(kind, GENTLE if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
     assert last.status in attack.statuses
     assert re.fullmatch(attack.evidence, last.output.strip(), re.DOTALL)
     assert len(last.output) < MOST_CHARS
@@ -160,7 +160,7 @@ DEATHS = [
 
 @pytest.mark.parametrize(("kind", "attack"), cases(*DEATHS))
 def test_an_end_is_the_sessions_own(kind: str, attack: Attack, arenas: Arenas) -> None:
-    *_, last = arenas(kind, SHORT if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
+    *_, last = arenas(kind, GENTLE if TIMEOUT in attack.statuses else LIMITS).attack(*attack.cells)
     assert last.status in attack.statuses
     assert re.fullmatch(attack.evidence, last.output.strip(), re.DOTALL)
     assert last.duration_s < SOON_S
