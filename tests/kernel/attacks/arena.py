@@ -42,6 +42,8 @@ LIMITS = Limits(
 )
 SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
 """For attacks that end only because their time does."""
+GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
+"""For those that end with the interrupt, however long a busy machine takes over it."""
 SOON_S = 25.0
 """How long a line under `SHORT` takes at most on a busy machine; what attacks wait for takes a minute."""
 BWRAP: tuple[SandboxKind, ...] = ("bwrap",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernel.attacks.arena import BATCH, BOTH, BWRAP, LIMITS, SECRET, SHORT, Arena
+from kernel.attacks.arena import BATCH, BOTH, BWRAP, GENTLE, LIMITS, SECRET, SHORT, Arena
 
 from repl_rl.kernel import Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
@@ -21,7 +21,7 @@ def opened(loop: BackgroundLoop) -> Iterator[Opened]:
     kinds: tuple[SandboxKind, ...] = BWRAP if landlock.problem() else BOTH
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("A_SECRET_TOKEN", SECRET)
-        arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in (LIMITS, SHORT)}
+        arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in (LIMITS, SHORT, GENTLE)}
         yield arenas
         for arena in arenas.values():
             arena.close()
@@ -40,7 +40,7 @@ def arenas(opened: Opened, whole_batches: None) -> Iterator[Arenas]:
     """The arena of a kind of sandbox, and of limits; skips where this machine can't have it."""
 
     def arena(kind: SandboxKind, limits: Limits = LIMITS) -> Arena:
-        if (kind, limits) not in opened:
+        if (kind, LIMITS) not in opened:
             pytest.skip(str(landlock.problem()))
         return opened[kind, limits]
 

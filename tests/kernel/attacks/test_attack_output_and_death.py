@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, ERROR, KILLED, LIMITS, OK, SANDLOCK, SHORT, SOON_S, TIMEOUT, Attack, cases
+from kernel.attacks.arena import (
+    BOTH,
+    BWRAP,
+    ERROR,
+    GENTLE,
+    KILLED,
+    LIMITS,
+    OK,
+    SANDLOCK,
+    SHORT,
+    SOON_S,
+    TIMEOUT,
+    Attack,
+    cases,
+)
 from kernel.attacks.conftest import Arenas
 
 MOST_CHARS = LIMITS.output_bytes + 100
-GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
-"""For lines that end with the interrupt, however long a busy machine takes over it."""
-PATIENT = replace(GENTLE, line_s=15.0)
 SHOWN = "class A:\n  def __repr__(self): {}\n"
 FOREVER = "lines = []\ndef forever():\n  while True: print('x' * 1000); lines.append(0)\n"
 
@@ -49,7 +59,7 @@ FLOODS = [
 def test_floods_are_cut(kind: str, attack: Attack, arenas: Arenas) -> None:
     *_, last = arenas(kind, SHORT if KILLED in attack.statuses else GENTLE).attack(*attack.cells)
     if not last.omitted_bytes:  # a busy machine may not print enough in so short a time
-        *_, last = arenas(kind, PATIENT).attack(*attack.cells)
+        *_, last = arenas(kind).attack(*attack.cells)
     assert last.status in attack.statuses
     assert last.omitted_bytes > 0
     assert len(last.output) < MOST_CHARS
