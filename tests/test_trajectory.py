@@ -19,6 +19,7 @@ from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Traject
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 """Lone surrogates and NULs included."""
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+CELLS = st.builds(RecordedCell, ANY_TEXT, ANY_TEXT, st.lists(st.binary(), max_size=2).map(tuple))
 
 
 def trajectory(**changes: Any) -> Trajectory:
@@ -59,7 +60,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 draw(st.none() | FINITE),
                 draw(st.none() | FINITE),
                 draw(FINITE),
-                cells=draw(st.none() | st.lists(st.builds(RecordedCell, ANY_TEXT, ANY_TEXT), max_size=3).map(tuple)),
+                cells=draw(st.none() | st.lists(CELLS, max_size=3).map(tuple)),
             )
         )
         sampled_mask += [False] * draw(st.integers(0, 3))
@@ -91,6 +92,53 @@ def test_jsonl_is_loss_free(written: list[Trajectory]) -> None:
         write_jsonl(path, written)
         assert list(read_jsonl(path)) == written
         assert path.read_bytes().count(b"\n") == len(written)
+
+
+RED, BLUE = b"\x89PNG\r\n\x1a\nred", b"\x89PNG\r\n\x1a\nblue"
+RED_FILE = "x.images/263b2eda037e43f07cb5fd331dbbd098.png"
+
+
+def drawn(*images: bytes) -> Trajectory:
+    first, last = trajectory().lines
+    cells = (RecordedCell("6 * 7", "42\n"), RecordedCell("plt.show()", "", images))
+    return trajectory(lines=(dataclasses.replace(first, cells=cells), last))
+
+
+def test_images_are_files_beside_the_file(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "x.jsonl", [drawn(RED, BLUE), drawn(RED), trajectory()])
+    assert list(read_jsonl(tmp_path / "x.jsonl")) == [drawn(RED, BLUE), drawn(RED), trajectory()]
+    assert (tmp_path / RED_FILE).read_bytes() == RED
+    assert len(list((tmp_path / "x.images").iterdir())) == 2
+    records = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
+    assert records[1]["lines"][0]["cells"] == [
+        {"source": "6 * 7", "output": "42\n"},
+        {"source": "plt.show()", "output": "", "images": [RED_FILE]},
+    ]
+    assert drawn(RED, BLUE).lines[0].images == (RED, BLUE)
+    assert Trajectory.from_dict(json.loads(json.dumps(drawn(RED).to_dict()))) == drawn(RED)
+
+
+@pytest.mark.parametrize("name", ["gone.images/" + RED_FILE[9:], f"../{RED_FILE}", "/etc/passwd", "", 7, "e\u0301"])
+def test_what_is_not_an_image_beside_the_file_is_left_out(tmp_path: Path, name: Any) -> None:
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, [drawn(RED)])
+    path.write_text(path.read_text().replace(json.dumps(RED_FILE), json.dumps(name)))
+    [lenient] = read_jsonl(path, [])
+    assert lenient == drawn()
+
+
+def test_a_changed_image_is_left_out(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "x.jsonl", [drawn(RED, BLUE)])
+    (tmp_path / RED_FILE).write_bytes(BLUE)
+    assert list(read_jsonl(tmp_path / "x.jsonl")) == [drawn(BLUE)]
+
+
+def test_a_labelled_file_is_read_without_its_labels(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    write_jsonl(path, [drawn(RED)], labels=[{"sample": 1}])
+    write_jsonl(path, [trajectory()], labels=[{"sample": 2}], append=True)
+    assert [json.loads(line)["sample"] for line in path.read_text().splitlines()] == [1, 2]
+    assert list(read_jsonl(path)) == [drawn(RED), trajectory()]
 
 
 @pytest.mark.parametrize(

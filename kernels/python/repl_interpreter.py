@@ -22,6 +22,7 @@ import contextvars
 import sys
 import types
 
+import repl_figures
 from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
@@ -48,10 +49,13 @@ class Outcome:
     (SystemExit: a terminal would have closed). `compiled` is False if the cell itself is not valid Python, unlike code
     that raises SyntaxError as it runs. `error_message` is the exception as `traceback.format_exception_only` writes it.
     `answer` holds the `repr` of every value handed to `submit_final_answer`, or None. `omitted_bytes` counts output
-    beyond the screen's limit. `calls` are those of tools, as `Tools.calls` gives them.
+    beyond the screen's limit. `calls` are those of tools, as `Tools.calls` gives them. `images` are PNG files of
+    what matplotlib showed, in base64.
     """
 
-    __slots__ = ("answer", "calls", "compiled", "error_message", "error_name", "omitted_bytes", "output", "status")
+    __slots__ = (
+        "answer", "calls", "compiled", "error_message", "error_name", "images", "omitted_bytes", "output", "status",
+    )  # fmt: skip
 
     def __init__(
         self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0, error_message=None
@@ -61,6 +65,7 @@ class Outcome:
         self.error_name = error_name
         self.error_message = error_message
         self.calls = []
+        self.images = []
         self.compiled = compiled
         self.answer = answer
         self.omitted_bytes = omitted_bytes
@@ -152,6 +157,7 @@ class Interpreter:
         outcome.output, outcome.omitted_bytes = self.screen.take()
         outcome.answer = tuple(self._answers) if self._answers else None
         outcome.calls = self.tools.calls()
+        outcome.images = repl_figures.take()
         return outcome
 
     @contextlib.contextmanager

@@ -147,6 +147,8 @@ class ReplKernel(kernelbase.Kernel):
         if outcome.output:
             text = outcome.output.encode("utf-8", "backslashreplace").decode()
             self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text})
+        for image in outcome.images:
+            self.send_response(self.iopub_socket, "display_data", {"data": {"image/png": image}, "metadata": {}})
         if outcome.error_name:
             self.send_response(self.iopub_socket, "error", _error_fields(outcome))
 
@@ -204,7 +206,7 @@ def _reply(outcome, execution_count):
         reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
     elif outcome.error_name:
         reply |= {"status": "error", **_error_fields(outcome)}
-    names = ("status", "error_name", "error_message", "compiled", "answer", "calls")
+    names = ("status", "error_name", "error_message", "compiled", "answer", "calls", "images")
     reply["repl_rl"] = {name: getattr(outcome, name) for name in names}
     return reply
 

@@ -4,7 +4,7 @@ Sends {"id": "ready"}, then answers each request with one result that carries th
 
     {"id": id, "prepare": source}          {"id", "status"}; runs set-up code (repl_tools.py)
     {"id": id, "run": source}              {"id", "status", "error_name", "error_message", "compiled", "answer",
-                                            "fingerprint", "calls"}
+                                            "fingerprint", "calls", "images"}
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
 
 Before the result of a `run`, its calls of the host's tools may go out and be answered, see repl_host.py.
@@ -114,6 +114,7 @@ class Session:
             "answer": outcome.answer,
             "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models.union(tools)),
             "calls": outcome.calls,
+            "images": outcome.images,
         }
 
     def _open_jupyter(self, request, descriptors):

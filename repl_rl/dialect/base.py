@@ -42,6 +42,8 @@ class CellRun:
     error_message: str | None = None
     observed: str = ""
     """What the environment shows after the cell."""
+    images: tuple[bytes, ...] = ()
+    """PNG files of what the cell drew. The policy does not see them."""
 
     @property
     def text(self) -> str:

@@ -6,6 +6,8 @@ Knows source text, but no tokens. Code that fails is data: an `ExecResult` with 
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -19,6 +21,8 @@ from repl_rl.trajectory import ToolCall
 _TEXT_CHARS = 10_000
 _NAME_CHARS = 200
 _MOST_CALLS = 1_000
+MOST_IMAGES, _MOST_IMAGE_BYTES = 8, 2 << 20
+_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class ExecStatus(StrEnum):
@@ -50,6 +54,7 @@ class ExecResult:
     `by_machinery` is True for a killed kernel if the machinery around it failed, whatever the cell did.
     `calls` are the tool calls that ended in this cell, as the session reports them: the first 1,000, and none from a
     kernel that does not report them.
+    `images` are the PNG files of what the cell drew, see `images_of`.
     """
 
     status: ExecStatus
@@ -63,6 +68,7 @@ class ExecResult:
     by_machinery: bool = False
     error_message: str | None = None
     calls: tuple[ToolCall, ...] = ()
+    images: tuple[bytes, ...] = ()
 
     @property
     def state_lost(self) -> bool:
@@ -188,6 +194,23 @@ def calls_of(reported: object) -> tuple[ToolCall, ...]:
                 error_name = None if error_name is None else _name_of(error_name)
                 calls.append(ToolCall(_name_of(name), error_name, duration_s))
     return tuple(calls)
+
+
+def images_of(reported: object) -> tuple[bytes, ...]:
+    """The PNG files in `reported`, a list of base64 texts: the first 8, up to 2 MiB together.
+
+    What is not base64 or does not begin as a PNG file does is left out. Whatever draws one later must be as careful as
+    a browser is.
+    """
+    images: list[bytes] = []
+    for text in reported[:MOST_IMAGES] if isinstance(reported, list) else ():
+        try:
+            image = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        except (binascii.Error, ValueError):
+            continue
+        if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
+            images.append(image)
+    return tuple(images)
 
 
 def _name_of(text: str) -> str:

@@ -18,6 +18,8 @@ from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCal
 
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
+_MOST_IMAGE_BYTES = 8 << 20
+"""Of what a trajectory draws; later images are not kept."""
 _KINDS = {
     ExecStatus.TIMEOUT: LineKind.TIMEOUT,
     ExecStatus.KILLED: LineKind.KILLED,
@@ -45,6 +47,7 @@ class Interpreter:
         self._host = host
         self._kernel: KernelSession | None = None
         self._has_state = False
+        self._image_bytes = 0
 
     async def start(self) -> None:
         """Take a kernel. Raises KernelError if none starts."""
@@ -71,7 +74,8 @@ class Interpreter:
                     raise
             else:
                 self._has_state = True
-                return result
+                self._image_bytes += sum(map(len, result.images))
+                return result if self._image_bytes <= _MOST_IMAGE_BYTES else replace(result, images=())
         raise AssertionError("the last attempt returns or raises")
 
     async def _answered(self, call: HostCall) -> HostReply:
@@ -112,7 +116,7 @@ class TurnResult:
             duration_s=self.duration_s,
             fingerprint=self.fingerprint,
             calls=self.calls,
-            cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run)) for run in self.cells),
+            cells=tuple(RecordedCell(run.cell.source, dialect.plain_output(run), run.images) for run in self.cells),
         )
 
 
@@ -134,7 +138,7 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
         if result.status is ExecStatus.TIMEOUT:  # the model is told why it was interrupted
             said = f"{said or 'KeyboardInterrupt'}: it ran out of time"
         results.append(result)
-        runs.append(CellRun(cell, result.output, said))
+        runs.append(CellRun(cell, result.output, said, images=result.images))
         if result.answer is not None:
             stop = StopReason.ANSWER
             break

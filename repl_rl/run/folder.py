@@ -77,6 +77,7 @@ class RunFolder:
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
+                shutil.rmtree(path.with_suffix(".images"), ignore_errors=True)
 
     def keep_evaluation(self, step: int, row: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Store held-out rollouts, then their row."""

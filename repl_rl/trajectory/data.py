@@ -7,6 +7,7 @@ or converted to one, is the business of `repl_rl.view`, which is imported when s
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import importlib
 import math
@@ -111,6 +112,9 @@ class RecordedCell:
 
     source: str
     output: str
+    images: tuple[bytes, ...] = ()
+    """PNG files of what it drew; the policy does not see them. In a record they are base64, and in files that
+    `write_jsonl` writes, the names of files beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,11 @@ class Line:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ValueError(f"a line needs at least one token, got tokens {self.start} to {self.end}")
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """PNG files of what its cells drew, in order."""
+        return tuple(image for cell in self.cells or () for image in cell.images)
 
     @property
     def shown(self) -> str:
@@ -223,6 +232,10 @@ class Trajectory:
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
         record = dataclasses.asdict(self)
+        for cell in (cell for line in record["lines"] for cell in line["cells"] or ()):
+            cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
+            if not cell["images"]:
+                del cell["images"]
         numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
         numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]

@@ -7,9 +7,12 @@ returns what can be shown, and a note says what could not. Either way every fiel
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import math
+import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
@@ -21,13 +24,53 @@ from repl_rl.errors import RunError
 from repl_rl.trajectory.data import Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 
 
-def write_jsonl(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
-    """One trajectory per line, UTF-8. Lone surrogates in outputs are kept as JSON escapes."""
+def write_jsonl(
+    path: Path | str,
+    trajectories: Iterable[Trajectory],
+    *,
+    labels: Iterable[Mapping[str, Any]] | None = None,
+    append: bool = False,
+) -> None:
+    """One trajectory per line, UTF-8. Lone surrogates in outputs are kept as JSON escapes.
+
+    Images become PNG files in a folder beside the file, `rollouts.images` for `rollouts.jsonl`, each named after its
+    content. `labels` holds further keys of each record, which readers ignore.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8") as file:
-        for trajectory in trajectories:
-            file.write(json.dumps(trajectory.to_dict(), allow_nan=False) + "\n")
+    folder = path.with_suffix(".images")
+    with path.open("a" if append else "w", encoding="utf-8") as file:
+        pairs = ((each, {}) for each in trajectories) if labels is None else zip(trajectories, labels, strict=True)
+        for trajectory, label in pairs:
+            record = trajectory.to_dict()
+            for line, stored in zip(trajectory.lines, record["lines"], strict=True):
+                for cell, kept in zip(line.cells or (), stored["cells"] or (), strict=True):
+                    if cell.images:
+                        folder.mkdir(exist_ok=True)
+                        kept["images"] = [f"{folder.name}/{_write_image(folder, image)}" for image in cell.images]
+            file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
+
+
+def _write_image(folder: Path, image: bytes) -> str:
+    """The name of the file in `folder` that holds `image`."""
+    name = f"{hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS]}.png"
+    (folder / name).write_bytes(image)
+    return name
+
+
+def _read_image(stored: str, folder: Path | None) -> bytes | None:
+    """The image that a record holds, or names as a file under `folder`. None for a file that is missing, too large or
+    not what its name says; raises ValueError for a text that is neither base64 nor such a name."""
+    if not (found := _IMAGE_FILE.fullmatch(stored)):
+        return base64.b64decode(stored, validate=True) or None
+    if folder is None or not (path := folder / stored).is_file():
+        return None
+    try:
+        with path.open("rb") as file:
+            image = file.read(_LARGEST_IMAGE_BYTES)
+    except OSError:
+        return None
+    return image if hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS] == found[1] else None
 
 
 def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Trajectory]:
@@ -44,7 +87,7 @@ def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Tra
                 if notes is not None and not line.strip():
                     continue
                 try:
-                    record = read_record(line, is_strict=notes is None)
+                    record = read_record(line, is_strict=notes is None, folder=path.parent)
                 except ValueError as error:
                     if notes is None:
                         raise RunError(f"{path}, line {number}: not a trajectory ({error})") from error
@@ -76,8 +119,11 @@ class Record:
     has_tokens: bool = True
 
 
-def read_record(line: bytes, is_strict: bool = False) -> Record:
+def read_record(line: bytes, is_strict: bool = False, folder: Path | None = None) -> Record:
     """Read one line of a file of trajectories. The line is hostile data: whatever it holds, only ValueError is raised.
+
+    `folder` is where the file is. Without it, images that are files of their own are left out, as are files that are
+    missing or not what was written.
 
     Lenient reading raises only if nothing can be shown. It fills in what a record lacks, replaces kinds that this
     version doesn't know, converts values that should be text to text, and drops numbers that are not finite. Not
@@ -92,7 +138,7 @@ def read_record(line: bytes, is_strict: bool = False) -> Record:
         text = line.decode("utf-8", "replace")
         notes.append("it holds bytes that are not UTF-8, shown as \ufffd")
     try:
-        return from_record(json.loads(text), notes)
+        return from_record(json.loads(text), notes, folder)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -124,9 +170,12 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
 """The item types of the token lists; `logprobs` holds numbers."""
 _LARGEST = 2**63 - 1
+_DIGEST_CHARS = 32
+_IMAGE_FILE = re.compile(r"[^/\0]+\.images/([0-9a-f]{32})\.png")
+_LARGEST_IMAGE_BYTES = 4 << 20
 
 
-def from_record(record: Any, notes: list[str] | None) -> Record:
+def from_record(record: Any, notes: list[str] | None, folder: Path | None = None) -> Record:
     """Read what JSON holds. Without `notes` strict: raises ValueError for anything that does not match its type. With
     `notes` lenient."""
     found = record if isinstance(record, Mapping) else {}
@@ -147,7 +196,7 @@ def from_record(record: Any, notes: list[str] | None) -> Record:
     tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
     values["prompt_ids"] = tokens.pop("prompt_ids") or ()
     raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
-    lines = [_read_line(raw, notes) for raw in raw_lines]
+    lines = [_read_line(raw, notes, folder) for raw in raw_lines]
     has_tokens = True
     try:
         if None in lines or None in tokens.values():
@@ -159,7 +208,7 @@ def from_record(record: Any, notes: list[str] | None) -> Record:
         has_tokens = False
         notes.append("its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not")
         readable = [raw for raw in raw_lines if isinstance(raw, Mapping)]
-        lines = [_read_line({**raw, "start": at, "end": at + 1}, notes) for at, raw in enumerate(readable)]
+        lines = [_read_line({**raw, "start": at, "end": at + 1}, notes, folder) for at, raw in enumerate(readable)]
         ids, mask, zeros = (0,) * len(lines), (True,) * len(lines), (0.0,) * len(lines)
         tokens = {"completion_ids": ids, "sampled_mask": mask, "logprobs": zeros}
         trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
@@ -221,7 +270,7 @@ def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] 
     return None
 
 
-def _read_line(raw: Any, notes: list[str] | None) -> Line | None:
+def _read_line(raw: Any, notes: list[str] | None, folder: Path | None) -> Line | None:
     """The line; None for what a lenient reader can't use, because it is not a line or holds no token."""
     if notes is not None:
         start, end = (raw.get("start"), raw.get("end")) if isinstance(raw, Mapping) else (None, None)
@@ -232,5 +281,20 @@ def _read_line(raw: Any, notes: list[str] | None) -> Line | None:
     values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
     cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
     if cells is not None:
-        values["cells"] = tuple(RecordedCell(**_read_fields(RecordedCell, cell, notes)) for cell in cells)
+        values["cells"] = tuple(
+            RecordedCell(**_read_fields(RecordedCell, cell, notes), images=_read_images(cell, notes, folder))
+            for cell in cells
+        )
     return Line(**values)
+
+
+def _read_images(raw: Any, notes: list[str] | None, folder: Path | None) -> tuple[bytes, ...]:
+    stored = raw.get("images", ()) if isinstance(raw, Mapping) else ()
+    images: list[bytes | None] = []
+    for text in _read_list(stored, "images", notes, {str}) or () if stored else ():
+        try:
+            images.append(_read_image(text, folder))
+        except ValueError:
+            if notes is None:
+                raise
+    return tuple(image for image in images if image is not None)

@@ -37,6 +37,7 @@ from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, short, 
 
 TRANSCRIPT_BYTES = 700_000
 TOKENS_BYTES = 450_000
+IMAGES_BYTES = 350_000
 GROUP_BYTES = 1_000_000
 GROUP_MEMBERS = 64
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
@@ -92,7 +93,11 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
     fitting = token_texts is not None and texts_fit(trajectory, token_texts)
     return _render(
         "trajectory",
-        card=_card(trajectory, trajectory_parts(trajectory, TRANSCRIPT_BYTES), short(trajectory.task_id, NAME_CHARS)),
+        card=_card(
+            trajectory,
+            trajectory_parts(trajectory, TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES),
+            short(trajectory.task_id, NAME_CHARS),
+        ),
         tokens=stretches(trajectory, token_texts, TOKENS_BYTES),
         texts_missing="" if fitting else _UNKNOWN if token_texts is None else _UNFIT,
         sampled=trajectory.sampled_tokens,
@@ -126,7 +131,7 @@ def group_html(group: Sequence[Trajectory]) -> str:
 
 def transcript_html(prompt: str, lines: Sequence[Line], *, pending: str | None = None, note: str = "") -> str:
     """A session in progress; `pending` is the typed line that is running, `note` says what is going on."""
-    parts = session_parts(prompt, lines, pending, TRANSCRIPT_BYTES)
+    parts = session_parts(prompt, lines, pending, TRANSCRIPT_BYTES, image_bytes=IMAGES_BYTES)
     return _render("session", parts=parts, note=short(note, TEXT_CHARS))
 
 

@@ -14,6 +14,7 @@ Not covered: `%magic` and `!command` of the `ipython` dialect, which our kernel 
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from pathlib import Path
@@ -106,6 +107,7 @@ def _outputs(cell: SessionCell, shows: str) -> list[NotebookNode]:
     outputs = [v4.new_output("stream", name="stdout", text=stream)] if stream else []
     if value is not None:
         outputs.append(v4.new_output("execute_result", {"text/plain": value}, execution_count=cell.number))
+    outputs += [v4.new_output("display_data", {"image/png": base64.b64encode(image).decode()}) for image in cell.images]
     if cell.error_name:
         name = encodable(cell.error_name)
         outputs.append(v4.new_output("error", ename=name, evalue=value_of(name, cell.output), traceback=[]))

@@ -73,6 +73,7 @@ class SessionCell:
     shares_output: bool = False
     number: int = 0
     note: str = ""
+    images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,8 @@ class _SessionReader:
                 told[place] = replace(told[place], output=part)
         elif ran:
             told[ran[-1]] = replace(told[ran[-1]], output=shown)
+        if line.images and ran:  # they follow the text that the whole line showed
+            told[ran[-1]] = replace(told[ran[-1]], images=line.images)
         for place in ran[:-1]:
             told[place] = replace(told[place], shares_output=True)
         if ran:

@@ -18,7 +18,7 @@ from repl_rl.trajectory import Line, LineKind, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.run import number
 from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
-from repl_rl.view.words import FAULTS, signed
+from repl_rl.view.words import FAULTS, counted, signed
 
 TEXT_COLUMNS = 100
 """The width of `terminal_text`."""
@@ -82,6 +82,8 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
 
 def _kind(line: Line) -> Text:
     name = visible(line.error_name) if line.error_name else str(line.kind)
+    if line.images:
+        name += f", {counted(len(line.images), 'image')}"
     return Text(name, style="red" if line.kind in FAULTS else "green" if line.kind is LineKind.ANSWER else "")
 
 

@@ -10,6 +10,7 @@ kept. Every row of the transcript is in exactly one part, or counted in exactly 
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -140,6 +141,8 @@ class Note:
     number: int
     line: Line
     logprob: float | None
+    images: tuple[str, ...] = ()
+    """Those of the line's images that there is room for, in base64."""
 
     @property
     def fault(self) -> bool:
@@ -157,6 +160,10 @@ class Note:
             failed = f" ✗ {short(call.error_name, NAME_CHARS)}" if call.error_name else ""
             told.append(f"{short(call.name, NAME_CHARS)}{failed}, {milliseconds(call.duration_s)}")
         return excerpt(told, LINE_CALLS)
+
+    @property
+    def unseen_images(self) -> int:
+        return len(self.line.images) - len(self.images)
 
     @property
     def size_bytes(self) -> int:
@@ -187,8 +194,12 @@ class ShownRow:
         """The row as plain text: its mark, its pieces, and what went wrong in it."""
         head, tail = ([_joined(piece.text) for piece in end] for end in (self.pieces.head, self.pieces.tail))
         pieces = Excerpt(tuple(head), self.pieces.left_out, tuple(tail))
-        faults = [one_line(note.kind) for note in (*self.notes.head, *self.notes.tail) if note.fault]
-        return f"{self.mark} {_joined(pieces)}" + (f"    [✗ {'; '.join(faults)}]" if faults else "")
+        notes = (*self.notes.head, *self.notes.tail)
+        faults = [one_line(note.kind) for note in notes if note.fault]
+        said = [f"✗ {'; '.join(faults)}"] if faults else []
+        if images := sum(len(note.line.images) for note in notes):
+            said.append(counted(images, "image"))
+        return f"{self.mark} {_joined(pieces)}" + (f"    [{', '.join(said)}]" if said else "")
 
 
 def _joined(texts: Excerpt[str]) -> str:
@@ -210,10 +221,15 @@ def shown_bytes(text: str) -> int:
     return len(escape(visible(text)).encode())
 
 
-def trajectory_parts(trajectory: Trajectory, budget_bytes: int, prompt_rows: int = PROMPT_ROWS) -> list[Part]:
-    """The parts of a whole trajectory, its lines with their logprobs. A prompt of more than `prompt_rows` is folded."""
+def trajectory_parts(
+    trajectory: Trajectory, budget_bytes: int, prompt_rows: int = PROMPT_ROWS, image_bytes: int = 0
+) -> list[Part]:
+    """The parts of a whole trajectory, its lines with their logprobs. A prompt of more than `prompt_rows` is folded.
+
+    Images have a budget of their own, `image_bytes` in base64; those that don't fit are only counted.
+    """
     logprobs = [line_logprob(trajectory, line) for line in trajectory.lines]
-    return session_parts(trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows)
+    return session_parts(trajectory.prompt, trajectory.lines, None, budget_bytes, logprobs, prompt_rows, image_bytes)
 
 
 def session_parts(
@@ -223,12 +239,13 @@ def session_parts(
     budget_bytes: int,
     logprobs: Sequence[float | None] | None = None,
     prompt_rows: int = PROMPT_ROWS,
+    image_bytes: int = 0,
 ) -> list[Part]:
     """The parts of a session that may not have ended; `pending` is typed text that has not run yet."""
     screen = transcript_rows(prompt, lines, pending)
     first_pending = len(screen) - (0 if pending is None else pending.removesuffix("\n").count("\n") + 1)
     known = [None] * len(lines) if logprobs is None else logprobs
-    notes = (Note(number, *both) for number, both in enumerate(zip(lines, known, strict=True), 1))
+    notes = _notes(lines, known, image_bytes)
     rows: list[ShownRow] = []
     fault = False
     for index, row in enumerate(screen):
@@ -249,6 +266,17 @@ def session_parts(
     title = f"the prompt, {counted(given, 'row')}"
     parts = [Part(kept.head, title), _gap(kept.left_out, ()), Part(kept.tail, f"{title}: its end"), *session]
     return [part for part in parts if part.rows or part.left_out]
+
+
+def _notes(lines: Sequence[Line], logprobs: Sequence[float | None], image_bytes: int) -> Iterator[Note]:
+    for number, (line, logprob) in enumerate(zip(lines, logprobs, strict=True), 1):
+        shown = []
+        for image in line.images:
+            text = base64.b64encode(image).decode()
+            if len(text) <= image_bytes:
+                image_bytes -= len(text)
+                shown.append(text)
+        yield Note(number, line, logprob, tuple(shown))
 
 
 def _session_parts(rows: Sequence[ShownRow], budget_bytes: int) -> list[Part]:

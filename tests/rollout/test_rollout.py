@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kernel_fakes import FakeKernelPool
+from kernel_fakes import FakeKernel, FakeKernelPool
 from scripted import LOGPROB, ScriptedEngine
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
@@ -290,6 +290,28 @@ class _Breaking:
             raise KernelDiedError("the connection broke")
         self._left -= 1
         return await self._kernel.execute(source)
+
+
+class _Drawing:
+    """Each cell draws 3 MiB."""
+
+    def __init__(self, kernel: KernelSession) -> None:
+        self._kernel = kernel
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[_Drawing]:
+        yield self
+
+    async def execute(self, source: str) -> ExecResult:
+        return replace(await self._kernel.execute(source), images=(b"\x89PNG" + b"x" * (3 << 20),))
+
+
+def test_what_lines_draw_is_kept_up_to_8_mib_and_not_shown_to_the_policy(vocabulary: Vocabulary) -> None:
+    lines = [" x = 42\n", " x\n", " x\n", " submit_final_answer(x)\n"]
+    trajectory, engine = roll(vocabulary, lines, kernels=_Drawing(FakeKernel()))
+    assert [len(line.images) for line in trajectory.lines] == [1, 1, 0, 0]
+    assert [line.output for line in trajectory.lines] == [">>>", "42\n>>>", "42\n>>>", ""]
+    assert_three_views_agree(vocabulary, trajectory, engine)
 
 
 def test_a_kernel_that_breaks_before_its_first_cell_is_replaced(vocabulary: Vocabulary) -> None:

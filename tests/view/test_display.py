@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.trajectory import Group, Line, LineKind, StopReason, ToolCall, Trajectory
+from repl_rl.trajectory import Group, Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
 from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE, SHOWN, Fragment
@@ -41,6 +41,27 @@ def test_rows_say_who_wrote_them_and_what_the_lines_were_worth() -> None:
         ["‹ interpreter", "NameError: name 'math' is not defined. Did you forget to import 'math'?"],
         ["› typed", ">>> submit_final_answer(12)", "2", "answer", "0", "-0.75", "-1.50", "4.2 ms"],
     ]
+
+
+def drawn_trajectory(*images: bytes) -> Trajectory:
+    made = make_trajectory("t", "q", [(" plt.show()\n", LineKind.EXPRESSION, None, ">>>")])
+    cells = (RecordedCell("plt.show()", "", images),)
+    return replace(made, lines=(replace(made.lines[0], cells=cells),))
+
+
+def test_images_are_drawn_beside_their_line_while_there_is_room() -> None:
+    drawn = drawn_trajectory(b"\x89PNG", b"\x89PNG" * 100_000, b"\x89PNG2")
+    html = trajectory_html(drawn)
+    assert re.findall(r"<img[^>]*>", html) == [
+        '<img src="data:image/png;base64,iVBORw==" alt="what line 1 drew">',
+        '<img src="data:image/png;base64,iVBORzI=" alt="what line 1 drew">',
+    ]
+    assert '<i class="gap">1 image not shown here</i>' in html
+    assert "<img" not in group_html([drawn, drawn])
+    assert '<i class="gap">3 images not shown here</i>' in group_html([drawn, drawn])
+    assert "› >>> plt.show()    [3 images]" in bundle(drawn)["text/plain"].split("\n")
+    [row] = [row.split() for row in str(drawn).split("\n") if "plt.show()" in row]
+    assert row == ["›", ">>>", "plt.show()", "expression,", "3", "images", "0", "-0.75"]
 
 
 def test_a_row_of_two_origins_tells_its_pieces_apart() -> None:

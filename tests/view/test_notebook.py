@@ -54,6 +54,17 @@ def test_thoughts_may_be_markdown() -> None:
         to_notebook(solved_trajectory(), thoughts="prose")
 
 
+def test_what_a_cell_drew_follows_what_it_printed() -> None:
+    first, *others = told((" print(1); plt.show()\n", STATEMENT, None, "1\n>>>")).lines
+    line = replace(first, cells=(RecordedCell("print(1); plt.show()", "1\n", (b"\x89PNG", b"\x89PNG2")),))
+    notebook = to_notebook(replace(told((first.text, STATEMENT, None, first.output)), lines=(line, *others)))
+    assert [dict(output.get("data", {"text": output.get("text")})) for output in notebook.cells[1].outputs] == [
+        {"text": "1\n"},
+        {"image/png": "iVBORw=="},
+        {"image/png": "iVBORzI="},
+    ]
+
+
 def test_metadata_keeps_what_jupyter_has_no_place_for() -> None:
     notebook = to_notebook(solved_trajectory())
     about = notebook.metadata.repl_rl

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from repl_rl.errors import RunError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import Line, LineKind, Record, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import Line, LineKind, Record, RecordedCell, ToolCall, Trajectory, write_jsonl
 from repl_rl.view.viewer import transcript as transcripts
 from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
@@ -35,6 +35,14 @@ def opened(folder: Path) -> RunApi:
 def bare(folder: Path, *trajectories: Trajectory) -> Path:
     write_jsonl(folder / "rollouts" / "step_00001.jsonl", trajectories)
     return folder
+
+
+def test_images_come_with_their_line_while_there_is_room(tmp_path: Path) -> None:
+    made_one = make_trajectory("t", "q", [(" plt.show()\n", LineKind.EXPRESSION, None, ">>>")])
+    cells = (RecordedCell("plt.show()", "", (b"\x89PNG", b"\x89" * 2_000_000, b"\x89PNG2")),)
+    source = opened(bare(tmp_path, replace(made_one, lines=(replace(made_one.lines[0], cells=cells),))))
+    told = source.trajectory("train-1-0")["lines"]["0"]
+    assert (told["images"], told["images_left_out"]) == (["iVBORw==", "iVBORzI="], 1)
 
 
 def test_a_run_in_its_head(run_folder: Path) -> None:
@@ -124,6 +132,8 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
         "duration_s": 0.0042,
         "calls": [],
         "state_changed": None,
+        "images": [],
+        "images_left_out": 0,
     }
 
 

@@ -26,7 +26,7 @@ from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, calls_of, text_of
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, calls_of, images_of, text_of
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 _MIB = 1024 * 1024
@@ -310,6 +310,7 @@ class ForkedKernel:
                 # Killed together with its server, whose end is seen before that of a session.
                 by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
                 calls=calls_of(reply.get("calls")),
+                images=images_of(reply.get("images")),
             )
         except (TypeError, ValueError):
             return ExecResult(ExecStatus.KILLED, output, duration_s=duration_s, omitted_bytes=omitted_bytes)

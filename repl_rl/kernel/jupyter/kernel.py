@@ -128,6 +128,8 @@ class KernelspecKernel:
         try:
             is_late = await self._race(request)
             result = judge(request.result() if request.done() else None, self._output)
+            if not self._is_ours:
+                result = dataclasses.replace(result, images=self._output.take_images())
         finally:
             request.cancel()
         if is_late and not result.state_lost:

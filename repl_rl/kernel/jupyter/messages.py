@@ -16,7 +16,7 @@ from jupyter_client.asynchronous import AsyncKernelClient
 
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
-from repl_rl.kernel.results import ExecResult, ExecStatus, calls_of, text_of
+from repl_rl.kernel.results import MOST_IMAGES, ExecResult, ExecStatus, calls_of, images_of, text_of
 
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
@@ -73,11 +73,12 @@ def setup_cell(source: str) -> str:
 
 
 class CellOutput:
-    """Collects what iopub messages show, in their order, and the answers among them."""
+    """Collects what iopub messages show, in their order, and the answers and images among them."""
 
     def __init__(self, text: CellText) -> None:
         self._text = text
         self._answers: list[str] = []
+        self._images: list[str] = []
 
     def take_in(self, msg_type: str, content: Mapping[str, Any]) -> None:
         if msg_type == "stream":
@@ -86,14 +87,21 @@ class CellOutput:
             data = content["data"]
             if ANSWER_MIME in data:
                 self._answers += [str(value) for value in data[ANSWER_MIME]["values"]]
-            elif "text/plain" in data:
+                return
+            if "text/plain" in data:
                 self._show(_whole_lines(str(data["text/plain"])))
+            if "image/png" in data and len(self._images) < MOST_IMAGES:
+                self._images.append(str(data["image/png"]).replace("\n", ""))
         elif msg_type == "error":
             self._show(traceback_text(content))
 
     def take_answers(self) -> list[str]:
         answers, self._answers = self._answers, []
         return answers
+
+    def take_images(self) -> tuple[bytes, ...]:
+        images, self._images = self._images, []
+        return images_of(images)
 
     def _show(self, text: str) -> None:
         self._text.feed(text.encode("utf-8", "backslashreplace"))
@@ -121,6 +129,7 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
             answer=None if answer is None else tuple(answer),
             error_message=text_of(report.get("error_message")),
             calls=calls_of(report.get("calls")),
+            images=images_of(report.get("images")),
         )
     answer = tuple(output.take_answers()) or None
     if reply is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from repl_rl.errors import ConfigError
+from repl_rl.trajectory import write_jsonl
 from repl_rl.utils.distributed import is_main_process, leave
 from repl_rl.utils.folders import require_file
 
@@ -53,7 +54,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if path is not None:
             require_file(flag, path)
     plan = make_plan(options.config, overrides, options.model, options.dialect, options.n, ks)
-    from repl_rl.run.evaluation.comparison import compare, report, tables, trajectory_records
+    from repl_rl.run.evaluation.comparison import compare, labels, report, tables
 
     rows: list[Row] = []
     _announce(console, plan, len(rows))
@@ -63,8 +64,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             text = json.dumps(report(plan, rows), indent=2, allow_nan=False)
             options.json.write_text(text + "\n", encoding="utf-8")
         if is_main_process() and options.out:
-            with options.out.open("a" if len(rows) > 1 else "w", encoding="utf-8") as file:
-                file.writelines(json.dumps(each, allow_nan=False) + "\n" for each in trajectory_records(plan, row))
+            write_jsonl(options.out, row.trajectories, labels=labels(plan, row), append=len(rows) > 1)
         _announce(console, plan, len(rows))
     leave()
     for table in tables(plan, rows):

@@ -227,14 +227,10 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def trajectory_records(plan: EvaluationPlan, row: Row) -> Iterator[dict[str, Any]]:
-    """A row's trajectories as a rollout file holds them, each with the model, the dialect and the sample's number.
-
-    `read_jsonl` and `repl-rl view` ignore keys that they don't know.
-    """
+def labels(plan: EvaluationPlan, row: Row) -> list[dict[str, Any]]:
+    """What the file of trajectories says of each beside itself: the model, the dialect and the sample's number."""
     label = {"model": row.combination.model, "dialect": row.combination.dialect}
-    for index, trajectory in enumerate(row.trajectories):
-        yield {**trajectory.to_dict(), **label, "sample": index % plan.samples}
+    return [{**label, "sample": index % plan.samples} for index, _ in enumerate(row.trajectories)]
 
 
 def _summary_record(summary: Summary) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class RunApi:
         try:
             with path.open("rb") as file:
                 file.seek(place.start)
-                record = read_record(file.read(place.length))
+                record = read_record(file.read(place.length), folder=path.parent)
             if visible(record.trajectory.task_id) != place.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:

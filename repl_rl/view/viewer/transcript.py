@@ -5,6 +5,7 @@ Tokens get their texts from the run's own vocabulary, if it can be found.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import threading
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ from repl_rl.view.words import FAULTS, line_logprob
 
 MOST_TOKENS = 2000
 """How many tokens of a completion are shown at once."""
+MOST_IMAGE_BYTES = 1_500_000
+"""Of the images of one answer."""
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
@@ -32,6 +35,7 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
     index_of = {line.start: index for index, line in enumerate(trajectory.lines)}
     shown = sorted(index_of[line.start] for row in window for line in row.lines)
     returns, changed = returns_to_go(trajectory, gamma), state_changes(trajectory.lines)
+    drawn = _within(trajectory, shown)
     return {
         "answer": trajectory.answer,
         "error": trajectory.error,
@@ -46,8 +50,20 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
             for row in window
         ],
         "screen_total": len(rows),
-        "lines": {str(index): _line(record, index, returns[index], changed[index]) for index in shown},
+        "lines": {str(index): _line(record, index, returns[index], changed[index], drawn[index]) for index in shown},
     }
+
+
+def _within(trajectory: Trajectory, shown: Sequence[int]) -> dict[int, list[bytes]]:
+    """The images of these lines that have room in one answer."""
+    left = MOST_IMAGE_BYTES
+    drawn: dict[int, list[bytes]] = {index: [] for index in shown}
+    for index in shown:
+        for image in trajectory.lines[index].images:
+            if len(image) <= left:
+                left -= len(image)
+                drawn[index].append(image)
+    return drawn
 
 
 def returns_to_go(trajectory: Trajectory, gamma: float) -> list[float | None]:
@@ -71,7 +87,9 @@ def state_changes(lines: Sequence[Line]) -> list[bool | None]:
     return changes
 
 
-def _line(record: Record, index: int, following: float | None, changed: bool | None) -> dict[str, Any]:
+def _line(
+    record: Record, index: int, following: float | None, changed: bool | None, images: Sequence[bytes]
+) -> dict[str, Any]:
     line = record.trajectory.lines[index]
     count = line.end - line.start if record.has_tokens else 0
     logprob = line_logprob(record.trajectory, line) if count else None
@@ -89,6 +107,8 @@ def _line(record: Record, index: int, following: float | None, changed: bool | N
         "duration_s": line.duration_s,
         "calls": [dataclasses.asdict(call) for call in line.calls],
         "state_changed": changed,
+        "images": [base64.b64encode(image).decode() for image in images],
+        "images_left_out": len(line.images) - len(images),
     }
 
 

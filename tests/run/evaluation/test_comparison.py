@@ -6,14 +6,15 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from repl_rl.config import load_config
-from repl_rl.run.evaluation.comparison import Row, Samples, make_row, report, tables, trajectory_records
+from repl_rl.run.evaluation.comparison import Row, Samples, labels, make_row, report, tables
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
-from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory, write_jsonl
 from tests.made_trajectories import line, made
 
 TASKS = tuple(Task(f"{family}-{n}", "?", "1", family) for n in (1, 2) for family in ("gcd", "lcm"))
@@ -75,9 +76,10 @@ def test_the_report_is_json_with_all_that_was_asked_for() -> None:
     assert [row["wall_s"] for row in found["rows"]] == [2.5, 3.5]
 
 
-def test_each_rollout_says_whose_it_is_and_reads_back() -> None:
+def test_each_rollout_says_whose_it_is_and_reads_back(tmp_path: Path) -> None:
     made_plan, (_, second) = two_rows()
-    records = list(trajectory_records(made_plan, second))
+    write_jsonl(tmp_path / "x.jsonl", second.trajectories, labels=labels(made_plan, second))
+    records = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [record["sample"] for record in records] == [0, 1] * 4
     assert {(record["model"], record["dialect"]) for record in records} == {("[red]other[/red]", "python")}
     assert [Trajectory.from_dict(record) for record in records] == [

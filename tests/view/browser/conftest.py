@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from repl_rl.config import Config, dump_config
-from repl_rl.trajectory import LineKind, StopReason, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, ToolCall, Trajectory, write_jsonl
 from tests.view.conftest import (
     FAMILIES,
     STEPS,
@@ -25,6 +26,10 @@ from tests.view.test_viewer_server import Viewer, viewing
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 FLAGS += ["--disable-component-update", "--disable-sync"]
 TRAINED = 12
+TWO_PIXELS = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAADUlEQVR4nGP4z8AARAAI/gH/xp559wAAAABJRU5ErkJggg=="
+)
+"""A PNG file, 2 wide and 1 high."""
 LONG_ID, LONG_LINES = "train-13-1", 10_000
 IDS = [f"{family}-heldout-{number}" for number in range(3) for family in FAMILIES]
 Visit = Callable[..., Page]
@@ -105,7 +110,8 @@ def aborted_trajectory() -> Trajectory:
     typed = [(" look('gcd')\n", LineKind.EXPRESSION, None, "'a divisor'\n>>>")]
     made = make_trajectory("gcd-train-13-1", "Look it up.", typed, stop=StopReason.ABORTED)
     calls = (ToolCall("look", None, 0.012), ToolCall("look", "TimeoutError", 1.5))
-    return replace(made, lines=(replace(made.lines[0], calls=calls),), error="the kernel went away")
+    cells = (RecordedCell("look('gcd')", "'a divisor'\n", (TWO_PIXELS,)),)
+    return replace(made, lines=(replace(made.lines[0], calls=calls, cells=cells),), error="the kernel went away")
 
 
 def long_trajectory() -> Trajectory:

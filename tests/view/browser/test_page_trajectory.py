@@ -35,6 +35,17 @@ def test_a_click_opens_beside_the_table_and_escape_closes(visit: Visit, address:
     expect(page.locator("#pane")).to_be_hidden()
 
 
+DRAWN = """[...document.querySelectorAll("#pane .transcript img")].map(
+    (image) => [image.alt, image.naturalWidth, image.naturalHeight])"""
+
+
+@pytest.mark.slow
+def test_what_a_line_drew_is_below_it(visit: Visit, address: str) -> None:
+    page = visit(f"{address}#open=train-13-0")
+    expect(page.locator("#pane .row.acted img.image")).to_have_count(1)
+    assert page.evaluate(DRAWN) == [["what line 0 drew", 2, 1]]
+
+
 @pytest.mark.slow
 def test_rows_marks_and_what_lines_are_worth(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open=train-3-0")

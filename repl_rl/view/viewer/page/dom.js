@@ -33,6 +33,13 @@
     return element;
   };
 
+  // A picture from data; nothing is fetched for it.
+  view.image = (base64, alt) => {
+    const element = view.h("img", { alt, class: "image" });
+    element.src = `data:image/png;base64,${String(base64).replace(/[^A-Za-z0-9+/=]/g, "")}`;
+    return element;
+  };
+
   view.add = (element, children) => {
     for (const child of children.flat()) {
       if (child === null || child === undefined || child === false) continue;

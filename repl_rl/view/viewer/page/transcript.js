@@ -26,6 +26,9 @@
     value("logp", view.logprob(line.logprob_sum), "", `${view.logprob(line.logprob_mean)} a token over ${view.count(line.tokens, "token", "tokens")}`),
     value("time", view.time(line.duration_s), "time"), called(line));
 
+  const drawings = (line) => [...line.images.map((image) => view.image(image, `what line ${line.index} drew`)),
+    line.images_left_out > 0 && h("small", { class: "image soft" }, `${view.count(line.images_left_out, "image", "images")} not shown here`)];
+
   const text = (row) => h("code", { class: "text" }, row.pieces.map((piece) => h("span", { class: piece.origin }, piece.text)));
 
   const mark = (row) => h("b", { class: "mark", title: row.origin }, row.mark);
@@ -45,7 +48,7 @@
 
     const draw = (row) => {
       const begun = row.lines.map((index) => lines[index]).filter(Boolean);
-      const drawn = h("div", { class: `row ${row.origin}${begun.length ? " acted" : ""}` }, mark(row), text(row), begun.map(worth));
+      const drawn = h("div", { class: `row ${row.origin}${begun.length ? " acted" : ""}` }, mark(row), text(row), begun.map(worth), begun.flatMap(drawings));
       for (const line of begun) places.set(line.index, drawn);
       return drawn;
     };

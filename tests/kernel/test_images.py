@@ -1,0 +1,75 @@
+"""What cells draw with matplotlib is kept as PNG files, in every kind of Python kernel, and no more than that."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from kernel.conftest import Typed
+from kernel.kernelspecs import OWN, STOCK, kernelspecs
+from kernel.kernelspecs import typed as typed_in
+
+from repl_rl.kernel.results import images_of
+
+__all__ = ["kernelspecs"]
+
+PNG = b"\x89PNG\r\n\x1a\n"
+END = b"IEND\xaeB`\x82"
+DRAW = ("import matplotlib.pyplot as plt", "lines = plt.plot([1, 3, 2])", "plt.show()")
+
+
+def encoded(*images: bytes) -> list[str]:
+    return [base64.b64encode(image).decode() for image in images]
+
+
+def test_show_keeps_the_open_figures_and_closes_them(typed: Typed) -> None:
+    results = typed(
+        *DRAW, "plt.show()", "plt.get_fignums()", "a, b = plt.figure(), plt.figure()", "plt.show()", "1 / 0"
+    )
+    assert [len(result.images) for result in results] == [0, 0, 1, 0, 0, 0, 2, 0]
+    [image] = results[2].images
+    assert (image[:8], image[-8:]) == (PNG, END)
+    assert [result.output for result in results[1:7]] == ["", "", "", "[]\n", "", ""]
+
+
+def test_a_figure_shows_itself_and_stays_open(typed: Typed) -> None:
+    *_, shown, open_ones = typed(*DRAW[:2], "plt.gcf().show()", "plt.get_fignums()")
+    assert (len(shown.images), shown.output, open_ones.output) == (1, "", "[1]\n")
+
+
+def test_a_session_may_choose_a_backend_that_keeps_nothing(typed: Typed) -> None:
+    *_, shown = typed("import matplotlib; matplotlib.use('svg')", *DRAW)
+    assert (shown.images, shown.status) == ((), "ok")
+
+
+def test_no_more_than_eight_of_a_cell(typed: Typed) -> None:
+    *_, shown, after = typed(DRAW[0], "for _ in range(9): plt.figure(figsize=(1, 1)).show()\n", "1")
+    assert (len(shown.images), len(after.images)) == (8, 0)
+
+
+@pytest.mark.parametrize("name", [STOCK, OWN])
+def test_kernelspecs(name: str) -> None:
+    cells = ["%matplotlib inline"] if name == STOCK else []
+    *_, shown = typed_in(name, *cells, "\n".join(DRAW))
+    assert [image[:8] for image in shown.images] == [PNG]
+
+
+@pytest.mark.parametrize(
+    ("reported", "kept"),
+    [
+        (None, ()),
+        ("x", ()),
+        ({"0": "x"}, ()),
+        ([None, 3, ["x"], "", "no base64", "é", "\ud800", *encoded(b"GIF89a")], ()),
+        (encoded(PNG + b"1", b"", PNG + b"2"), (PNG + b"1", PNG + b"2")),
+        (encoded(*[PNG + bytes([n]) for n in range(9)]), tuple(PNG + bytes([n]) for n in range(8))),
+        (encoded(PNG + b"1" * (1 << 20), PNG + b"2" * (1 << 20), PNG), (PNG + b"1" * (1 << 20), PNG)),
+        ([encoded(PNG)[0] + "\n"], ()),
+    ],
+)
+def test_what_a_session_reports_is_not_trusted(reported: Any, kept: tuple[bytes, ...]) -> None:
+    assert images_of(reported) == kept
+    if not isinstance(reported, str):
+        assert images_of(json.loads(json.dumps(reported))) == kept
