@@ -54,7 +54,7 @@ def load_function(function: str | RewardFunction) -> RewardFunction:
     return found
 
 
-def name_of(function: RewardFunction) -> str:
+def name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, line_advantages, spread
+from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
+from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.metrics import credit_metrics
 from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.distributed import gather
+from repl_rl.utils.import_path import place_of
 
 Grader = Callable[[Task, Sequence[str] | None], float]
 """Takes `(task, answer)`, returns a grade. Runs in this process, never in the sandbox."""
@@ -45,16 +49,35 @@ def score(
     """Grade each trajectory against its task and fill in the line rewards. Schedules are those of training step `step`.
 
     If an environment paid a reward, that is the grade. A void trajectory's grade is 0. Our own grader judges several at
-    once; other graders are called one by one.
+    once; other graders are called one by one. Raises RewardError if a grader raises or returns anything but a number.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
     asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
     if grader is grade:
         found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
     else:
-        found = iter([grader(task, answer) for task, answer in asked])
+        found = iter([_graded_by(grader, task, answer) for task, answer in asked])
     grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
     return [table.score(trajectory, value, step) for trajectory, value in zip(trajectories, grades, strict=True)]
+
+
+def _graded_by(grader: Grader, task: Task, answer: Sequence[str] | None) -> float:
+    """A user's grader may raise and return anything."""
+    try:
+        found: Any = grader(task, answer)
+    except Exception as error:
+        place = place_of(error)
+        raise RewardError(
+            f"grader {name_of(grader)!r} raised {type(error).__name__}: {error} ({place and f'{place}, '}on task "
+            f"{task.id!r})"
+        ) from error
+    try:
+        return float(found)
+    except (TypeError, ValueError):
+        raise RewardError(
+            f"grader {name_of(grader)!r} returned {found!r:.200} on task {task.id!r}; it has to be "
+            "(task, answer) -> float, where answer is a tuple of texts, or None without a submission"
+        ) from None
 
 
 def _known_grade(trajectory: Trajectory) -> float | None:

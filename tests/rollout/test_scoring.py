@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from repl_rl.config import CreditConfig, RewardsConfig
+from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import credit, credit_numbers, score
 from repl_rl.tasks import grade
@@ -51,6 +54,35 @@ def test_a_void_trajectory_is_never_graded() -> None:
 
     scored = score([TASK], [answering("42", stop_reason=StopReason.ABORTED)], refuse, TABLE)
     assert scored[0].trajectory.outcome_reward == 0.0
+
+
+def reads_too_much(task: Task, answer: Sequence[str] | None) -> float:
+    return float(answer[1] == task.answer) if answer else 0.0
+
+
+def says_nothing(task: Task, answer: Sequence[str] | None) -> Any:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("grader", "message"),
+    [
+        (
+            reads_too_much,
+            "grader 'reads_too_much' raised IndexError: tuple index out of range "
+            f"({Path(__file__).relative_to(Path.cwd())}:{reads_too_much.__code__.co_firstlineno + 1}, on task 't')",
+        ),
+        (
+            says_nothing,
+            "grader 'says_nothing' returned None on task 't'; it has to be (task, answer) -> float, where answer is a "
+            "tuple of texts, or None without a submission",
+        ),
+    ],
+)
+def test_a_grader_that_breaks_is_named(grader: Any, message: str) -> None:
+    with pytest.raises(RewardError) as caught:
+        score([TASK], [answering("42")], grader, TABLE)
+    assert str(caught.value) == message
 
 
 def test_each_trajectory_is_graded_against_its_own_task() -> None:
