@@ -6,14 +6,17 @@ import argparse
 import importlib.util
 import re
 import shlex
+import sys
+from pathlib import Path
 
 import pytest
 import yaml
-from pages import PAGES, ROOT, commands, configs, heredocs, inline_commands
+from pages import PAGES, ROOT, blocks, commands, configs, heredocs, inline_commands
 
 from repl_rl.cli import _parser
-from repl_rl.config import Config, parse_config, shipped_configs
+from repl_rl.config import load_config, parse_config, shipped_configs
 from repl_rl.rollout.score import reward_table
+from repl_rl.run.dryrun import dry_run
 from repl_rl.trajectory import read_jsonl
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
@@ -84,16 +87,44 @@ def test_targets_of_make_exist() -> None:
     assert named <= targets
 
 
-YAML = [(page, block) for page, text in TEXTS.items() for block in configs(text)]
+YAML = [
+    (page, block)
+    for page, text in TEXTS.items()
+    for block in configs(text)
+    if not block.startswith("dialect: fenced")  # texts of a dialect: tests/docs/test_dialect_guide.py
+]
+BESIDE = {
+    "README.md": {"my_rewards.py": "def short(trajectory):\n    return [0.0 for line in trajectory.lines]\n"},
+    "docs/credit.md": {"my_package/credit.py": blocks(TEXTS["docs/credit.md"], "python")[0]},
+    "docs/engines.md": {"my_package/engines.py": blocks(TEXTS["docs/engines.md"], "python")[0]},
+    "docs/rewards.md": {"my_rewards.py": blocks(TEXTS["docs/rewards.md"], "python")[0]},
+    "docs/sessions.md": {
+        "mine.toml": blocks(TEXTS["docs/sessions.md"], "toml")[0],
+        "modules/shapes.py": "",
+        "data/table.csv": "",
+        "tables/prices.csv": "",
+    },
+    "docs/tasks.md": {"problems.jsonl": blocks(TEXTS["docs/tasks.md"], "json")[0]},
+    "docs/tools.md": {"my_tools.py": blocks(TEXTS["docs/tools.md"], "python")[0]},
+}
+"""The files that a page's configs name, by page: mostly the page's own."""
 
 
 @pytest.mark.parametrize(("page", "block"), YAML)
-def test_yaml_is_a_config(page: str, block: str) -> None:
-    values = yaml.safe_load(block)
-    if page == "docs/dialects.md" and "dialect" in values and isinstance(values["dialect"], str):
-        pytest.skip("a file of texts for a dialect: tests/docs/test_dialect_guide.py uses it")
-    assert set(values) <= set(Config.model_fields)
-    parse_config(values)
+def test_yaml_passes_a_dry_run(page: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {**BESIDE.get(page, {}), "my.yaml": block}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.syspath_prepend(tmp_path)
+    modules = {name.removesuffix(".py").replace("/", ".") for name in BESIDE.get(page, {})} | {"my_package"}
+    for name in modules & set(sys.modules):
+        monkeypatch.delitem(sys.modules, name)
+    assert dry_run(load_config("my.yaml"), tmp_path / "runs").rows
+    assert not (tmp_path / "runs").exists()
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 def test_the_readme_and_the_quickstart_change_the_same_rewards() -> None:
