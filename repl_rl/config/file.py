@@ -59,6 +59,13 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
 
     @property
+    def import_paths(self) -> list[str]:
+        """The values that name something to import, `package.module:name`."""
+        single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
+        named = [*single, *self.tools.functions, *self.rewards.model_dump(mode="json")["functions"]]
+        return [value for value in named if value is not None and ":" in value]
+
+    @property
     def eval_sampling(self) -> SamplingConfig:
         """How held-out problems are sampled."""
         if self.eval.temperature is None:
@@ -125,7 +132,7 @@ def load_config(source: str, overrides: tuple[str, ...] = ()) -> Config:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} can't be read as YAML: {error}") from error
     config = parse_config(values, overrides, path.parent)
-    if not _IMPORT_PATH.search(dump_config(config)) or (is_shipped and config.import_from is None):
+    if not config.import_paths or (is_shipped and config.import_from is None):
         return config
     folder = Path.cwd() if is_shipped else path.parent.resolve()
     looked_in = str((folder / Path(config.import_from or "").expanduser()).resolve())
@@ -146,12 +153,10 @@ def parse_config(values: Any, overrides: tuple[str, ...] = (), folder: Path | No
 
 
 def dump_config(config: Config) -> str:
-    """YAML that `load_config` reads back to an equal Config."""
+    """YAML that `load_config` reads back to an equal Config; with import paths, only `import_from` becomes absolute."""
     return yaml.dump(config.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False)
 
 
-_IMPORT_PATH = re.compile(r"\b[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""In YAML, a key's colon is followed by a space."""
 _SHORT_FOR = {"engine": "backend", "rewards": "preset"}
 """Sections that may be given as the value of one of their keys."""
 

@@ -234,7 +234,28 @@ def test_dumped_configs_load_as_they_were(tmp_path_factory: pytest.TempPathFacto
     config = parse_config(values)
     path = tmp_path_factory.mktemp("config") / "config.yaml"
     path.write_text(dump_config(config), encoding="utf-8")
-    assert load_config(str(path)) == config
+    looked_in = str(path.parent) if any(":" in name for name in config.rewards.functions) else None
+    assert load_config(str(path)) == config.model_copy(update={"import_from": looked_in})
+
+
+@pytest.mark.parametrize(
+    ("section", "names_imports"),
+    [
+        ({"dialect": {"system": "A:A and b.c:D"}}, False),
+        ({"dialect": {"name": "json:loads"}}, True),
+        ({"environment": "json:loads"}, True),
+        ({"rollout": "json:loads"}, True),
+        ({"engine": {"backend": "json:loads"}}, True),
+        ({"credit": {"estimator": "json:loads"}}, True),
+        ({"tools": {"functions": ["json:loads"]}}, True),
+        ({"rewards": {"functions": ["json:loads"]}}, True),
+    ],
+)
+def test_modules_are_looked_up_beside_a_file_that_names_some(
+    tmp_path: Path, section: dict[str, Any], names_imports: bool
+) -> None:
+    (tmp_path / "x.yaml").write_text(yaml.dump(section))
+    assert load_config(str(tmp_path / "x.yaml")).import_from == (str(tmp_path) if names_imports else None)
 
 
 @pytest.mark.parametrize("name", shipped_configs())
