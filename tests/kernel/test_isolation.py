@@ -82,7 +82,7 @@ def test_no_path_tells_where_the_checkout_is(typed: Typed) -> None:
 def test_the_environment_is_scrubbed(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_SECRET_TOKEN", "s3cret")
     _, names, home = typed("import os", "sorted(os.environ)", "os.path.expanduser('~')")
-    known = {"HOME", "LANG", "LOGNAME", "MALLOC_ARENA_MAX", "PATH", "PWD", "TERM", "TMPDIR", "TZ", "USER"}
+    known = {"HOME", "LANG", "LOGNAME", "MALLOC_ARENA_MAX", "MPLBACKEND", "PATH", "PWD", "TERM", "TMPDIR", "TZ", "USER"}
     assert {name for name in eval(value(names)) if not name.endswith("_NUM_THREADS")} == known
     assert value(home) == "'/tmp'"
 

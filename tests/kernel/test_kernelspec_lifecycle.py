@@ -130,9 +130,9 @@ def test_nothing_outlives_the_owner(name: str) -> None:
 
 def eventually(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (is_met := condition()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return condition()
+    return is_met
 
 
 def running(text: str) -> int:
