@@ -214,12 +214,17 @@ def test_who_stops_waiting_for_a_slot_leaves_the_queue(engine: Engine, vocabular
 def test_closing_is_heard_by_who_waits_and_by_who_comes(backend: Any, checkpoint: Path, vocabulary: Vocabulary) -> None:
     engine = opened(backend, checkpoint, vocabulary)
 
+    async def one_line_after_the_other() -> None:
+        while True:
+            await line(engine, prompt(vocabulary, 1), EVEN, max_tokens=450)
+
     async def closed_meanwhile() -> None:
-        waiting = asyncio.create_task(line(engine, prompt(vocabulary, 1), EVEN, max_tokens=450))
+        typing = [asyncio.create_task(one_line_after_the_other()) for _ in range(8)]
         await asyncio.sleep(0.005)
         await asyncio.to_thread(engine.close)
-        with pytest.raises(EngineError, match="closed"):
-            await waiting
+        for each in typing:
+            with pytest.raises(EngineError, match="closed"):
+                await each
 
     run(closed_meanwhile())
     with pytest.raises(EngineError, match="closed"):
