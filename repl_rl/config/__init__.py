@@ -3,7 +3,7 @@
 Each part of the library gets its own small section, never the whole `Config`.
 """
 
-from repl_rl.config.credit import Baseline, CreditConfig
+from repl_rl.config.credit import Baseline, CreditConfig, Scale
 from repl_rl.config.file import Config, dump_config, load_config, parse_config
 from repl_rl.config.rewards import Reward, RewardsConfig
 from repl_rl.config.rollout import (
@@ -35,6 +35,7 @@ __all__ = [
     "Reward",
     "RewardsConfig",
     "SamplingConfig",
+    "Scale",
     "Section",
     "SeededSampling",
     "TasksConfig",

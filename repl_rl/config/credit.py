@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from repl_rl.config.section import Section, nearest
 
-Baseline = Literal["mean", "leave_one_out", "none"]
+Baseline = Literal["mean", "leave_one_out", "place", "state", "none"]
+Scale = Literal["none", "outcome", "floor", "batch", "group"]
+_OF_LINES = ("place", "state")
+NEUTRAL = ("place", "state", "leave_one_out", "none")
+"""Baselines of `return_to_go` that do not depend on the trajectory's own lines."""
 
 USED: dict[str, tuple[str, ...]] = {
     "outcome": ("baseline", "scale", "clip"),
@@ -32,6 +43,11 @@ def _known_estimator(name: str) -> str:
     return name
 
 
+def _scale_of(value: Any) -> Any:
+    """Earlier versions knew a scale or none."""
+    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+
 class CreditConfig(Section):
     """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
 
@@ -42,9 +58,14 @@ class CreditConfig(Section):
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
-    """What is subtracted: the group's mean, that of the other trajectories, or nothing."""
-    scale: bool = True
-    """Divide by the standard deviation of what is compared."""
+    """What is subtracted: the group's `mean`, that of the other trajectories (`leave_one_out`), or `none`; for
+    `return_to_go` also that of the other trajectories at the line's `place` (the default there), or that of their lines
+    that began in the same interpreter `state`."""
+    scale: Annotated[Scale, BeforeValidator(_scale_of)] = "none"
+    """What the difference is divided by: `none`; the deviation of the `outcome` in the group; that of the group's
+    returns, but at least a quarter of what a right answer earns (`floor`); that of the returns of the whole `batch`,
+    with the same floor; or, as in the papers, that of what is compared in the `group`, which blows small rewards up
+    where the grades are equal. true and false stand for `group` and `none`."""
     omega: float = Field(1.0, ge=0)
     """GiGPO's weight of the advantage among lines that began in equal states."""
     clip: float | None = Field(None, gt=0)
@@ -59,11 +80,20 @@ class CreditConfig(Section):
 
     @model_validator(mode="after")
     def _the_baseline_fits(self) -> CreditConfig:
+        if self.estimator == "return_to_go" and "baseline" not in self.model_fields_set:
+            object.__setattr__(self, "baseline", "place")
+        if self.estimator == "outcome" and self.baseline in _OF_LINES:
+            raise ValueError(
+                f"estimator outcome takes baseline mean, leave_one_out or none, not {self.baseline}: it compares whole "
+                "trajectories; return_to_go compares lines"
+            )
+        if self.estimator == "reinforce++" and self.baseline in _OF_LINES:
+            raise ValueError(f"estimator reinforce++ takes baseline mean or none, not {self.baseline}")
         if self.estimator == "reinforce++" and self.baseline == "leave_one_out":
             raise ValueError("estimator reinforce++ takes baseline mean or none, not leave_one_out")
-        if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale:
+        if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale == "group":
             raise ValueError(
-                "baseline none goes with scale false: equal rewards would be divided by a deviation of nothing"
+                "baseline none does not go with scale group: equal rewards would be divided by a deviation of nothing"
             )
         return self
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from repl_rl.config import CreditConfig
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
+from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
 from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
@@ -79,28 +80,46 @@ def batch_line_advantages(
     rewards: Sequence[Sequence[Sequence[float]]],
     config: CreditConfig,
     gather: Callable[[list[WeightedLine]], list[WeightedLine]] = list,
+    outcomes: Sequence[Sequence[float]] | None = None,
+    unit: float = 1.0,
 ) -> list[LineValues]:
     """One advantage per line of each trajectory of each group, zeros for void trajectories.
 
-    `rewards` holds one value per line, outcome included. `gather` collects the lines of all processes; either every
+    `rewards` holds one value per line, outcome included; `outcomes` what each trajectory earned for its outcome alone,
+    by default its grade; `unit` what a right answer earns. `gather` collects the lines of all processes; either every
     process calls it or none does. Raises ValueError if the rewards don't fit the lines.
     """
+    if outcomes is None:
+        outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
     estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
     if config.estimator in BATCH_STEPS:
         estimated = _over_batch(groups, estimated, config, gather)
+    elif config.estimator in ESTIMATORS and config.scale not in ("none", "group"):
+        estimated = _scaled(groups, rewards, outcomes, estimated, config, gather, abs(unit) or 1.0)
     bound = float("inf") if config.clip is None else config.clip
     return [[[max(-bound, min(bound, value)) for value in of_one] for of_one in group] for group in estimated]
 
 
-def is_without_variance(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> bool:
-    """Whether a group teaches nothing, whatever else is in its batch.
+def is_without_variance(
+    group: Sequence[Trajectory],
+    rewards: Sequence[Sequence[float]],
+    config: CreditConfig,
+    outcomes: Sequence[float | None],
+) -> bool:
+    """Whether a group teaches nothing about its task: all outcomes are equal, whatever the lines earned besides.
 
-    False for a group of void trajectories only: there the machinery failed, and nothing was compared.
+    Where nothing is paid for outcomes (None), whether all trajectories have equal rewards, line by line. Without a
+    baseline nothing is compared, and only a group that earned nothing teaches nothing. Void trajectories don't count;
+    False for a group that has no others: there the machinery failed.
     """
-    if all(trajectory.is_void for trajectory in group):
+    valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
+    if not valid:
         return False
-    needs_none = config.estimator in BATCH_STEPS and config.baseline == "none"
-    return not needs_none and not any(value for of_one in _of_group(group, rewards, config) for value in of_one)
+    if config.baseline == "none":
+        return config.estimator not in BATCH_STEPS and not any(any(rewards[index]) for index in valid)
+    if None not in (paid := [outcomes[index] for index in valid]):
+        return are_equal([value for value in paid if value is not None])
+    return all(list(rewards[index]) == list(rewards[valid[0]]) for index in valid)
 
 
 def line_advantages(
@@ -137,6 +156,32 @@ def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], c
         for index, values in zip(valid, estimated, strict=True):
             result[index] = values
     return result
+
+
+def _scaled(
+    groups: Sequence[Sequence[Trajectory]],
+    rewards: Sequence[Sequence[Sequence[float]]],
+    outcomes: Sequence[Sequence[float]],
+    estimated: Sequence[LineValues],
+    config: CreditConfig,
+    gather: Callable[[list[WeightedLine]], list[WeightedLine]],
+    unit: float,
+) -> list[LineValues]:
+    """Divide by the scales that keep proportions, which valid trajectories alone decide."""
+    valid = [[index for index, member in enumerate(group) if not member.is_void] for group in groups]
+    returns = [[math.fsum(of_group[index]) for index in kept] for of_group, kept in zip(rewards, valid, strict=True)]
+    if config.scale == "batch":
+        gathered = gather([(value, 1) for of_group in returns for value in of_group])
+        divisors = [max(deviation([value for value, _ in gathered]), FLOOR * unit)] * len(groups)
+    else:
+        divisors = [
+            group_divisor(config.scale, of_group, [paid[index] for index in kept], unit) if kept else 1.0
+            for of_group, paid, kept in zip(returns, outcomes, valid, strict=True)
+        ]
+    return [
+        [[value / divisor for value in of_one] for of_one in of_group]
+        for of_group, divisor in zip(estimated, divisors, strict=True)
+    ]
 
 
 def _over_batch(

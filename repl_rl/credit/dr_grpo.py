@@ -19,4 +19,4 @@ from repl_rl.trajectory import Trajectory
 
 def dr_grpo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    return relative_returns(rewards, "mean", scale=False)
+    return relative_returns(rewards, "mean", "none")

@@ -1,40 +1,130 @@
-"""Baselines and scales that the estimators share."""
+"""Baselines and scales that the estimators share.
+
+A baseline is what a line's return is compared with. A scale is what the difference is divided by: `none`, or `group`
+inside an estimator, as in the papers; `outcome`, `floor` and `batch` are applied to its result (`credit/__init__.py`).
+"""
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
-from repl_rl.config import Baseline
+from repl_rl.config import Baseline, Scale
+from repl_rl.trajectory import LineKind, Trajectory
 
 STD_EPSILON = 1e-4
-"""Added to the deviation, as in TRL, so that values that hardly vary are not divided by almost zero."""
+"""Added to the deviation under `group`, as in TRL, so that values that hardly vary are not divided by almost zero."""
+
+FLOOR = 0.25
+"""`outcome`, `floor` and `batch` never divide by less than this share of what a right answer earns."""
 
 ROUNDING = 1e-12
 """Values that lie closer together than this, relative to the largest of them or to 1, are equal."""
 
+Anchor = tuple[str, str]
+"""The state in which a line began: fingerprint ("" for the start), and the text of an open cell."""
 
-def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: bool) -> list[list[float]]:
-    """Each value minus its baseline, divided by the sample standard deviation (n - 1) + 1e-4 if `scale` is set.
+_DID_NOT_RUN = (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN, LineKind.OVERLONG)
+
+
+def relative(values: Sequence[Sequence[float]], baseline: Baseline, scale: Scale) -> list[list[float]]:
+    """Each value minus its baseline, divided by the sample standard deviation (n - 1) + 1e-4 if `scale` is `group`.
 
     `values[i]` are those of trajectory i. The baseline `mean` is over all values, `leave_one_out` over those of the
     other trajectories, `none` is 0. Except with `none`, the results are exactly zero for a single value, for equal
     values, and for `leave_one_out` with a single trajectory.
     """
     pool = [value for of_one in values for value in of_one]
-    if baseline != "none" and (_equal(pool) or (baseline == "leave_one_out" and len(values) < 2)):
+    if baseline != "none" and (are_equal(pool) or (baseline == "leave_one_out" and len(values) < 2)):
         return [[0.0] * len(of_one) for of_one in values]
-    divisor = deviation(pool) + STD_EPSILON if scale else 1.0
+    divisor = deviation(pool) + STD_EPSILON if scale == "group" else 1.0
     return [
         [(value - subtracted) / divisor for value in of_one]
         for of_one, subtracted in zip(values, _baselines(values, baseline), strict=True)
     ]
 
 
-def relative_returns(rewards: Sequence[Sequence[float]], baseline: Baseline, scale: bool) -> list[list[float]]:
+def relative_returns(rewards: Sequence[Sequence[float]], baseline: Baseline, scale: Scale) -> list[list[float]]:
     """`relative` for the sum of each trajectory's rewards, repeated on each of its lines."""
     compared = relative([[math.fsum(values)] for values in rewards], baseline, scale)
     return [[advantage] * len(values) for (advantage,), values in zip(compared, rewards, strict=True)]
+
+
+def beside_place(returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
+    """Each return minus the mean of those at its place in the other trajectories.
+
+    A trajectory that ended earlier is compared by its last line's return: what its session came to in the end. Exactly
+    zero for a trajectory that is alone, and where all are equal. `group` divides by the deviation of all differences.
+    """
+    differences: list[list[float]] = []
+    for index, own in enumerate(returns):
+        others = [*returns[:index], *returns[index + 1 :]]
+        of_own: list[float] = []
+        for place, value in enumerate(own):
+            compared = [other[min(place, len(other) - 1)] for other in others]
+            if not compared or are_equal([*compared, value]):
+                of_own.append(0.0)
+                continue
+            of_own.append(value - math.fsum(compared) / len(compared))
+        differences.append(of_own)
+    return _standardised(differences) if scale == "group" else differences
+
+
+def beside_state(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
+    """Each return minus the mean of those of the other trajectories' lines that began in the same interpreter state;
+    where there are none, minus the mean of the others at its place."""
+    differences = beside_place(returns, "none")
+    for places in same_state(group).values():
+        for index, line in places:
+            compared = [returns[other][at] for other, at in places if other != index]
+            if compared:
+                value = returns[index][line]
+                is_equal = are_equal([*compared, value])
+                differences[index][line] = 0.0 if is_equal else value - math.fsum(compared) / len(compared)
+    return _standardised(differences) if scale == "group" else differences
+
+
+def same_state(group: Sequence[Trajectory]) -> dict[Anchor, list[tuple[int, int]]]:
+    """The lines that began in each interpreter state, as indices of trajectory and line."""
+    members: defaultdict[Anchor, list[tuple[int, int]]] = defaultdict(list)
+    for index, trajectory in enumerate(group):
+        for line, anchor in enumerate(anchors(trajectory)):
+            if anchor is not None:
+                members[anchor].append((index, line))
+    return members
+
+
+def anchors(trajectory: Trajectory) -> list[Anchor | None]:
+    """The state in which each line began; None if it is unknown.
+
+    That is the last fingerprint before the line, plus what has been typed of an open cell since. Before the first
+    fingerprint it is the start. Comments and blank lines outside a cell leave it as it is. After a line that ran
+    without reporting a fingerprint the state is unknown until the next one.
+    """
+    states: list[Anchor | None] = []
+    fingerprint: str | None = ""
+    typed = ""
+    for line in trajectory.lines:
+        states.append(None if fingerprint is None else (fingerprint, typed))
+        if line.fingerprint is not None or line.kind not in _DID_NOT_RUN:
+            fingerprint, typed = line.fingerprint, ""
+        elif typed or line.kind is LineKind.OPEN:
+            typed += line.text
+    return states
+
+
+def group_divisor(scale: Scale, returns: Sequence[float], outcomes: Sequence[float], unit: float) -> float:
+    """What a group's advantages are divided by under `outcome` and `floor`; 1 under other scales.
+
+    `returns` and `outcomes` are what its trajectories earned in all and for the outcome alone, `unit` > 0 is what a
+    right answer earns. Never below `FLOOR` times `unit`, so a small reward keeps a small effect.
+    """
+    if scale == "floor":
+        return max(deviation(returns), FLOOR * unit)
+    if scale == "outcome":
+        return unit if are_equal(outcomes) else max(deviation(outcomes), FLOOR * unit)
+    return 1.0
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -45,6 +135,16 @@ def deviation(values: Sequence[float]) -> float:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
 
+def are_equal(values: Sequence[float]) -> bool:
+    """Whether they are, up to rounding."""
+    return max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
+
+
+def _standardised(differences: Sequence[Sequence[float]]) -> list[list[float]]:
+    divisor = deviation([value for of_one in differences for value in of_one]) + STD_EPSILON
+    return [[value / divisor for value in of_one] for of_one in differences]
+
+
 def _baselines(values: Sequence[Sequence[float]], baseline: Baseline) -> list[float]:
     if baseline == "none":
         return [0.0] * len(values)
@@ -53,7 +153,3 @@ def _baselines(values: Sequence[Sequence[float]], baseline: Baseline) -> list[fl
         return [math.fsum(sums) / sum(counts)] * len(values)
     others = [math.fsum(sums[:index] + sums[index + 1 :]) for index in range(len(sums))]
     return [total / (sum(counts) - own) for total, own in zip(others, counts, strict=True)]
-
-
-def _equal(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))

@@ -1,11 +1,12 @@
-"""GRPO: every token of a trajectory gets the trajectory's standardised return.
+"""GRPO: every token of a trajectory gets the trajectory's return, compared with the group's.
 
-    R_i = sum_l r_{i,l}        A_{i,l} = (R_i - mean_j R_j) / (std_j R_j + 1e-4)
+    R_i = sum_l r_{i,l}        A_{i,l} = R_i - mean_j R_j
+    scale: group               A_{i,l} = (R_i - mean_j R_j) / (std_j R_j + 1e-4)
 
-Shao et al. 2024, DeepSeekMath, equation 3 and section 4.1.2. `baseline: leave_one_out` takes the mean over the others,
-`baseline: none` leaves R_i as it is (REINFORCE), `scale: false` does not divide.
+Shao et al. 2024, DeepSeekMath, equation 3 and section 4.1.2, is `scale: group`. `baseline: leave_one_out` takes the
+mean over the others, `baseline: none` leaves R_i as it is (REINFORCE).
 
-Unbiased with `scale: false` and the baselines `leave_one_out` and `none`. `mean` includes R_i itself and so shrinks the
+Unbiased with `scale: none` and the baselines `leave_one_out` and `none`. `mean` includes R_i itself and so shrinks the
 expected gradient by (G - 1) / G. The deviation depends on R_i and changes the gradient's direction.
 """
 

@@ -27,7 +27,7 @@ def reinforce_pp(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> list[list[float]]:
     """A' per line, from per-line rewards of one group."""
-    return relative_returns(rewards, config.baseline, scale=False)
+    return relative_returns(rewards, config.baseline, "none")
 
 
 def batch_moments(lines: Sequence[tuple[float, int]]) -> tuple[float, float]:

@@ -1,17 +1,23 @@
-"""The discounted return from each line on, standardised over all lines of the group.
+"""The discounted return from each line on, compared with those at the same place of the other trajectories.
 
-    G_{i,l} = sum_{k >= l} gamma^(k - l) r_{i,k}        A_{i,l} = (G_{i,l} - mean G) / (std G + 1e-4)
+    G_{i,l} = sum_{k >= l} gamma^(k - l) r_{i,k}
+    A_{i,l} = G_{i,l} - mean_{j != i} G_{j, min(l, K_j)}      K_j: the last line of trajectory j
 
-where mean and std run over the lines of all trajectories in the group (turn-level returns as in GTPO, Ding et al. 2025;
-reward-to-go as in Sutton and Barto, section 13.3). A line is credited with what came after it and not with what
-came before. `baseline: leave_one_out` takes the mean over the lines of the other trajectories, `none` subtracts
-nothing; `scale: false` does not divide.
+A line is credited with what came after it and not with what came before (reward-to-go as in Sutton and Barto, section
+13.3). The baseline does not depend on the line's place: identical trajectories get zeros. A trajectory that ended
+earlier is compared by its last line.
 
-Unbiased with `gamma: 1`, `scale: false` and the baselines `leave_one_out` and `none`. `mean` includes the trajectory's
-own lines, whose returns count what came after l several times. That changes the gradient's direction, unless all
-trajectories have the same length and only the last line pays: then (G - 1) / G of the gradient is left. A discount, or
-the deviation, which depends on the returns that it divides, also gives something other than the gradient of the
-expected return.
+That is `baseline: place`. `state` takes the mean over lines of other trajectories that began in the same interpreter
+state (`normalize.anchors`), and that at the line's place where there are none. `mean` and `leave_one_out` are over all
+lines of all, or of the other, trajectories, whatever their place: early lines then look better or worse than late ones
+in identical trajectories. `none` subtracts nothing. With `baseline: mean, scale: group` these are the turn-level
+returns of Ding et al. 2025.
+
+Unbiased with `gamma: 1`, `scale: none` and the baselines `place`, `state`, `leave_one_out` and `none`: what is
+subtracted does not depend on what the line typed. `mean` includes the trajectory's own lines, which changes the
+gradient's direction, unless all trajectories have the same length and only the last line pays: then (G - 1) / G of the
+gradient is left. A discount, or a deviation, which depends on the returns that it divides, also gives something other
+than the gradient of the expected return.
 """
 
 from __future__ import annotations
@@ -19,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit.normalize import relative
+from repl_rl.credit.normalize import beside_place, beside_state, relative
 from repl_rl.trajectory import Trajectory
 
 
@@ -27,7 +33,12 @@ def return_to_go(
     group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig
 ) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    return relative([discounted_returns(values, config.gamma) for values in rewards], config.baseline, config.scale)
+    returns = [discounted_returns(values, config.gamma) for values in rewards]
+    if config.baseline == "state":
+        return beside_state(group, returns, config.scale)
+    if config.baseline == "place":
+        return beside_place(returns, config.scale)
+    return relative(returns, config.baseline, config.scale)
 
 
 def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:

@@ -17,4 +17,4 @@ from repl_rl.trajectory import Trajectory
 
 def rloo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    return relative_returns(rewards, "leave_one_out", scale=False)
+    return relative_returns(rewards, "leave_one_out", "none")

@@ -5,13 +5,14 @@
     A_{i,l} = sum_{k=l}^{K_i - 1} gamma^(k - l) AI_{i,k} + gamma^(K_i - l) AO_i
 
 Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design, equations 10 to 12; a
-line is a turn, and `gamma` is their alpha. `scale: false` does not divide.
+line is a turn, and `gamma` is their alpha. That is `scale: group`;
+`scale: none` does not divide, and the other scales divide the sum.
 
 Differences from the paper: it branches G times in every state; here mean and std of AI_{i,l} run over the trajectories
 of the group that have a line l before their last, whatever came before it. A line that is alone at its position has
 AI = 0. What the last line earns besides the outcome counts as outcome.
 
-With `gamma: 1`, `scale: false` and trajectories of equal length the expected gradient is (G - 1) / G times the exact
+With `gamma: 1`, `scale: none` and trajectories of equal length the expected gradient is (G - 1) / G times the exact
 one. Otherwise it is biased, and strongly so if every line earns or costs something: a line is compared only with lines
 at its position, so what a trajectory loses or saves by ending early is not counted.
 """

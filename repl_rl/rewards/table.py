@@ -99,6 +99,9 @@ class ScoredTrajectory:
 
     trajectory: Trajectory
     components: dict[str, tuple[float, ...]]
+    outcome: float | None = None
+    """What the trajectory earned in all for its outcome, rewards of TRL's kind included; None if nothing is paid for
+    outcomes."""
 
     @property
     def line_rewards(self) -> tuple[float, ...]:
@@ -110,7 +113,8 @@ class ScoredTrajectory:
             return self
         *head, last = self.trajectory.lines
         paid = replace(last, reward=(last.reward or 0.0) + bonus)
-        return replace(self, trajectory=replace(self.trajectory, lines=(*head, paid)))
+        trajectory = replace(self.trajectory, lines=(*head, paid))
+        return replace(self, trajectory=trajectory, outcome=(self.outcome or 0.0) + bonus)
 
 
 class RewardTable:
@@ -153,7 +157,8 @@ class RewardTable:
         components = {"outcome": outcome, **shaped(shaping, past, config.shaping, self._gamma, step)}
         totals = [math.fsum(values) for values in zip(*components.values(), strict=True)]
         rewarded = tuple(replace(line, reward=total) for line, total in zip(lines, totals, strict=True))
-        return ScoredTrajectory(replace(trajectory, lines=rewarded, outcome_reward=grade), components)
+        paid = config.outcome * grade if config.outcome and lines else None
+        return ScoredTrajectory(replace(trajectory, lines=rewarded, outcome_reward=grade), components, paid)
 
     def _of_line(self, line: Line) -> float:
         named = (self._exceptions[name] for name in classes_of(line) if name in self._exceptions)

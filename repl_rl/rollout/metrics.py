@@ -54,18 +54,14 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     }
 
 
-def credit_metrics(trajectories: Sequence[Trajectory], group_size: int) -> dict[str, float]:
-    """Counts of what teaches nothing, over consecutive groups of trajectories whose lines carry advantages.
+def credit_metrics(trajectories: Sequence[Trajectory], flat: Sequence[bool], group_size: int) -> dict[str, float]:
+    """Counts of what teaches nothing, over consecutive groups. `flat` says of each trajectory whether its group is.
 
-    `credit/groups_without_variance`: groups with a valid trajectory in which all advantages are zero.
+    `credit/groups_without_variance`: groups whose outcomes are equal, see `repl_rl.credit.is_without_variance`.
     `credit/void_trajectories`: aborted, cut or empty ones, left out of every baseline.
     """
-    flat = 0
-    for start in range(0, len(trajectories), group_size):
-        valid = [trajectory for trajectory in trajectories[start : start + group_size] if not trajectory.is_void]
-        flat += bool(valid) and not any(line.advantage for trajectory in valid for line in trajectory.lines)
     return {
-        "credit/groups_without_variance": float(flat),
+        "credit/groups_without_variance": float(sum(flat[::group_size])),
         "credit/void_trajectories": float(sum(trajectory.is_void for trajectory in trajectories)),
     }
 

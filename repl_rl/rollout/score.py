@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
-from repl_rl.credit import batch_line_advantages, line_advantages, spread
+from repl_rl.credit import batch_line_advantages, is_without_variance, line_advantages, spread
 from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.rewards.functions import name_of
@@ -30,6 +30,8 @@ class CreditedTrajectory:
     trajectory: Trajectory
     components: dict[str, tuple[float, ...]]
     token_advantages: tuple[float, ...]
+    is_in_flat_group: bool = False
+    """Whether its group teaches nothing about its task."""
 
 
 def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequence[RewardFunction] = ()) -> RewardTable:
@@ -84,10 +86,14 @@ def _known_grade(trajectory: Trajectory) -> float | None:
     return 0.0 if trajectory.is_void else trajectory.environment_reward
 
 
-def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig) -> list[CreditedTrajectory]:
-    """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator asks.
+def credit(
+    scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig, unit: float = 1.0
+) -> list[CreditedTrajectory]:
+    """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator or the
+    scale asks.
 
-    All processes have to call it together. Raises ValueError if the trajectories don't divide into whole groups.
+    `unit` is what a right answer earns. All processes have to call it together. Raises ValueError if the trajectories
+    don't divide into whole groups.
     """
     if len(scored) % group_size:
         raise ValueError(f"{len(scored)} trajectories don't divide into groups of {group_size}")
@@ -97,16 +103,30 @@ def credit(scored: Sequence[ScoredTrajectory], group_size: int, config: CreditCo
         [[item.line_rewards for item in group] for group in groups],
         config,
         gather,
+        [[item.outcome or 0.0 for item in group] for group in groups],
+        unit,
     )
+    flat = [is_flat(group, config) for group in groups for _ in group]
     credited: list[CreditedTrajectory] = []
-    for item, values in zip(scored, chain.from_iterable(per_line), strict=True):
+    for item, values, in_flat in zip(scored, chain.from_iterable(per_line), flat, strict=True):
         lines = [replace(line, advantage=value) for line, value in zip(item.trajectory.lines, values, strict=True)]
         trajectory = replace(item.trajectory, lines=tuple(lines))
-        credited.append(CreditedTrajectory(trajectory, item.components, tuple(spread(trajectory, values))))
+        credited.append(CreditedTrajectory(trajectory, item.components, tuple(spread(trajectory, values)), in_flat))
     return credited
+
+
+def is_flat(group: Sequence[ScoredTrajectory], config: CreditConfig) -> bool:
+    """Whether a group teaches nothing about its task (`is_without_variance`)."""
+    return is_without_variance(
+        [item.trajectory for item in group],
+        [item.line_rewards for item in group],
+        config,
+        [item.outcome for item in group],
+    )
 
 
 def credit_numbers(credited: Sequence[CreditedTrajectory], group_size: int) -> dict[str, float]:
     """`credit_metrics` summed over all processes, which have to call it together."""
-    counts = gather([credit_metrics([item.trajectory for item in credited], group_size)])
+    flat = [item.is_in_flat_group for item in credited]
+    counts = gather([credit_metrics([item.trajectory for item in credited], flat, group_size)])
     return {name: sum(of_one[name] for of_one in counts) for name in counts[0]}

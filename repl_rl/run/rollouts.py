@@ -119,7 +119,7 @@ def _graded(
 
     scored = score(tasks, trajectories, grade, table)
     if as_group and len(scored) > 1:
-        return [item.trajectory for item in credit(scored, len(scored), config.credit)]
+        return [item.trajectory for item in credit(scored, len(scored), config.credit, config.rewards.outcome)]
     return [item.trajectory for item in scored]
 
 

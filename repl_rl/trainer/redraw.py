@@ -1,7 +1,8 @@
 """Dynamic sampling: a group without variance teaches nothing, so it is replaced by a rollout of another task.
 
 Yu et al. 2025, DAPO, section 3.2. Differences: DAPO draws until its batch is full; here the number of rounds is bounded
-and the last draw stays. Variance is that of the line advantages, not only of the accuracy.
+and the last draw stays. A group has variance if its outcomes differ, as in the paper; what its lines earn besides does
+not count, unless nothing is paid for outcomes.
 
 Not covered: TRL's `reward_funcs` are called when the batch is complete, so a group that differs only in their rewards
 counts as one without variance. Give such rewards as `line_rewards`.
@@ -17,9 +18,9 @@ from random import Random
 from typing import Any
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit import is_without_variance
 from repl_rl.errors import KernelError
 from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rollout.score import is_flat
 from repl_rl.trainer.rows import task_of
 from repl_rl.trajectory import Task
 
@@ -50,8 +51,7 @@ class Batch:
         return [group for group in groups if self._is_idle(group, config)]
 
     def _is_idle(self, group: range, config: CreditConfig) -> bool:
-        scored = [self.scored[index] for index in group]
-        return is_without_variance([item.trajectory for item in scored], [item.line_rewards for item in scored], config)
+        return is_flat([self.scored[index] for index in group], config)
 
 
 def redraw(

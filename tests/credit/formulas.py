@@ -29,7 +29,7 @@ def std(numbers: list[float]) -> float:
 
 
 def f_norm(numbers: list[float], config: CreditConfig) -> float:
-    return std(numbers) + EPSILON if config.scale else 1.0
+    return std(numbers) + EPSILON if config.scale == "group" else 1.0
 
 
 def discounted(rewards: list[float], start: int, gamma: float) -> float:
@@ -97,6 +97,58 @@ def reinforce_pp(batch: list[list[list[Typed]]], config: CreditConfig) -> list[l
     ]
 
 
+def states(typed: list[Typed], who: int) -> list[str]:
+    """The state in which each line began, as told by the lines that ran before it."""
+    result, state = [], "start"
+    for line, one in enumerate(typed):
+        result.append(state)
+        if one.left == UNKNOWN or (one.left is None and state.startswith("unknown")):
+            state = f"unknown after {who}, {line}"
+        elif one.left is not None:
+            state = one.left
+    return result
+
+
+def by_lines(group: list[list[Typed]], config: CreditConfig) -> Rewards:
+    """The baselines `place` and `state` of return_to_go."""
+    returns = [
+        [discounted([one.reward for one in typed], k, config.gamma) for k in range(len(typed))] for typed in group
+    ]
+    begun = [states(typed, who) for who, typed in enumerate(group)]
+    result: Rewards = []
+    for i, own in enumerate(returns):
+        result.append([])
+        for place, value in enumerate(own):
+            others = [other for j, other in enumerate(returns) if j != i]
+            peers = [other[place] if place < len(other) else other[-1] for other in others]
+            if config.baseline == "state":
+                alike = [
+                    returns[j][k]
+                    for j in range(len(group))
+                    for k in range(len(group[j]))
+                    if j != i and begun[j][k] == begun[i][place]
+                ]
+                peers = alike or peers
+            result[i].append(value - mean(peers) if peers else 0.0)
+    pool = [value for of_one in result for value in of_one]
+    return [[value / f_norm(pool, config) for value in of_one] for of_one in result]
+
+
+def divided(
+    batch: list[list[list[Typed]]], grades: Rewards, values: list[Rewards], config: CreditConfig
+) -> list[Rewards]:
+    """The scales outcome, floor and batch, where a right answer earns 1."""
+    totals = [[sum(one.reward for one in typed) for typed in group] for group in batch]
+    everything = [value for of_group in totals for value in of_group]
+    result = []
+    for of_group, paid, group in zip(totals, grades, values, strict=True):
+        divisor = {"floor": max(std(of_group), 0.25), "batch": max(std(everything), 0.25)}.get(config.scale)
+        if divisor is None:
+            divisor = 1.0 if max(paid) == min(paid) else max(std(paid), 0.25)
+        result.append([[value / divisor for value in of_one] for of_one in group])
+    return result
+
+
 def return_to_go(rewards: Rewards, config: CreditConfig) -> Rewards:
     returns = [[discounted(r, line, config.gamma) for line in range(len(r))] for r in rewards]
     pool = [value for of_one in returns for value in of_one]
@@ -132,17 +184,11 @@ def turn(rewards: Rewards, config: CreditConfig) -> Rewards:
 
 def gigpo(group: list[list[Typed]], config: CreditConfig) -> Rewards:
     """Feng et al., equations 3 and 5 to 8, on states told by the lines that ran."""
-    steps = []
-    for i, typed in enumerate(group):
-        state = "start"
-        for line, one in enumerate(typed):
-            steps.append((i, line, state, discounted([other.reward for other in typed], line, config.gamma)))
-            if one.left == UNKNOWN:
-                state = f"unknown after {i}, {line}"
-            elif one.left is not None:
-                state = one.left
-            elif state.startswith("unknown"):
-                state = f"unknown after {i}, {line}"
+    steps = [
+        (i, line, state, discounted([other.reward for other in typed], line, config.gamma))
+        for i, typed in enumerate(group)
+        for line, state in enumerate(states(typed, i))
+    ]
     returns = [sum(one.reward for one in typed) for typed in group]
     result: Rewards = [[] for _ in group]
     for i, _, state, value in steps:
@@ -153,12 +199,14 @@ def gigpo(group: list[list[Typed]], config: CreditConfig) -> Rewards:
     return result
 
 
-def of_batch(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
-    """What the estimator of `config` says, clipped."""
+def of_batch(batch: list[list[list[Typed]]], grades: Rewards, config: CreditConfig) -> list[list[list[float]]]:
+    """What the estimator of `config` says, scaled and clipped."""
     if config.estimator == "reinforce++":
         values = reinforce_pp(batch, config)
     else:
         values = [_of_group(group, config) for group in batch]
+        if config.scale in ("outcome", "floor", "batch"):
+            values = divided(batch, grades, values, config)
     if config.clip is None:
         return values
     bound = config.clip
@@ -171,6 +219,8 @@ def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
     rewards = [[one.reward for one in typed] for typed in group]
     if config.estimator == "gigpo":
         return gigpo(group, config)
+    if config.baseline in ("place", "state"):
+        return by_lines(group, config)
     if config.estimator == "dr_grpo":
         return dr_grpo(rewards)
     if config.estimator == "rloo":

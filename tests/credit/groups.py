@@ -54,17 +54,21 @@ def config(estimator: str, **values: Any) -> CreditConfig:
 @st.composite
 def configs(draw: st.DrawFn, estimator: str | None = None) -> CreditConfig:
     name = draw(st.sampled_from(sorted(USED))) if estimator is None else estimator
-    baselines = ["mean", "none"] if name == "reinforce++" else ["mean", "leave_one_out", "none"]
+    baselines = ["mean", "none"]
+    if name != "reinforce++":
+        baselines.append("leave_one_out")
+    if name == "return_to_go":
+        baselines += ["place", "state"]
     values: dict[str, Any] = {
         "gamma": draw(st.floats(0.01, 1.0)),
         "baseline": draw(st.sampled_from(baselines)),
-        "scale": draw(st.booleans()),
+        "scale": draw(st.sampled_from(["none", "outcome", "floor", "batch", "group"])),
         "omega": draw(st.floats(0.0, 2.0)),
         "clip": draw(st.none() | st.floats(0.1, 2.0)),
     }
     used = {key: value for key, value in values.items() if key in USED[name]}
-    if used.get("baseline") == "none" and "scale" in used:
-        used["scale"] = False
+    if used.get("baseline") == "none" and used.get("scale") == "group":
+        used["scale"] = "none"
     return config(name, **used)
 
 

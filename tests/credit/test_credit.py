@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import ESTIMATORS, advantages, batch_line_advantages, line_advantages, spread
-from repl_rl.credit.gigpo import anchors
-from repl_rl.credit.normalize import relative
+from repl_rl.credit.normalize import anchors, relative
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.rollout.score import reward_table
@@ -36,14 +35,14 @@ def test_outcome_by_hand() -> None:
     """Returns 1 and 0: mean 1/2, sample std sqrt(1/2)."""
     high = 0.5 / (math.sqrt(0.5) + 1e-4)
     assert high == pytest.approx(0.7070068, abs=1e-7)
-    assert per_line([[0.0, 1.0], [0.0]], config("outcome")) == approximately([[high, high], [-high]])
+    assert per_line([[0.0, 1.0], [0.0]], config("outcome", scale="group")) == approximately([[high, high], [-high]])
 
 
 def test_outcome_without_scale_by_hand() -> None:
     """Returns 1, 0.5, 0, 0.5: mean 0.5. Line rewards count as part of the return."""
     rewards = [[0.0, 1.0], [0.25, 0.25], [0.0], [0.75, -0.25, 0.0]]
     expected = [[0.5, 0.5], [0.0, 0.0], [-0.5], [0.0, 0.0, 0.0]]
-    assert per_line(rewards, config("outcome", scale=False)) == expected
+    assert per_line(rewards, config("outcome", scale="none")) == expected
     assert per_line(rewards, config("dr_grpo")) == expected
 
 
@@ -52,42 +51,42 @@ def test_rloo_by_hand() -> None:
     rewards = [[1.0, 2.0], [0.0], [0.5, -0.5]]
     expected = [[3.0, 3.0], [-1.5], [-1.5, -1.5]]
     assert per_line(rewards, config("rloo")) == expected
-    assert per_line(rewards, config("outcome", baseline="leave_one_out", scale=False)) == expected
+    assert per_line(rewards, config("outcome", baseline="leave_one_out", scale="none")) == expected
 
 
 def test_return_to_go_by_hand() -> None:
     """gamma 1/2: G = (0.5, 1) and (0, 0.5). Their mean is 0.5, the sum of squares about it 0.5, over 3."""
     std = math.sqrt(0.5 / 3) + 1e-4
     assert 0.5 / std == pytest.approx(1.2244450, abs=1e-7)
-    result = per_line([[0.0, 1.0], [-0.25, 0.5]], config("return_to_go", gamma=0.5))
+    result = per_line([[0.0, 1.0], [-0.25, 0.5]], config("return_to_go", gamma=0.5, baseline="mean", scale="group"))
     assert result == approximately([[0.0, 0.5 / std], [-0.5 / std, 0.0]])
 
 
 def test_return_to_go_without_scale_by_hand() -> None:
     rewards = [[1.0, 0.0, 1.0], [0.0]]  # G = (2, 1, 1) and (0): mean 1, of the first's lines 4/3, of the second's 0
-    assert per_line(rewards, config("return_to_go", scale=False)) == [[1.0, 0.0, 0.0], [-1.0]]
-    others = per_line(rewards, config("return_to_go", scale=False, baseline="leave_one_out"))
+    assert per_line(rewards, config("return_to_go", baseline="mean")) == [[1.0, 0.0, 0.0], [-1.0]]
+    others = per_line(rewards, config("return_to_go", scale="none", baseline="leave_one_out"))
     assert others == approximately([[2.0, 1.0, 1.0], [-4 / 3]])
-    assert per_line(rewards, config("return_to_go", scale=False, baseline="none")) == [[2.0, 1.0, 1.0], [0.0]]
+    assert per_line(rewards, config("return_to_go", scale="none", baseline="none")) == [[2.0, 1.0, 1.0], [0.0]]
 
 
 def test_what_came_before_a_line_is_not_its_credit() -> None:
     """An early exception costs the lines up to it, and none after it."""
-    result = per_line([[0.0, -1.0, 0.0, 1.0]], config("return_to_go", scale=False))
+    result = per_line([[0.0, -1.0, 0.0, 1.0]], config("return_to_go", baseline="mean"))
     assert result == [[-0.5, -0.5, 0.5, 0.5]]
 
 
 def test_turn_by_hand() -> None:
     """gamma 1/2. Before the last: place 0 holds 1 and 0, place 1 holds -0.5 alone. Outcomes 1, 0, 0.5: mean 0.5."""
     rewards = [[1.0, -0.5, 1.0], [0.0, 0.0], [0.5]]
-    result = per_line(rewards, config("turn", gamma=0.5, scale=False))
+    result = per_line(rewards, config("turn", gamma=0.5, scale="none"))
     assert result == [[0.5 + 0.25 * 0.5, 0.5 * 0.5, 0.5], [-0.5 + 0.5 * -0.5, -0.5], [0.0]]
 
 
 def test_turn_of_two_turns_is_the_papers_equation_5() -> None:
     """A_1 = AI + alpha AO and A_2 = AO."""
     high = 0.5 / (math.sqrt(0.5) + 1e-4)
-    result = per_line([[1.0, 0.0], [0.0, 1.0]], config("turn", gamma=0.25))
+    result = per_line([[1.0, 0.0], [0.0, 1.0]], config("turn", gamma=0.25, scale="group"))
     assert result == approximately([[high - 0.25 * high, -high], [-high + 0.25 * high, high]])
 
 
@@ -99,7 +98,7 @@ def test_gigpo_by_hand() -> None:
     """
     group = [[Typed(left="a"), Typed(left="b"), Typed(reward=1.0, left="c")], [Typed(left="a"), Typed(left="c")]]
     made = [of_lines(typed) for typed in group]
-    result = line_advantages(made, rewards_of(group), config("gigpo", gamma=0.5, scale=False, omega=2.0))
+    result = line_advantages(made, rewards_of(group), config("gigpo", gamma=0.5, scale="none", omega=2.0))
     assert result == [[0.5 + 2 * 0.125, 0.5 + 2 * 0.25, 0.5], [-0.5 - 2 * 0.125, -0.5 - 2 * 0.25]]
 
 
@@ -142,18 +141,18 @@ def test_discounted_returns_by_hand() -> None:
 
 
 def test_relative_by_hand() -> None:
-    assert relative([[3.0]], "mean", scale=True) == [[0.0]]
-    assert relative([[3.0, 4.0]], "leave_one_out", scale=True) == [[0.0, 0.0]]
-    assert relative([[1.0], [3.0]], "mean", scale=False) == [[-1.0], [1.0]]
-    assert relative([[1.0, 2.0], [3.0]], "leave_one_out", scale=False) == [[-2.0, -1.0], [1.5]]
+    assert relative([[3.0]], "mean", scale="group") == [[0.0]]
+    assert relative([[3.0, 4.0]], "leave_one_out", scale="group") == [[0.0, 0.0]]
+    assert relative([[1.0], [3.0]], "mean", scale="none") == [[-1.0], [1.0]]
+    assert relative([[1.0, 2.0], [3.0]], "leave_one_out", scale="none") == [[-2.0, -1.0], [1.5]]
     std = math.sqrt(2.0) + 1e-4
-    assert relative([[1.0], [3.0]], "mean", scale=True) == [[-1.0 / std], [1.0 / std]]
+    assert relative([[1.0], [3.0]], "mean", scale="group") == [[-1.0 / std], [1.0 / std]]
 
 
 def test_values_that_differ_by_rounding_are_equal() -> None:
     assert 0.1 + 0.2 != 0.3
-    assert relative([[0.1 + 0.2], [0.3]], "mean", scale=True) == [[0.0], [0.0]]
-    assert relative([[1e-9], [0.0]], "mean", scale=False) == [[0.5e-9], [-0.5e-9]]
+    assert relative([[0.1 + 0.2], [0.3]], "mean", scale="group") == [[0.0], [0.0]]
+    assert relative([[1e-9], [0.0]], "mean", scale="none") == [[0.5e-9], [-0.5e-9]]
 
 
 def stated(kind: LineKind, fingerprint: str | None, text: str = "x\n") -> tuple[LineKind, str | None, str]:
@@ -207,7 +206,7 @@ def test_gigpo_without_fingerprints_compares_first_lines_alone() -> None:
     """Lines in unknown states are nobody's peers, not each other's."""
     group = [[Typed(left="unknown"), Typed(reward=1.0, left="unknown")], [Typed(left="unknown")] * 2]
     made = [of_lines(typed) for typed in group]
-    result = line_advantages(made, rewards_of(group), config("gigpo", scale=False))
+    result = line_advantages(made, rewards_of(group), config("gigpo", scale="none"))
     assert result == [[0.5 + 0.5, 0.5], [-0.5 - 0.5, -0.5]]
 
 
@@ -232,11 +231,11 @@ def test_one_valid_trajectory_has_nothing_to_be_compared_with(estimator: str) ->
 def test_what_is_relative_to_a_trajectorys_own_lines_compares_one_valid_trajectory() -> None:
     aborted = trajectory(1, 1, stop_reason=StopReason.ABORTED)
     group, rewards = [aborted, trajectory(1, 1)], [[9.0, 9.0], [0.0, 1.0]]
-    credit = config("gigpo", scale=False, gamma=0.5)  # both lines at the start, G = (0.5, 1)
+    credit = config("gigpo", scale="none", gamma=0.5)  # both lines at the start, G = (0.5, 1)
     assert line_advantages(group, rewards, credit) == [[0.0, 0.0], [-0.25, 0.25]]
-    credit = config("return_to_go", scale=False, gamma=0.5)
+    credit = config("return_to_go", baseline="mean", gamma=0.5)
     assert line_advantages(group, rewards, credit) == [[0.0, 0.0], [-0.25, 0.25]]
-    credit = config("return_to_go", scale=False, gamma=0.5, baseline="leave_one_out")
+    credit = config("return_to_go", scale="none", gamma=0.5, baseline="leave_one_out")
     assert line_advantages(group, rewards, credit) == [[0.0, 0.0], [0.0, 0.0]]
 
 
@@ -270,7 +269,7 @@ def test_tokens_get_their_lines_advantage_and_outputs_none() -> None:
 def test_advantages_of_a_group_by_hand() -> None:
     group = [trajectory(1, 2), trajectory(1)]
     rewards = [[0.0, 1.0], [0.0]]  # G = (1, 1) and (0): mean 2/3
-    result = advantages(group, rewards, config("return_to_go", scale=False))
+    result = advantages(group, rewards, config("return_to_go", baseline="mean"))
     third = pytest.approx(1 / 3)
     assert result == [[third, 0.0, 0.0, third, third], [pytest.approx(-2 / 3)]]
 

@@ -14,7 +14,7 @@ from repl_rl.config.credit import USED
 from repl_rl.credit import ESTIMATORS
 from repl_rl.errors import ConfigError
 
-VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": False, "omega": 0.5, "clip": 1.0}
+VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": "none", "omega": 0.5, "clip": 1.0}
 
 
 def test_the_config_names_exactly_the_estimators() -> None:
@@ -28,7 +28,7 @@ def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, 
     for value in (VALUES[field], CreditConfig.model_fields[field].default):
         values = {"estimator": estimator, field: value}
         if values.get("baseline") == "none" and "scale" in USED[estimator]:
-            values["scale"] = False
+            values["scale"] = "none"
         if used:
             assert getattr(parse_config({"credit": values}).credit, field) == value
         else:
@@ -60,8 +60,17 @@ def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditC
     ("values", "message"),
     [
         ({"estimator": "reinforce++", "baseline": "leave_one_out"}, "takes baseline mean or none, not leave_one_out"),
-        ({"estimator": "outcome", "baseline": "none"}, "baseline none goes with scale false"),
-        ({"estimator": "return_to_go", "baseline": "none", "scale": True}, "baseline none goes with scale false"),
+        (
+            {"estimator": "outcome", "baseline": "place"},
+            "takes baseline mean, leave_one_out or none, not place: it comp",
+        ),
+        ({"estimator": "reinforce++", "baseline": "state"}, "takes baseline mean or none, not state"),
+        ({"estimator": "outcome", "baseline": "none", "scale": "group"}, "baseline none does not go with scale group"),
+        (
+            {"estimator": "return_to_go", "baseline": "none", "scale": True},
+            "baseline none does not go with scale group",
+        ),
+        ({"scale": "outcom"}, "credit.scale: Input should be 'none', 'outcome', 'floor', 'batch' or 'group'"),
         ({"clip": 0.0}, "credit.clip: Input should be greater than 0"),
         ({"estimator": "gigpo", "omega": -0.1}, "credit.omega: Input should be greater than or equal to 0"),
     ],
@@ -86,8 +95,8 @@ def test_a_baseline_of_the_group_needs_a_group(estimator: str) -> None:
     "credit",
     [
         config("reinforce++", baseline="none"),
-        config("outcome", baseline="none", scale=False),
-        config("return_to_go", baseline="none", scale=False),
+        config("outcome", baseline="none", scale="none"),
+        config("return_to_go", baseline="none", scale="none"),
     ],
 )
 def test_what_needs_no_baseline_needs_no_group(credit: CreditConfig) -> None:
@@ -118,7 +127,7 @@ def test_an_unknown_estimator_is_refused_with_the_nearest_one(name: str, message
 
 
 def test_one_of_ones_own_is_handed_every_field() -> None:
-    values = {"estimator": "my_credit:own", **VALUES, "scale": True}
+    values = {"estimator": "my_credit:own", **VALUES, "scale": "group"}
     credit = parse_config({"train": {"group_size": 1}, "credit": values}).credit
     assert credit.model_dump() == values
     assert CreditConfig.model_validate(credit.model_dump(mode="json")) == credit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import formulas
@@ -21,9 +22,13 @@ Batch = list[list[list[Typed]]]
 @given(batch=BATCHES, data=st.data())
 def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.DataObject) -> None:
     credit = data.draw(configs(estimator))
-    groups = [[of_lines(typed) for typed in group] for group in batch]
+    grades = [[data.draw(st.sampled_from([0.0, 1.0, 0.5])) for _ in group] for group in batch]
+    groups = [
+        [replace(of_lines(typed), outcome_reward=grade) for typed, grade in zip(group, of_group, strict=True)]
+        for group, of_group in zip(batch, grades, strict=True)
+    ]
     result = batch_line_advantages(groups, [rewards_of(group) for group in batch], credit)
-    for of_group, wanted in zip(result, formulas.of_batch(batch, credit), strict=True):
+    for of_group, wanted in zip(result, formulas.of_batch(batch, grades, credit), strict=True):
         for values, expected in zip(of_group, wanted, strict=True):
             assert values == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
@@ -81,7 +86,9 @@ def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: 
         return lines
 
     batch_line_advantages(groups[first:], rewards[first:], credit, keep)
-    assert len(held) == (credit.estimator == "reinforce++")
+    assert len(held) == (
+        credit.estimator == "reinforce++" or (credit.scale == "batch" and "scale" in USED[credit.estimator])
+    )
     here = batch_line_advantages(groups[:first], rewards[:first], credit, lambda lines: [*lines, *held[0]])
     for of_group, wanted in zip(here, whole[:first], strict=True):
         for values, expected in zip(of_group, wanted, strict=True):

@@ -110,10 +110,12 @@ def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
 
 UNBIASED: list[tuple[str, dict[str, Any]]] = [
     ("rloo", {}),
-    ("outcome", {"baseline": "leave_one_out", "scale": False}),
-    ("outcome", {"baseline": "none", "scale": False}),
-    ("return_to_go", {"baseline": "leave_one_out", "scale": False}),
-    ("return_to_go", {"baseline": "none", "scale": False}),
+    ("outcome", {"baseline": "leave_one_out"}),
+    ("outcome", {"baseline": "none"}),
+    ("return_to_go", {}),
+    ("return_to_go", {"baseline": "state"}),
+    ("return_to_go", {"baseline": "leave_one_out"}),
+    ("return_to_go", {"baseline": "none"}),
 ]
 
 
@@ -145,7 +147,8 @@ def test_the_unbiased_ones_are_so_for_groups_of_three(estimator: str, values: di
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize(("group_size", "actions"), [(2, 3), (3, 2)])
 @pytest.mark.parametrize(
-    ("estimator", "values"), [("dr_grpo", {}), ("outcome", {"scale": False}), ("gigpo", {"scale": False, "omega": 0.0})]
+    ("estimator", "values"),
+    [("dr_grpo", {}), ("outcome", {"scale": "none"}), ("gigpo", {"scale": "none", "omega": 0.0})],
 )
 def test_a_mean_that_counts_oneself_shrinks_the_gradient(
     estimator: str, values: dict[str, Any], group_size: int, actions: int, early: bool
@@ -160,11 +163,11 @@ def test_a_mean_that_counts_oneself_shrinks_the_gradient(
 def test_turns_of_one_number_only_shrink_the_gradient(group_size: int, actions: int) -> None:
     process = Process(actions)
     factor = (group_size - 1) / group_size
-    assert_equal(process.expected_gradient(config("turn", scale=False), group_size), factor * process.exact_gradient())
+    assert_equal(process.expected_gradient(config("turn", scale="none"), group_size), factor * process.exact_gradient())
 
 
 def test_a_mean_over_lines_only_shrinks_the_gradient_where_the_last_line_pays_and_lengths_are_one() -> None:
-    credit = config("return_to_go", scale=False)
+    credit = config("return_to_go", baseline="mean")
     process = Process(3, last_line_pays=True)
     assert_equal(process.expected_gradient(credit, 2), 0.5 * process.exact_gradient())
 
@@ -174,7 +177,7 @@ def test_a_mean_over_lines_only_shrinks_the_gradient_where_the_last_line_pays_an
 def test_gigpo_shrinks_each_states_gradient_by_how_often_it_is_shared(omega: float, early: bool) -> None:
     """In a group of two, a line has a peer where the other visits its state, with probability d: 1/2 + omega d / 2."""
     process = Process(3, early=early)
-    result = process.expected_gradient(config("gigpo", scale=False, omega=omega), 2)
+    result = process.expected_gradient(config("gigpo", scale="none", omega=omega), 2)
     factors = torch.tensor([0.5 + omega * process.visits(s) / 2 for s in range(STATES)], dtype=torch.float64)  # (S,)
     assert_equal(result, factors[:, None] * process.exact_gradient())
 
@@ -207,15 +210,18 @@ def test_over_the_batch_of_all_that_can_happen_only_a_scale_is_left_of_reinforce
 @pytest.mark.parametrize(
     ("estimator", "values"),
     [
-        ("outcome", {}),  # R_i moves the deviation that divides it
-        ("outcome", {"baseline": "leave_one_out"}),  # as above
+        ("outcome", {"scale": "group"}),  # R_i moves the deviation that divides it
+        ("outcome", {"baseline": "leave_one_out", "scale": "group"}),  # as above
+        ("outcome", {"baseline": "leave_one_out", "scale": "floor"}),  # as above
         ("reinforce++", {}),  # as above, with a batch of one group
-        ("return_to_go", {}),  # as above
-        ("return_to_go", {"scale": False}),  # the mean counts the lines before l, with what l earned in them
-        ("return_to_go", {"baseline": "none", "scale": False, "gamma": 0.5}),  # another objective
-        ("turn", {}),
-        ("gigpo", {"scale": False}),  # states that are rarely shared learn less
-        ("gigpo", {}),
+        ("return_to_go", {"scale": "group"}),  # as above
+        ("return_to_go", {"scale": "floor"}),  # as above
+        ("return_to_go", {"scale": "batch"}),  # as above, with a batch of one group
+        ("return_to_go", {"baseline": "mean"}),  # the mean counts the lines before l, with what l earned in them
+        ("return_to_go", {"gamma": 0.5}),  # another objective
+        ("turn", {"scale": "group"}),
+        ("gigpo", {}),  # states that are rarely shared learn less
+        ("gigpo", {"scale": "group"}),
     ],
 )
 def test_the_others_turn_the_gradient(estimator: str, values: dict[str, Any]) -> None:
@@ -227,5 +233,5 @@ def test_the_others_turn_the_gradient(estimator: str, values: dict[str, Any]) ->
 def test_turns_are_blind_to_what_ending_early_forgoes() -> None:
     """Lines earn more than 0 on average here, so going on pays; a line is compared only with lines at its place."""
     process = Process(3, early=True)
-    credit = config("turn", scale=False)
+    credit = config("turn", scale="none")
     assert cosine(process.expected_gradient(credit, 2), process.exact_gradient()) < 0

@@ -11,17 +11,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+import yaml
+from pages import PAGES, blocks
 from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, RewardsConfig
+from repl_rl.config import BudgetConfig, CreditConfig, RewardsConfig
 from repl_rl.config.rewards import shipped_presets
+from repl_rl.credit import ESTIMATORS
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.score import score
+from repl_rl.rollout.score import credit, score
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory
@@ -61,7 +64,11 @@ PAYING: dict[str, Any] = {
     "shaping": {"novelty": True, "decay": 0.5, "caps": {"gain": 0.25, "loss": 0.25}},
 }
 """What a user may write: every line is paid for, and held in."""
+README = {key: value for key, value in yaml.safe_load(blocks(PAGES[0].read_text(), "yaml")[0])["rewards"].items()
+          if key != "functions"}  # fmt: skip
+"""The example there, without the function of the reader's own."""
 TABLES: dict[str, RewardTable] = {
+    "readme": RewardTable(RewardsConfig(**README)),
     **{name: RewardTable(RewardsConfig(preset=name)) for name in shipped_presets()},
     "paying": RewardTable(RewardsConfig(**PAYING)),
     "potential": RewardTable(RewardsConfig(**{**PAYING, "shaping": {"mode": "potential"}})),
@@ -138,6 +145,20 @@ def test_the_sessions_are_what_they_are_meant_to_be(typed: Mapping[Any, Trajecto
 @pytest.mark.parametrize("farm", FARMS)
 def test_farming_alone_earns_less_than_solving(typed: Mapping[Any, Trajectory], farm: str, rewards: str) -> None:
     assert total(typed, ("nothing", farm), rewards) < min(total(typed, name, rewards) for name in HONEST) - 0.2
+
+
+@pytest.mark.parametrize("rewards", [*shipped_presets(), "readme"])
+@pytest.mark.parametrize("farm", FARMS)
+@pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"reinforce++"}))
+def test_a_farmer_among_the_wrong_gets_less_than_a_quarter_of_a_lone_right_answers_advantage(
+    typed: Mapping[Any, Trajectory], farm: str, rewards: str, estimator: str
+) -> None:
+    def most(session: Any) -> float:
+        group = [scored(typed, name, rewards) for name in (session, *["gave up"] * 7)]
+        first, *_ = credit(group, 8, CreditConfig(estimator=estimator))
+        return max(line.advantage or 0.0 for line in first.trajectory.lines)
+
+    assert most(("nothing", farm)) < 0.25 * most("direct")
 
 
 @pytest.mark.parametrize("rewards", shipped_presets())
