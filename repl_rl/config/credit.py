@@ -105,6 +105,17 @@ class CreditConfig(Section):
     def _used(self) -> tuple[str, ...]:
         return USED.get(self.estimator, tuple(type(self).model_fields))
 
+    @property
+    def leaves_potentials_neutral(self) -> bool:
+        """Whether a potential of the state pushes nowhere.
+
+        It changes the return from a line by what the session was worth before the line, and a whole session's return
+        not at all. That is neutral if what the line types changes neither what is subtracted nor what it is divided by.
+        """
+        if self.estimator == "return_to_go":
+            return self.baseline in NEUTRAL and self.scale == "none"
+        return self.estimator not in ("turn", "gigpo")
+
     def require_group(self, size: int) -> None:
         """Raises ValueError if groups of `size` have no baseline."""
         if size < 2 and self.baseline != "none" and self.estimator in USED:

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from repl_rl.config.credit import CreditConfig
+from repl_rl.config.credit import NEUTRAL, CreditConfig
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
     BudgetConfig,
@@ -100,14 +100,12 @@ class Config(Section):
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "
                 f"kernel.backend {self.kernel.backend!r} does not tell; take backend fork, or another estimator"
             )
-        credit = self.credit
-        if self.rewards.shaping.mode == "potential" and (
-            credit.estimator == "turn" or (credit.estimator == "gigpo" and credit.gamma < 1)
-        ):
+        if self.rewards.shaping.mode == "potential" and not self.credit.leaves_potentials_neutral:
             raise ValueError(
-                "rewards.shaping.mode: potential leaves the order of sessions as it is only where returns are compared "
-                f"by one discount; credit.estimator {credit.estimator} with gamma {credit.gamma:g} compares others"
-                + (", take gamma 1" if credit.estimator == "gigpo" else "; take another estimator")
+                f"rewards.shaping.mode: potential is not neutral under credit.estimator {self.credit.estimator} with "
+                f"baseline {self.credit.baseline} and scale {self.credit.scale}: the policy would be pushed towards "
+                f"high potentials. Take return_to_go with scale none and baseline {', '.join(NEUTRAL[:-1])} or "
+                f"{NEUTRAL[-1]}, or outcome, dr_grpo, rloo or reinforce++"
             )
         return self
 

@@ -256,6 +256,12 @@ class RewardsConfig(Section):
         ahead = [rule.name for rule in self.rules if rule.at == "last"]
         if ahead and self.shaping.mode == "potential":
             raise ValueError(f"rules: {', '.join(ahead)}: at: last pays nothing where a potential ends with 0")
+        for name, cap in (("gain", self.shaping.caps.gain), ("loss", self.shaping.caps.loss)):
+            if self.outcome and cap is not None and cap > abs(self.outcome):
+                raise ValueError(
+                    f"shaping.caps.{name} is {cap:g} and a right answer is worth {self.outcome:g}: shaping could "
+                    "outweigh it; take a smaller cap, or leave it out if that is meant"
+                )
         return self
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,6 +21,8 @@ from repl_rl.config import (
 )
 from repl_rl.errors import ConfigError
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at no lower temperature than this one, unless it is 0."""
 SECTIONS: dict[str, type[Section]] = {
     "dialect": DialectConfig,
     "kernel": KernelConfig,
@@ -29,6 +31,31 @@ SECTIONS: dict[str, type[Section]] = {
     "rewards": RewardsConfig,
     "credit": CreditConfig,
 }
+
+
+_SAMPLING = "our engines don't sample with it; `sampling` has temperature, top_p and top_k"
+_ENGINE = "our own engine samples; the section `engine` says how"
+_CREDIT = "advantages come from the section `credit`; its `scale` says what they are divided by"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"), _SAMPLING),
+    **dict.fromkeys(
+        (
+            *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"),
+            *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
+            *("vllm_group_port", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
+            *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
+            *("use_transformers_paged", "ds3_gather_for_generation"),
+        ),
+        _ENGINE,
+    ),
+    **dict.fromkeys(("scale_rewards", "multi_objective_aggregation"), _CREDIT),
+    "chat_template_kwargs": "prompts come from the section `dialect` (and `chat`), not from TRL",
+    "max_tool_calling_iterations": "`budget.lines` bounds the turns",
+    "use_vllm": "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself",
+    "mask_truncated_completions": "it masks whatever doesn't end in an end token, which is nearly every session; set "
+    "mask_overlong (train.mask_overlong in the file): it masks what a budget ended",
+}
+"""TRL's arguments that would do nothing here, and why."""
 
 
 @dataclass
@@ -64,14 +91,23 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         parse_config({name: getattr(self, name) for name in SECTIONS})  # checks across sections
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
-        self.max_completion_length = self.budget.tokens
-        if self.mask_truncated_completions:
+        defaults = {each.name: each.default for each in fields(GRPOConfig)}
+        for name, why in REFUSED.items():
+            if (value := getattr(self, name)) != defaults[name]:
+                raise ConfigError(f"{name}={value!r} of TRL's arguments would do nothing: {why}")
+        tokens: int = getattr(self, "max_completion_length")  # noqa: B009 - TRL's fields have no types for mypy
+        if tokens not in (defaults["max_completion_length"], self.budget.tokens):
             raise ConfigError(
-                "mask_truncated_completions masks whatever doesn't end in an end token, which is nearly every session; "
-                "set mask_overlong (train.mask_overlong in the file): it masks what a budget ended"
+                f"max_completion_length={tokens} and budget.tokens={self.budget.tokens} differ; "
+                "leave the first out: the budget bounds a session"
             )
-        if self.use_vllm:
-            raise ConfigError("use_vllm=True asks for TRL's own engine; leave it out, repl_rl brings vLLM itself")
+        self.max_completion_length = self.budget.tokens
+        if self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"sampling.temperature (temperature of TRL's arguments) is {self.temperature:g}, and training takes "
+                f"{LEAST_TEMPERATURE:g} or more: below, samplers type what is likeliest, and a policy's gradient of "
+                "that is not defined. Evaluation may have its own, eval.temperature"
+            )
         super().__post_init__()
 
     def to_dict(self) -> dict[str, Any]:

@@ -34,7 +34,14 @@ from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.score import CreditedTrajectory, Grader, credit, credit_numbers, reward_table, score
+from repl_rl.rollout.score import (
+    CreditedTrajectory,
+    Grader,
+    credit,
+    credit_numbers,
+    reward_table,
+    score,
+)
 from repl_rl.rollout.service import RolloutService
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import grade
@@ -43,7 +50,15 @@ from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.drift import logprob_drift, reencoded
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
-from repl_rl.trainer.rows import as_dataset, asked_of_valid, component_sum, task_of, token_advantages, training_row
+from repl_rl.trainer.rows import (
+    all_weights,
+    as_dataset,
+    asked_of_valid,
+    component_sum,
+    task_of,
+    token_advantages,
+    training_row,
+)
 from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
@@ -105,6 +120,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         )
         setup.dialect_with(self._extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+        args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
         graded = not extra and owner is None and grader is grade
         super().__init__(
             model=model,
@@ -163,6 +179,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._log_logprob_drift(output)
         if self.args.mask_overlong:
             self._mask_overlong(output, [item.trajectory for item in credited])
+        is_in_loss = (output["completion_mask"] * output["tool_mask"]).any(dim=1).float()  # (B,)
+        output["row_share"] = self.accelerator.gather(is_in_loss).mean()
+        self._log_own_advantages(output["advantages"], output["completion_mask"] * output["tool_mask"])
         if self.model.training:
             self._keep(credited)
         return output
@@ -240,6 +259,15 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 output[name] = output[name] * output["tool_mask"]
         overlong = gather([trajectory.is_overlong for trajectory in trajectories])
         self._log_values({"credit/overlong_share": sum(overlong) / len(overlong)})
+
+    def _log_own_advantages(self, advantages: torch.Tensor, typed: torch.Tensor) -> None:
+        """Replace what TRL keeps for its table of completions, its own advantages, by the means over typed tokens."""
+        means = (advantages * typed).sum(1) / typed.sum(1).clamp(min=1)  # (B,)
+        own = self.accelerator.gather(means.contiguous()).tolist()
+        logged = self._logs["advantages"]
+        for _ in range(min(len(own), len(logged))):
+            logged.pop()
+        logged.extend(own)
 
     def _keep(self, credited: Sequence[CreditedTrajectory]) -> None:
         """Write the trajectories of all processes."""

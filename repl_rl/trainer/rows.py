@@ -167,3 +167,19 @@ def _spread(rewards: Rewards, rows: Sequence[int], columns: dict[str, Any]) -> R
         return rewards
     by_row = dict(zip(rows, rewards, strict=True))
     return [by_row.get(row) for row in range(_count(columns))]
+
+
+def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:
+    """TRL's `reward_weights` for our own components and `extra` functions of TRL's kind; 1 for what is not named.
+
+    Raises ConfigError for weights of our own components, which have theirs in the section `rewards`.
+    """
+    if given is None:
+        return None
+    weights = [*[1.0] * len(own), *given] if len(given) == extra else list(given)
+    if len(weights) != len(own) + extra or any(weight != 1 for weight in weights[: len(own)]):
+        raise ConfigError(
+            f"reward_weights={list(given)} of TRL's arguments: give one for each of the {extra} functions in "
+            f"reward_funcs; what {', '.join(own)} weigh is said in the section `rewards`"
+        )
+    return weights

@@ -1,7 +1,9 @@
 """TRL's losses on log-probabilities of typed tokens only: the same values and gradients, with less work.
 
-All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`; only that
-method is replaced. B batch, S prompt and completion tokens, T completion tokens.
+All of TRL's loss types, KL and importance correction get these from `_get_per_token_logps_and_entropies`, which is
+replaced. With advantages per line, three parts of TRL's losses mean something else than their papers say, and are put
+right: ratios of whole sequences, the off-policy mask, and means over rows of which some are not in the loss. B batch, S
+prompt and completion tokens, T completion tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from repl_rl.engine import Engine, SharedEngine, TrainableEngine
 from repl_rl.errors import ConfigError
 from repl_rl.trainer.packed import Packed, TypedForward, pack
 
+_MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+
 
 class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
     """`GRPOTrainer` whose forward passes compute only typed tokens, without padding.
@@ -33,13 +37,63 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         models = [self.model] if self.ref_model is None else [self.model, self.ref_model]
         forwards = [TypedForward.open(self.accelerator.unwrap_model(model)) for model in models]
         self._typed_forward = forwards[0] if all(forwards) else None
+        self._inputs_of_ratios: dict[str, Any] | None = None
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """TRL's loss. `row_share`, if the inputs have it, is the share of the step's rows that are in the loss: what is
+        a mean over rows is one over these. Not covered: an entropy bonus and a router's loss are scaled with it."""
         self.typed_mask = inputs["completion_mask"] * inputs["tool_mask"]
-        loss: torch.Tensor = super()._compute_loss(model, inputs)
+        level: str = getattr(self, "importance_sampling_level")  # noqa: B009 - TRL has no types for mypy
+        is_per_sequence = level == "sequence" and self.loss_type != "vespo"
+        if is_per_sequence:
+            self._inputs_of_ratios = inputs = dict(inputs)
+            self.importance_sampling_level = "token"
+        try:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+        finally:
+            if is_per_sequence:
+                self._inputs_of_ratios = None
+                self.importance_sampling_level = level
+        if "row_share" in inputs and self.loss_type in _MEANS_OVER_ROWS:
+            loss = loss / inputs["row_share"].clamp(min=torch.finfo(torch.float32).tiny)
         return loss
 
+    def _share_ratios(self, logprobs: torch.Tensor, inputs: dict[str, Any]) -> None:
+        """Make the ratio of each token the sequence's, and its gradient the token's own.
+
+            s_i = (pi(y_i) / pi_old(y_i))^(1 / |y_i|)      s_{i,t} = sg[s_i] pi_t / sg[pi_t]
+
+        Zheng et al. 2025, Group Sequence Policy Optimization, GSPO-token. Equal to GSPO where a
+        trajectory has one advantage. TRL's own sequence ratio gives each token the trajectory's mean advantage.
+        `old_per_token_logps` becomes what makes TRL's token ratio this one.
+        """
+        now, typed = logprobs.detach(), self.typed_mask
+        old = inputs.get("old_per_token_logps")
+        if old is None or typed is None:
+            return
+        log_ratio = ((now - old) * typed).sum(-1, keepdim=True) / typed.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
+        inputs["old_per_token_logps"] = now - log_ratio
+
+    def get_off_policy_mask(self, *, advantages: torch.Tensor, mask: torch.Tensor, **others: Any) -> torch.Tensor:
+        """A drifted sequence is dropped whole, or not at all: by the sign of its mean advantage, not of each line's.
+
+        DeepSeek-AI 2025, DeepSeek-V3.2, where a sequence has one advantage.
+        """
+        mean = (advantages * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)  # (B, 1)
+        kept: torch.Tensor = super().get_off_policy_mask(advantages=mean, mask=mask, **others)
+        return kept
+
     def _get_per_token_logps_and_entropies(
+        self, *arguments: Any, **named: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
+        packed."""
+        values = self._values_of(*arguments, **named)
+        if self._inputs_of_ratios is not None:
+            self._share_ratios(values[0], self._inputs_of_ratios)
+        return values
+
+    def _values_of(
         self,
         model: Any,
         input_ids: torch.Tensor,
@@ -50,8 +104,6 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         compute_aux_loss: bool = False,
         **modalities: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Log-probabilities and entropies (B, T), zero where nothing was typed; TRL's own if the batch can't be
-        packed."""
         typed = self.typed_mask
         is_plain = not compute_aux_loss and all(value is None for value in modalities.values())
         if self._typed_forward is None or typed is None or not is_plain:

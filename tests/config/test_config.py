@@ -100,7 +100,7 @@ def test_overrides_reach_nested_keys_and_are_yaml() -> None:
     assert (config.train.steps, config.train.group_size, config.train.learning_rate) == (7, 4, 0.001)
     assert config.rewards.kinds == {LineKind.BLANK: -1.0, LineKind.EXCEPTION: -0.25}
     assert config.model.chat is None
-    assert config.credit.scale is False
+    assert config.credit.scale == "none"
     assert config.tasks.families == ("gcd", "lcm")
     assert config.name == "a.b-c"
     assert config.train.trl == {"num_iterations": 2}
@@ -219,7 +219,7 @@ def test_a_single_name_needs_no_list() -> None:
                         optional={
                             "mode": st.sampled_from(["additive", "potential"]),
                             "clip": st.none() | st.tuples(st.floats(-9, 0), st.floats(0, 9)),
-                            "caps": st.fixed_dictionaries({}, optional={"gain": st.none() | st.floats(0, 9)}),
+                            "caps": st.fixed_dictionaries({}, optional={"gain": st.none() | st.floats(0, 1)}),
                             "weight": st.floats(0, 9)
                             | st.fixed_dictionaries({"end": st.floats(0, 9), "steps": st.integers(1, 99)}),
                         },

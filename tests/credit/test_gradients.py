@@ -7,6 +7,7 @@ nothing is sampled, so equality is equality.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import torch
 from groups import Typed, config, of_lines
 
 from repl_rl.config import CreditConfig
+from repl_rl.config.credit import NEUTRAL
 from repl_rl.credit import advantages, batch_line_advantages
 
 STATES = 5  # the start; two after the first line; two after the second
@@ -228,6 +230,38 @@ def test_the_others_turn_the_gradient(estimator: str, values: dict[str, Any]) ->
     process = Process(3, early=True)
     alignment = cosine(process.expected_gradient(config(estimator, **values), 2), process.exact_gradient())
     assert alignment < 0.9999
+
+
+POTENTIAL = [0.0, 0.3, -0.2, 0.5, 0.1]
+"""Of each state; 0 at the start and after the end."""
+
+
+def with_potential(process: Process) -> Process:
+    """The same process, whose lines earn the differences of a potential, too."""
+    shaped = copy.copy(process)
+    shaped.paths = []
+    for path in process.paths:
+        after = [POTENTIAL[state] for state in path.states[1:]] + [0.0]
+        before = [POTENTIAL[state] for state in path.states]
+        earned = [r + a - b for r, a, b in zip(path.rewards, after, before, strict=True)]
+        shaped.paths.append(Path(path.states, path.actions, tuple(earned)))
+    return shaped
+
+
+@pytest.mark.parametrize("baseline", NEUTRAL)
+@pytest.mark.parametrize("early", [False, True])
+def test_a_potential_changes_no_gradient_where_it_is_allowed(baseline: str, early: bool) -> None:
+    process = Process(3, early=early)
+    credit = config("return_to_go", baseline=baseline)
+    assert_equal(with_potential(process).expected_gradient(credit, 2), process.exact_gradient())
+
+
+@pytest.mark.parametrize("values", [{"baseline": "mean"}, {"scale": "floor"}])
+def test_and_pushes_where_it_is_not(values: dict[str, Any]) -> None:
+    process = Process(3, early=True)
+    credit = config("return_to_go", **values)
+    moved = with_potential(process).expected_gradient(credit, 2) - process.expected_gradient(credit, 2)
+    assert moved.abs().max() > 1e-3
 
 
 def test_turns_are_blind_to_what_ending_early_forgoes() -> None:

@@ -73,7 +73,7 @@ POTENTIALS = st.fixed_dictionaries(
                 "decay": st.floats(0, 1),
                 "novelty": st.booleans(),
                 "clip": st.just([-2.0, 1.0]),
-                "caps": st.fixed_dictionaries({"gain": st.floats(0, 5), "loss": st.floats(0, 5)}),
+                "caps": st.fixed_dictionaries({"gain": st.floats(0, 1), "loss": st.floats(0, 1)}),
                 "weight": st.floats(0, 3),
             },
         ),
@@ -160,10 +160,23 @@ def test_the_discount_is_that_of_the_estimators_returns(fields: dict[str, Any]) 
     assert firsts[0] == pytest.approx(firsts[1])
 
 
-@pytest.mark.parametrize("credit", [{"estimator": "turn"}, {"estimator": "gigpo", "gamma": 0.9}])
-def test_estimators_that_compare_by_more_than_one_discount_are_refused(credit: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="only where returns are compared by one discount"):
+@pytest.mark.parametrize(
+    ("credit", "said"),
+    [
+        ({"estimator": "turn"}, "turn with baseline mean and scale none"),
+        ({"estimator": "gigpo", "gamma": 0.9}, "gigpo with baseline mean and scale none"),
+        ({"baseline": "mean"}, "return_to_go with baseline mean and scale none"),
+        ({"scale": "outcome"}, "return_to_go with baseline place and scale outcome"),
+    ],
+)
+def test_credit_under_which_a_potential_pushes_is_refused(credit: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         parse_config({"credit": credit, "rewards": {"shaping": {"mode": "potential"}}})
+    assert str(caught.value) == (
+        f"rewards.shaping.mode: potential is not neutral under credit.estimator {said}: the policy would be pushed "
+        "towards high potentials. Take return_to_go with scale none and baseline place, state, leave_one_out or none, "
+        "or outcome, dr_grpo, rloo or reinforce++"
+    )
 
 
 def test_a_rule_about_the_last_line_gives_no_potential() -> None:

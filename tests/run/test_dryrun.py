@@ -116,7 +116,10 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
     [
         (["train.trl={learning_rat: 1}"], "TRL refuses these arguments: ReplGRPOConfig.__init__() got an unexpected"),
         (["train.trl={num_generations: 3}"], "TRL refuses these arguments: generation_batch_size (64) must be"),
-        (["train.trl={use_vllm: true}"], "use_vllm=True asks for TRL's own engine; leave it out"),
+        (
+            ["train.trl={use_vllm: true}"],
+            "use_vllm=True of TRL's arguments would do nothing: it asks for TRL's own engine; leave it out",
+        ),
         (["train.processes=3"], "prompts_per_step 8 does not divide among 3 processes: each takes whole groups"),
         (["train.processes=2", "train.micro_batch=64"], "micro_batch 64 does not divide the 32 trajectories of a step"),
         (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),

@@ -60,9 +60,9 @@ def test_off_everything_typed_is_in_the_loss(tmp_path: Path) -> None:
     assert "credit/overlong_share" not in trainer._metrics["train"]
 
 
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo"])
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "sapo", "dr_grpo", "luspo"])
 def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str) -> None:
-    """dapo divides by the typed tokens that are left; grpo by trajectories, the masked one being one of nothing."""
+    """Whether tokens or trajectories are counted: those that are masked are not."""
     trainer, output = scored_batch(tmp_path, mask_overlong=True, loss_type=loss_type)
     tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
 
@@ -72,10 +72,10 @@ def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str
         return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
 
     found = gradient(tensors)
+    assert tensors.pop("row_share").item() == 0.75
     others = {key: value if value.dim() == 0 else value[[0, 2, 3]] for key, value in tensors.items()}
-    share = 1.0 if loss_type == "dapo" else 3 / 4
     assert found.abs().max() > 1e-4
-    torch.testing.assert_close(found, gradient(others) * share, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found, gradient(others), atol=1e-6, rtol=1e-4)
 
 
 def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path: Path) -> None:

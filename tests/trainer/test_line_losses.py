@@ -1,0 +1,108 @@
+"""Losses on advantages per line: what TRL computes per sequence neither mixes nor drops lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+from trl import GRPOTrainer
+
+from repl_rl.trajectory import Task, Trajectory
+
+TASKS = make_tasks_named("a", "b")
+
+
+def longer_and_shorter(task: Task, place: int) -> Trajectory:
+    return recorded(task, place, is_right=place == 0, lines=2 + place)
+
+
+def made_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, torch.Tensor]]:
+    """Four trajectories whose lines have advantages of 3 and -3 in turn, sampled by a policy that has moved since."""
+    trainer = recorded_trainer(folder, longer_and_shorter, TASKS, per_device_train_batch_size=4, **settings)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = trainer.train_dataset.to_list()
+    output = trainer._generate_and_score_completions([dict(rows[index]) for index in (0, 0, 1, 1)])
+    tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
+    columns = torch.arange(tensors["completion_ids"].size(1))  # (T,)
+    tensors["advantages"] = torch.where(columns // 5 % 2 == 0, 3.0, -3.0).expand(4, -1).contiguous()
+    drift = 0.05 * torch.sin(torch.arange(tensors["completion_ids"].numel())).view_as(tensors["completion_ids"])
+    tensors["old_per_token_logps"] = tensors["old_per_token_logps"] + drift
+    tensors["importance_sampling_ratio"] = torch.ones_like(tensors["importance_sampling_ratio"])
+    return trainer, tensors
+
+
+def logprobs_of(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:  # (B, T)
+    trainer.typed_mask = batch["completion_mask"] * batch["tool_mask"]
+    values, *_ = trainer._get_per_token_logps_and_entropies(
+        trainer.model,
+        torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
+        torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1),
+        batch["completion_ids"].size(1),
+    )
+    return values
+
+
+def gradient(trainer: RecordedTrainer, loss: torch.Tensor) -> torch.Tensor:
+    trainer.model.zero_grad()
+    loss.backward()
+    return torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])
+
+
+def by_the_paper(trainer: RecordedTrainer, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """GSPO-token: the mean over sequences of the means over their tokens."""
+    now, typed = logprobs_of(trainer, batch), batch["completion_mask"] * batch["tool_mask"]
+    lengths = typed.sum(1)
+    objective = torch.zeros(())
+    for row in range(len(now)):
+        log_ratio = ((now[row] - batch["old_per_token_logps"][row]) * typed[row]).sum() / lengths[row]
+        for token in range(now.size(1)):
+            if typed[row, token]:
+                ratio = log_ratio.exp().detach() * (now[row, token] - now[row, token].detach()).exp()
+                value = batch["advantages"][row, token]
+                clipped = ratio.clamp(1 - trainer.epsilon_low, 1 + trainer.epsilon_high)
+                objective = objective + torch.min(ratio * value, clipped * value) / lengths[row] / len(now)
+    return -objective
+
+
+def test_the_ratio_of_a_sequence_keeps_the_credit_of_its_lines(tmp_path: Path) -> None:
+    trainer, batch = made_batch(tmp_path, importance_sampling_level="sequence", loss_type="grpo", epsilon=0.01)
+    wanted = gradient(trainer, by_the_paper(trainer, batch))
+    found = gradient(trainer, trainer._compute_loss(trainer.model, batch))
+    assert wanted.norm() > 0.1
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+    assert trainer.importance_sampling_level == "sequence"
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "luspo", "sapo"])
+def test_with_one_advantage_it_is_trls_own(tmp_path: Path, loss_type: str) -> None:
+    trainer, batch = made_batch(tmp_path, importance_sampling_level="sequence", loss_type=loss_type)
+    batch["advantages"] = torch.tensor([[2.0], [-1.0], [0.5], [-0.25]]).expand_as(batch["advantages"]).contiguous()
+    found = gradient(trainer, trainer._compute_loss(trainer.model, batch))
+    wanted = gradient(trainer, GRPOTrainer._compute_loss(trainer, trainer.model, batch))
+    assert wanted.norm() > 0.01
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_a_drifted_sequence_is_dropped_whole_or_not_at_all(tmp_path: Path) -> None:
+    trainer, _ = made_batch(tmp_path, off_policy_mask_threshold=0.1)
+    mask = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]])
+    advantages = torch.tensor([[1.0, 1.0, 9.0, -3.0], [1.0, 1.0, -9.0, -1.0], [-1.0, -1.0, -1.0, -1.0]])
+    sampled = torch.zeros(3, 4)
+    now = torch.tensor([[-1.0] * 4, [-1.0] * 4, [0.0] * 4])  # the last has not drifted
+    kept = trainer.get_off_policy_mask(
+        advantages=advantages,
+        per_token_logps=now,
+        sampling_per_token_logps=sampled,
+        mask=mask,
+        off_policy_threshold=0.1,
+    )
+    assert kept.tolist() == [[0], [1], [1]]
+
+
+def test_the_table_of_completions_has_our_advantages(tmp_path: Path) -> None:
+    trainer, _ = made_batch(tmp_path, credit={"estimator": "rloo"})
+    assert list(trainer._logs["advantages"]) == [1.0, -1.0, 1.0, -1.0]
