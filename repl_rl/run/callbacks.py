@@ -67,9 +67,9 @@ class WarnWhenFlat(TrainerCallback):  # type: ignore[misc]
             rate = logs.get("solve_rate", 0.0)
             problems = {0.0: "easier", 1.0: "harder"}.get(rate, "easier or harder")
             self._progress.warn(
-                f"nothing to learn from up to step {state.global_step}: all rollouts of a problem had the same outcome, "
-                f"for all {self._groups} problems of the step, {self._in_a_row} steps in a row ({rate:.1%} solved). Ways "
-                f"out: {problems} problems (tasks), more rollouts of each (train.group_size), or a higher "
+                f"nothing to learn from up to step {state.global_step}: all rollouts of a problem had the same "
+                f"outcome, for all {self._groups} problems of the step, {self._in_a_row} steps in a row ({rate:.1%} "
+                f"solved). Ways out: {problems} problems (tasks), more rollouts of each (train.group_size), or a higher "
                 "sampling.temperature; rewards for lines alone teach nothing about the answer"
             )
 
