@@ -69,8 +69,8 @@ class WarnWhenFlat(TrainerCallback):  # type: ignore[misc]
             self._progress.warn(
                 f"nothing to learn from up to step {state.global_step}: all rollouts of a problem had the same "
                 f"outcome, for all {self._groups} problems of the step, {self._in_a_row} steps in a row ({rate:.1%} "
-                f"solved). Ways out: {problems} problems (tasks), more rollouts of each (train.group_size), or a higher "
-                "sampling.temperature; rewards for lines alone teach nothing about the answer"
+                f"solved). Ways out: {problems} problems (tasks), more rollouts of each (train.group_size), or a "
+                "higher sampling.temperature; rewards for lines alone teach nothing about the answer"
             )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from made_trajectories import line, made
 
-from repl_rl.config import CreditConfig, parse_config
+from repl_rl.config import Baseline, CreditConfig, Scale, parse_config
 from repl_rl.config.credit import USED
 from repl_rl.rollout.score import reward_table
 
@@ -40,19 +41,19 @@ def test_the_estimator_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_section_at_the_top() -> None:
     credit = parse_config(yaml.safe_load(blocks("yaml")[0])).credit
-    assert (credit.estimator, credit.gamma, credit.baseline, credit.clip) == (
-        "return_to_go",
-        0.95,
-        "leave_one_out",
-        5.0,
-    )
+    given = (credit.estimator, credit.gamma, credit.baseline, credit.scale, credit.clip)
+    assert given == ("return_to_go", 0.95, "state", "outcome", 5.0)
 
 
 def test_the_tables_name_every_estimator_and_every_key() -> None:
-    rows = [re.findall(r"`([^`]+)`", row) for row in GUIDE.splitlines() if row.startswith("| `")]
+    parts = re.split(r"^\|---.*\n", GUIDE, flags=re.MULTILINE)
+    tables = [re.findall(r"^\| `(.*)$", part.partition("\n\n")[0], re.MULTILINE) for part in parts]
+    rows = [re.findall(r"`([^`]+)`", f"`{row}") for row in (*tables[1], *tables[2])]
     estimators = [row for row in rows if row[0] in USED]
     for name, *_ in estimators:
         keys = re.findall(r"`(\w+)`", next(r for r in GUIDE.splitlines() if r.startswith(f"| `{name}`")).split("|")[3])
         assert {*keys, "clip"} == set(USED[name])
     assert {row[0] for row in estimators} == set(USED)
     assert {row[0] for row in rows} - set(USED) == set(CreditConfig.model_fields) - {"estimator"}
+    for values, table in ((get_args(Baseline), tables[3]), (get_args(Scale), tables[4])):
+        assert {row.partition("`")[0] for row in table} == set(values)

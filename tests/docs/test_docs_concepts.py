@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import statistics
 from types import ModuleType
 
 import pytest
+from credit.groups import Typed, of_lines
 from pages import ROOT
 
+from repl_rl.config import CreditConfig
+from repl_rl.credit import line_advantages
 from repl_rl.trajectory import Trajectory, read_jsonl
 
 IMAGES = ROOT / "docs" / "images"
@@ -58,12 +60,8 @@ def test_the_counts(trajectory: Trajectory) -> None:
 
 def test_the_advantages_are_those_of_the_formula(trajectory: Trajectory) -> None:
     assert [line.reward for line in trajectory.lines] == [0, -0.05, 0, 0, 1]
-    returns = [0.95] * 2 + [1.0] * 3  # this one
-    returns += [0.9] * 2 + [1.0] * 2  # the one with the syntax error
-    returns += [1.0] * 3 * 6
-    assert len(returns) == 27
-    mean, deviation = statistics.fmean(returns), statistics.stdev(returns) + 1e-4
-    assert (round(mean, 3), round(deviation, 3)) == (0.989, 0.029)
-    expected = [(value - mean) / deviation for value in returns[:5]]
-    assert [line.advantage for line in trajectory.lines] == pytest.approx(expected, abs=1e-5)
-    assert ", ".join(f"{value:+.2f}" for value in expected) in PAGE
+    rewards = [[0, -0.05, 0, 0, 1], [0, -0.1, 0, 1], *[[0, 0, 1]] * 6]  # the second is the one with the syntax error
+    group = [of_lines([Typed()] * len(values)) for values in rewards]
+    expected, *_ = line_advantages(group, rewards, CreditConfig())
+    assert [line.advantage for line in trajectory.lines] == pytest.approx(expected)
+    assert ", ".join(f"{value:.3f}" if value else "0" for value in expected) in PAGE

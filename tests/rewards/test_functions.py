@@ -145,9 +145,9 @@ def test_failures_are_named_before_anything_is_loaded(function: Any, message: st
 
 
 def test_functions_are_shaping_too() -> None:
-    rewards = table(lengths, shaping={"caps": {"gain": 4.0}})
+    rewards = table(lengths, outcome=4.0, shaping={"caps": {"gain": 4.0}})
     assert rewards.score(SESSION, 1.0).components == {
-        "outcome": (0.0, 1.0),
+        "outcome": (0.0, 4.0),
         "table": (0.0, 0.0),
         "lengths": (3.0, 1.0),
     }

@@ -30,15 +30,10 @@ def test_what_was_cut_or_aborted_counts_among_the_stops_alone() -> None:
     assert batch_metrics(void, 8.0) == {"stops/unfinished": 0.5, "stops/aborted": 0.5}
 
 
-def credited(advantage: float | None, reason: StopReason = StopReason.ANSWER) -> Trajectory:
-    one = trajectory(reason, 1.0, 1.0, 1.0, 3.0)
-    return replace(one, lines=(replace(one.lines[0], advantage=advantage),))
-
-
-def test_groups_in_which_no_line_has_an_advantage_are_counted_but_not_those_of_void_trajectories() -> None:
-    varied, even = [credited(0.5), credited(0.0)], [credited(0.0), credited(0.0)]
-    half_void = [credited(0.0), credited(0.0, StopReason.ABORTED)]
-    void = [credited(0.0, StopReason.ABORTED), credited(0.0, StopReason.UNFINISHED)]
-    counts = credit_metrics([*varied, *even, *half_void, *void], 2)
-    assert counts == {"credit/groups_without_variance": 2.0, "credit/void_trajectories": 3.0}
-    assert credit_metrics([], 2) == {"credit/groups_without_variance": 0.0, "credit/void_trajectories": 0.0}
+def test_flat_groups_and_void_trajectories_are_counted() -> None:
+    """Three groups of two, of which the second is flat; two trajectories are void."""
+    reasons = [StopReason.ANSWER] * 4 + [StopReason.ABORTED, StopReason.UNFINISHED]
+    made = [trajectory(reason, 1.0, 1.0, 1.0, 3.0) for reason in reasons]
+    counts = credit_metrics(made, [False, False, True, True, False, False], 2)
+    assert counts == {"credit/groups_without_variance": 1.0, "credit/void_trajectories": 2.0}
+    assert credit_metrics([], [], 2) == {"credit/groups_without_variance": 0.0, "credit/void_trajectories": 0.0}

@@ -97,7 +97,7 @@ def test_advantages_stay_within_a_group() -> None:
     """Two groups of two: in the first one answers, in the second both do, so that it teaches nothing."""
     answers = ["42", "41", "42", "42"]
     scored = score([TASK] * 4, [answering(answer) for answer in answers], grade, TABLE)
-    credited = credit(scored, 2, CreditConfig(estimator="outcome", scale=False))
+    credited = credit(scored, 2, CreditConfig(estimator="outcome"))
     # tokens                                           exception  traceback  answer
     assert [item.token_advantages for item in credited] == [
         (0.5, 0.0, 0.5, 0.5),
@@ -109,18 +109,18 @@ def test_advantages_stay_within_a_group() -> None:
 
 def test_lines_carry_their_advantage_and_components_travel() -> None:
     scored = score([TASK] * 2, [answering("42"), answering("41")], grade, TABLE)
-    first, second = credit(scored, 2, CreditConfig(estimator="return_to_go", scale=False))
-    # returns to go 0.5, 1 and -0.5, 0: mean 0.25
-    assert [line.advantage for line in first.trajectory.lines] == [0.25, 0.75]
-    assert [line.advantage for line in second.trajectory.lines] == [-0.75, -0.25]
-    assert first.token_advantages == (0.25, 0.0, 0.75, 0.75)
+    first, second = credit(scored, 2, CreditConfig(gamma=0.5))
+    # returns to go 0, 1 and -0.5, 0
+    assert [line.advantage for line in first.trajectory.lines] == [0.5, 1.0]
+    assert [line.advantage for line in second.trajectory.lines] == [-0.5, -1.0]
+    assert first.token_advantages == (0.5, 0.0, 1.0, 1.0)
     assert first.components == {"outcome": (0.0, 1.0), "table": (-0.5, 0.0)}
     assert [line.reward for line in first.trajectory.lines] == [-0.5, 1.0]
 
 
 def test_an_aborted_trajectory_gets_zeros_and_moves_nobody() -> None:
     trajectories = [answering("42"), answering("42", stop_reason=StopReason.ABORTED), answering("41")]
-    credited = credit(score([TASK] * 3, trajectories, grade, TABLE), 3, CreditConfig(estimator="outcome", scale=False))
+    credited = credit(score([TASK] * 3, trajectories, grade, TABLE), 3, CreditConfig(estimator="outcome"))
     assert [item.token_advantages[0] for item in credited] == [0.5, 0.0, -0.5]
 
 

@@ -52,6 +52,6 @@ def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_o
     problems, _, count = rest.partition(", ")
     assert file.getvalue() == (
         f"note: nothing to learn from up to {where}: all rollouts of a problem had the same outcome, for all 2 "
-        f"problems of the step, {count}. Ways out: {problems} (tasks), more rollouts of each (train.group_size), or a higher "
-        "sampling.temperature; rewards for lines alone teach nothing about the answer\n"
+        f"problems of the step, {count}. Ways out: {problems} (tasks), more rollouts of each (train.group_size), or a "
+        "higher sampling.temperature; rewards for lines alone teach nothing about the answer\n"
     )

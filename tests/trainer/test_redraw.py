@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from datasets import Dataset
 from recorded import make_tasks_named, recorded, recorded_trainer
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit import is_without_variance
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.rewards import ScoredTrajectory
+from repl_rl.rollout.score import is_flat
 from repl_rl.trainer import ReplGRPOConfig
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory, read_jsonl
@@ -24,7 +25,7 @@ RLOO = CreditConfig(estimator="rloo")
 
 def earning(reward: float, stop_reason: StopReason = StopReason.ANSWER, name: str = "t") -> ScoredTrajectory:
     line = Line(0, 1, "x\n", LineKind.STATEMENT, reward=reward)
-    return ScoredTrajectory(Trajectory(name, "p", (1,), (2,), (True,), (-1.0,), stop_reason, (line,)), {})
+    return ScoredTrajectory(Trajectory(name, "p", (1,), (2,), (True,), (-1.0,), stop_reason, (line,)), {}, reward)
 
 
 def rows(*names: str) -> list[dict[str, Any]]:
@@ -34,7 +35,7 @@ def rows(*names: str) -> list[dict[str, Any]]:
 def is_idle(rewards: Sequence[float], config: CreditConfig = RLOO, void: Sequence[int] = ()) -> bool:
     reasons = [StopReason.ABORTED if index in void else StopReason.ANSWER for index in range(len(rewards))]
     scored = [earning(reward, reason) for reward, reason in zip(rewards, reasons, strict=True)]
-    return is_without_variance([item.trajectory for item in scored], [item.line_rewards for item in scored], config)
+    return is_flat(scored, config)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +55,17 @@ def test_a_group_teaches_nothing_if_its_valid_trajectories_are_worth_the_same(
     assert is_idle(rewards, void=void) is expected
 
 
+@pytest.mark.parametrize(("paid", "expected"), [(1.0, True), (None, False)])
+def test_what_lines_earn_besides_counts_only_where_nothing_is_paid_for_outcomes(
+    paid: float | None, expected: bool
+) -> None:
+    group = [replace(earning(reward), outcome=paid) for reward in (1.0, 0.98)]
+    assert is_flat(group, RLOO) is expected
+    assert is_flat([replace(each, outcome=paid) for each in (earning(0.5), earning(0.5))], RLOO)
+
+
 def test_without_a_baseline_equal_rewards_teach_and_no_reward_does_where_the_batch_is_the_baseline() -> None:
-    alone = CreditConfig(estimator="outcome", baseline="none", scale=False)
+    alone = CreditConfig(estimator="outcome", baseline="none")
     over_batch = CreditConfig(estimator="reinforce++", baseline="none")
     assert [is_idle(rewards, alone) for rewards in ((1.0, 1.0), (0.0, 0.0))] == [False, True]
     assert [is_idle(rewards, over_batch) for rewards in ((1.0, 1.0), (0.0, 0.0))] == [False, False]
