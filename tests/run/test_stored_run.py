@@ -28,8 +28,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_config_is_read_and_means_the_same(here: Path) -> None:
+    """Of what a file leaves out, only the credit has other defaults now; a run keeps those that it began with."""
     given, resolved = load_config("sample.yaml"), load_config("run/config.yaml")
-    assert given == resolved
+    assert given.model_copy(update={"credit": resolved.credit}) == resolved
+    assert (resolved.credit.baseline, resolved.credit.scale) == ("mean", "group")
     assert resolved.rewards.kinds[LineKind.SYNTAX_ERROR] == -0.3
     assert (resolved.engine.backend, resolved.credit.estimator) == ("transformers", "return_to_go")
 
