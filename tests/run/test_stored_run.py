@@ -65,7 +65,7 @@ def test_it_replays(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_it_goes_on_as_it_would_have_gone_on(here: Path) -> None:
-    assert main(["train", "sample.yaml", "--resume", "run", "--set", "train.steps=3"]) == 0
+    assert main(["train", "--resume", "run", "--set", "train.steps=3"]) == 0
     then, now = (list(read_jsonl(Path(path))) for path in ("step_00003.jsonl", "run/rollouts/step_00003.jsonl"))
     assert [one.completion_ids for one in now] == [one.completion_ids for one in then]
     for new, old in zip(now, then, strict=True):
