@@ -29,6 +29,9 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "outcome": ("rewards=none", "credit={estimator: outcome}"),
     "turn": ("credit={estimator: turn}",),
     "gigpo": ("credit={estimator: gigpo}",),
+    "outcome-shipped": ("credit={estimator: outcome}",),
+    "turn-zero": ("rewards=none", "credit={estimator: turn}"),
+    "gigpo-zero": ("rewards=none", "credit={estimator: gigpo}"),
     "gentle": ("rewards=gentle",),
     "strict": ("rewards=strict",),
 }
