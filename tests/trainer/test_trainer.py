@@ -189,7 +189,11 @@ def test_groups_that_teach_nothing_are_counted_each_step(history: list[dict[str,
     for step, row in enumerate(history, start=1):
         trajectories = list(read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl"))
         groups = [trajectories[start : start + 4] for start in range(0, len(trajectories), 4)]
-        idle = [group for group in groups if len({(one.outcome_reward, one.answer is None) for one in group}) == 1]
+        paid = [
+            {(one.outcome_reward, any("submit_final_answer" in line.text for line in one.lines)) for one in group}
+            for group in groups
+        ]
+        idle = [outcomes for outcomes in paid if len(outcomes) == 1]
         assert row["credit/groups_without_variance"] == len(idle)
         assert row["credit/void_trajectories"] == sum(trajectory.is_void for trajectory in trajectories)
 
