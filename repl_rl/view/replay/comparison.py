@@ -214,8 +214,8 @@ def _shown(outputs: Sequence[Any]) -> str:
     for output in outputs:
         if output["output_type"] == "stream":
             texts.append(str(output["text"]))
-        elif "data" in output:
-            texts.append(f"{output['data'].get('text/plain', '')}\n")
+        elif "text/plain" in output.get("data", {}):  # images are not compared
+            texts.append(f"{output['data']['text/plain']}\n")
     return "".join(texts)
 
 

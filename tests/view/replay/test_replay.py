@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from replay.conftest import LIMITS, source
 from view.conftest import make_trajectory
 
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import LineKind, StopReason, Trajectory
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
 from repl_rl.view.replay import Cause, ExportedNotebook, Replayed, replay
 from repl_rl.view.replay.run import Execution, open_kernels
@@ -52,6 +53,14 @@ def test_outputs_are_those_of_the_export_to_the_letter(rollouts: dict[str, Traje
         "division by zero", "invalid syntax", "maximum recursion depth exceeded",
         "Expecting value: line 1 column 1 (char 0)",
     ]  # fmt: skip
+
+
+def test_images_are_not_compared() -> None:
+    """They may have been beyond what is kept, and what draws them may not be installed here."""
+    made = make_trajectory("t", "q", [(" 1\n", EXPRESSION, None, "1\n>>>")])
+    cells = (RecordedCell("1", "1\n", (b"\x89PNG",)),)
+    [result] = replay([source("drawn", replace(made, lines=(replace(made.lines[0], cells=cells),)))])
+    assert (result.differences, result.cells, result.failure) == ((), 1, None)
 
 
 def test_thoughts_as_markdown_change_no_output(rollouts: dict[str, Trajectory]) -> None:
