@@ -74,7 +74,7 @@ class RecordedTrainer(ReplGRPOTrainer):
         super().__init__(*arguments, **named)
 
     def _open_engine(self, path: str, setup: Any) -> None:
-        self.engine = SimpleNamespace(close=lambda: None)  # type: ignore[assignment]
+        self.engine = SimpleNamespace(close=lambda: None, version=0)  # type: ignore[assignment]
         self.service = RecordedService(setup.vocabulary, self._recording)
         self.vllm_generation = SimpleNamespace(sync_weights=self._count_sync)
         self.use_vllm = True
@@ -95,6 +95,7 @@ def recorded_trainer(
     *,
     trainer: dict[str, Any] | None = None,
     kind: type[RecordedTrainer] = RecordedTrainer,
+    model: Any = str(NANO_PATH),
     **settings: Any,
 ) -> RecordedTrainer:
     """`trainer` holds the trainer's further arguments, `settings` those of its config."""
@@ -116,4 +117,4 @@ def recorded_trainer(
             **settings,
         }
     )
-    return kind(recording, str(NANO_PATH), args, tasks, **(trainer or {}))
+    return kind(recording, model, args, tasks, **(trainer or {}))

@@ -214,6 +214,7 @@ def _depth_figures(depth: int, cost: LineCost) -> dict[str, float]:
 
 
 def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vocabulary, say: Say) -> dict[str, Any]:
+    import repl_rl.trainer  # noqa: F401 - silences what TRL says about versions of vLLM
     from repl_rl.bench.trl_tools import TRLRollouts
 
     limits = {"lines": settings.trl_lines, "line_tokens": settings.line_tokens, "tokens": CONTEXT_TOKENS}

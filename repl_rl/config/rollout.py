@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from repl_rl.config.section import Names, Section, nearest
+from repl_rl.errors import ConfigError
 
 
 class ModelConfig(Section):
@@ -140,6 +141,10 @@ class EngineConfig(Section):
         return self
 
 
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at no lower temperature than this one, unless it is 0."""
+
+
 class SamplingConfig(Section):
     """How lines are sampled in training, and in evaluation unless `eval` says otherwise."""
 
@@ -149,6 +154,15 @@ class SamplingConfig(Section):
     """Sample from the most likely tokens that hold this share of the probability together. 1 is all of them."""
     top_k: int = Field(0, ge=0)
     """0 is off."""
+
+    def require_gradient(self) -> None:
+        """Raises ConfigError below the temperature at which a policy can be trained."""
+        if self.temperature < LEAST_TEMPERATURE:
+            raise ConfigError(
+                f"sampling.temperature (temperature of TRL's arguments) is {self.temperature:g}, and training takes "
+                f"{LEAST_TEMPERATURE:g} or more: below, samplers type what is likeliest, and a policy's gradient of "
+                "that is not defined. Evaluation may have its own, eval.temperature"
+            )
 
     def seeded(self, seed: str) -> SeededSampling:
         """The same settings, with random numbers that are determined by `seed`."""

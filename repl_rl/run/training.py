@@ -111,11 +111,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             f"train.group_size is {config.train.group_size}, and TRL's trainer takes groups of two or more, with or "
             "without a baseline"
         )
-    if config.sampling.temperature < 0.01:
-        raise ConfigError(
-            f"sampling.temperature is {config.sampling.temperature:g}, and training takes 0.01 or more: below, "
-            "samplers type what is likeliest. Evaluation may have its own, eval.temperature"
-        )
+    config.sampling.require_gradient()
     require_trackers(config.train.report_to)
     require_engine(config.engine)
     require_backend(config.kernel.backend, config.kernel.sandbox)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
@@ -21,8 +21,6 @@ from repl_rl.config import (
 )
 from repl_rl.errors import ConfigError
 
-LEAST_TEMPERATURE = 0.01
-"""vLLM samples at no lower temperature than this one, unless it is 0."""
 SECTIONS: dict[str, type[Section]] = {
     "dialect": DialectConfig,
     "kernel": KernelConfig,
@@ -36,6 +34,8 @@ SECTIONS: dict[str, type[Section]] = {
 _SAMPLING = "our engines don't sample with it; `sampling` has temperature, top_p and top_k"
 _ENGINE = "our own engine samples; the section `engine` says how"
 _CREDIT = "advantages come from the section `credit`; its `scale` says what they are divided by"
+_PREDICTIONS = "an evaluation of GRPO has rewards, and neither labels nor predictions"
+_ORDER = "TRL's own sampler decides in which order tasks come, by `seed` and `shuffle_dataset`"
 REFUSED: dict[str, str] = {
     **dict.fromkeys(("min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"), _SAMPLING),
     **dict.fromkeys(
@@ -51,6 +51,18 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("scale_rewards", "multi_objective_aggregation"), _CREDIT),
     "chat_template_kwargs": "prompts come from the section `dialect` (and `chat`), not from TRL",
     "max_tool_calling_iterations": "`budget.lines` bounds the turns",
+    **dict.fromkeys(
+        (
+            *("label_names", "label_smoothing_factor", "prediction_loss_only", "include_for_metrics"),
+            *("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"),
+        ),
+        _PREDICTIONS,
+    ),
+    **dict.fromkeys(("data_seed", "train_sampling_strategy", "length_column_name"), _ORDER),
+    "average_tokens_across_devices": "losses that count tokens count those of all processes",
+    "log_multimodal": "prompts have no images",
+    "remove_unused_columns": "answers, and whatever else a task has, travel in columns of their own",
+    "trust_remote_code": "neither the tokenizer nor the engine runs code that comes with a checkpoint",
     "use_vllm": "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself",
     "mask_truncated_completions": "it masks whatever doesn't end in an end token, which is nearly every session; set "
     "mask_overlong (train.mask_overlong in the file): it masks what a budget ended",
@@ -91,7 +103,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         parse_config({name: getattr(self, name) for name in SECTIONS})  # checks across sections
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
-        defaults = {each.name: each.default for each in fields(GRPOConfig)}
+        defaults = {
+            each.name: each.default if each.default_factory is MISSING else each.default_factory()
+            for each in fields(GRPOConfig)
+        }
         for name, why in REFUSED.items():
             if (value := getattr(self, name)) != defaults[name]:
                 raise ConfigError(f"{name}={value!r} of TRL's arguments would do nothing: {why}")
@@ -102,12 +117,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
                 "leave the first out: the budget bounds a session"
             )
         self.max_completion_length = self.budget.tokens
-        if self.temperature < LEAST_TEMPERATURE:
-            raise ConfigError(
-                f"sampling.temperature (temperature of TRL's arguments) is {self.temperature:g}, and training takes "
-                f"{LEAST_TEMPERATURE:g} or more: below, samplers type what is likeliest, and a policy's gradient of "
-                "that is not defined. Evaluation may have its own, eval.temperature"
-            )
+        self.sampling.require_gradient()
         super().__post_init__()
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from repl_rl.config import SamplingConfig
+from repl_rl.config.rollout import LEAST_TEMPERATURE
 from repl_rl.errors import EngineError, ModelError
 
 ROWS_ATTENTION = "repl_rl_rows"
@@ -32,7 +33,6 @@ ROWS_ATTENTION = "repl_rl_rows"
 _PROBE_LENGTHS = (3, 7)
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """Of log-probabilities. The short types round differently with every batch shape; a wrong cache is off by far more."""
-_LEAST_TEMPERATURE = 0.01
 
 
 class KVRows(Cache):  # type: ignore[misc]
@@ -254,7 +254,7 @@ def sample_tokens(
 def _processed(logits: torch.Tensor, settings: Sequence[SamplingConfig]) -> torch.Tensor:
     """Logits (B, V) divided by their row's temperature, minus infinity outside its top-k and top-p."""
     vocabulary_size = logits.shape[1]
-    temperatures = [max(s.temperature, _LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
+    temperatures = [max(s.temperature, LEAST_TEMPERATURE) if s.temperature > 0 else 1.0 for s in settings]
     top_ks = [
         min(s.top_k or vocabulary_size, vocabulary_size) if s.temperature > 0 else vocabulary_size for s in settings
     ]
