@@ -132,7 +132,7 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "vespo_k_neg": (20.0, VESPO),
     "vespo_k_pos": (20.0, VESPO),
     "vespo_lambda_neg": (20.0, VESPO),
-    "vespo_lambda_pos": (20.0, VESPO),
+    "vespo_lambda_pos": (0.1, VESPO),
     "vllm_importance_sampling_cap": (1e-3, {}),
     "vllm_importance_sampling_clip_max": (1e-3, {}),
     "vllm_importance_sampling_clip_min": (0.1, {}),
