@@ -21,6 +21,9 @@ from os import _exit, getpid
 from repl_channel import frame
 
 _MOST_BYTES = 1 << 20
+_MOST_CALLS = 1_000
+_MARKS, _MOST_MARKS = b'[{,:"\\', 300_000
+"""As in repl_rl/kernel/border.py: the host takes no call of more parts."""
 
 
 class HostLine:
@@ -31,10 +34,12 @@ class HostLine:
         self._pid, self._thread = getpid(), get_ident()
         self._request = None
         self._numbers = itertools.count(1)
+        self._calls = 0
 
     def begin(self, request):
         """Calls are those of this request from now on."""
         self._request = request
+        self._calls = 0
 
     def end(self, result):
         """Send the request's result; no call of it comes after that."""
@@ -48,6 +53,9 @@ class HostLine:
         __tracebackhide__ = True
         if getpid() != self._pid:
             raise RuntimeError(f"{name}() runs on the host, and a child process of the session can't call it")
+        self._calls += 1
+        if self._calls > _MOST_CALLS:
+            raise RuntimeError(f"one line may call the host {_MOST_CALLS} times")
         request, number = self._request, next(self._numbers)
         message = _message(request, number, name, args, kwargs)
         with self._channel.turn, _Seal(get_ident() == self._thread) as seal:
@@ -126,6 +134,8 @@ def _message(request, number, name, args, kwargs):
         raise TypeError(f"{name}() runs on the host and takes what JSON can hold: {error}") from None
     if len(message) > _MOST_BYTES:
         raise ValueError(f"{name}() runs on the host and takes {_MOST_BYTES} bytes; its arguments have {len(message)}")
+    if len(message) > _MOST_MARKS and sum(map(message.count, _MARKS)) > _MOST_MARKS:
+        raise ValueError(f"{name}() runs on the host, and its arguments have too many parts: send fewer at a time")
     return message
 
 

@@ -17,7 +17,6 @@ others that the session can reach; calls made by other means, on descriptors tha
 
 import ctypes
 import errno
-import itertools
 import os
 import platform
 import socket
@@ -82,7 +81,10 @@ DENIED = {
         "set_mempolicy": (238, 237),
         "set_mempolicy_home_node": (450, 450),
     },
-    "memory beyond the limits": {"memfd_create": (319, 279)},
+    # What is spliced into a pipe stays in memory, however large the page, when its process has unmapped it.
+    "memory beyond the limits": {"memfd_create": (319, 279), "vmsplice": (278, 75)},
+    # Programs that filter are compiled, into memory of which the machine as a whole has little.
+    "filters": {"seccomp": (317, 277)},
     # More memory beyond the limits. In the host's IPC namespace, they also reach what others have made, by its number.
     "System V and POSIX objects": {
         "shmget": (29, 194),
@@ -177,6 +179,7 @@ EXAMINED = {
     "ioctl": (16, 29),
     "socket": (41, 198),
     "socketpair": (53, 199),
+    "setsockopt": (54, 208),
     "prctl": (157, 167),
     "prlimit64": (302, 261),
 }
@@ -190,7 +193,9 @@ _CLONE_THREAD = 0x00010000
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal that others read
 _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x40086602, 0x401C5820, 0x40806685
 _REFUSED_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
-_F_SETLEASE, _F_NOTIFY = 1024, 1026
+_REFUSED_FCNTLS = (_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ) = 1024, 1026, 1031
+_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 26, 50, 51, 52
+_REFUSED_OPTIONS = (_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF)
 _PR_SET_PDEATHSIG = 1
 _WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
@@ -292,26 +297,32 @@ def _search(ranges):
 
 def _examinations(may_fork):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
-    ioctls = [
-        (f"ioctl {request:#x}", _JUMP_EQUAL, request, "EPERM", f"ioctl {after:#x}")
-        for request, after in itertools.pairwise((*_REFUSED_IOCTLS, 0))
-    ]
     return [
         ("clone", _LOAD, _argument_offset(0)),
         (None, _JUMP_ANY_BIT, _CLONE_NEW, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
-        ("fcntl", _LOAD, _argument_offset(1)),
-        (None, _JUMP_EQUAL, _F_SETLEASE, "EPERM", "fcntl again"),
-        ("fcntl again", _JUMP_EQUAL, _F_NOTIFY, "EPERM", "allow"),
-        ("ioctl", _LOAD, _argument_offset(1)),
-        *ioctls,
-        ("ioctl 0x0", _RETURN, _RESULTS["allow"]),
+        *_refusals("fcntl", 1, _REFUSED_FCNTLS),
+        *_refusals("ioctl", 1, _REFUSED_IOCTLS),
+        *_refusals("setsockopt", 2, _REFUSED_OPTIONS),
         *_socket_examination("socket", may_fork),
         *_socket_examination("socketpair", may_fork),
         ("prctl", _LOAD, _argument_offset(0)),
-        (None, _JUMP_EQUAL, _PR_SET_PDEATHSIG, "allow" if may_fork else "EPERM", "allow"),
+        (None, _JUMP_EQUAL, _PR_SET_SECCOMP, "EPERM", "prctl again"),
+        ("prctl again", _JUMP_EQUAL, _PR_SET_PDEATHSIG, "allow" if may_fork else "EPERM", "allow"),
         ("prlimit64", _LOAD, _argument_offset(0)),
         (None, _JUMP_EQUAL, 0, "allow", "allow" if may_fork else "EPERM"),
+    ]
+
+
+def _refusals(call, index, values):
+    """A call is refused if the argument at `index` is one of `values`."""
+    labels = [f"{call} {value}" for value in values[1:]]
+    return [
+        (call, _LOAD, _argument_offset(index)),
+        *(
+            (label, _JUMP_EQUAL, value, "EPERM", after)
+            for label, value, after in zip([None, *labels], values, [*labels, "allow"], strict=True)
+        ),
     ]
 
 

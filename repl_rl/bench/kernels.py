@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from typing import Any, Literal, Self
 
+import numpy as np
 import psutil  # type: ignore[import-untyped]
 import zmq.asyncio
 from jupyter_client import AsyncKernelClient, AsyncKernelManager
@@ -42,7 +43,6 @@ from rich.table import Table
 from repl_rl.bench import cores, machine
 from repl_rl.errors import ConfigError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
-from repl_rl.utils.statistics import percentile
 
 IMPORTS = "import sympy, numpy"
 LINES = (
@@ -153,13 +153,17 @@ class Side:
     def figures(self) -> Figures:
         """Percentiles of the times over all rounds, and the speed of the median round."""
         return Figures(
-            start_ms_p50=1000 * percentile(self.start_s, 50),
-            line_ms_p50=1000 * percentile(self.line_s, 50),
-            line_ms_p99=1000 * percentile(self.line_s, 99),
-            raise_ms_p50=1000 * percentile(self.raise_s, 50),
+            start_ms_p50=1000 * _percentile(self.start_s, 50),
+            line_ms_p50=1000 * _percentile(self.line_s, 50),
+            line_ms_p99=1000 * _percentile(self.line_s, 99),
+            raise_ms_p50=1000 * _percentile(self.raise_s, 50),
             lines_per_s=statistics.median(self.lines_per_s),
             unique_mb=self.unique_mb,
         )
+
+
+def _percentile(values: list[float], percent: float) -> float:
+    return float(np.percentile(values, percent))
 
 
 _PHASES = (Side.measure_starts, Side.measure_lines, Side.measure_raises, Side.measure_fleet)

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from weakref import WeakSet
 
 from repl_rl.kernel.processes import tree
 from repl_rl.kernel.results import Kernel
@@ -24,6 +25,8 @@ _SHARE = 0.8
 _LEAST_INTERVAL_S = 0.25
 _LEAST_SHARE = 25
 """Measuring may take one part in this many of the time."""
+_LIBRARIES_MB = 16.0
+"""Files that a process has mapped have this much at least; below it, nothing is looked for among shared pages."""
 _ROOM_MB = 16.0
 """What a new kernel is assumed to need until it has been measured."""
 _END_S = 2.0
@@ -61,16 +64,47 @@ def _own_groups(root: Path) -> list[Path]:
 
 
 def tree_mb(pid: int) -> float:
-    """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
+    """Memory of a process and all that it started, including pages that a child shares with its parent by fork.
 
-    Processes that are gone hold nothing.
+    That is private memory and each process's part of what it shares with others without a file. Processes that are gone
+    hold nothing.
     """
-    held_mb = 0.0
-    for each in tree(pid):
+    return sum(map(_process_mb, tree(pid)))
+
+
+def _process_mb(pid: int) -> float:
+    place = Path(f"/proc/{pid}")
+    with contextlib.suppress(OSError, ValueError):
+        resident, shared = _pages(place)
+        if not resident:  # if its first thread has ended, Linux shows the memory of the others with these alone
+            for place in Path(f"/proc/{pid}/task").iterdir():
+                resident, shared = _pages(place)
+                if resident:
+                    break
+        unseen_mb = _shared_mb(place) if shared * _PAGE_MB > _LIBRARIES_MB else 0.0
+        return (resident - shared) * _PAGE_MB + unseen_mb
+    return 0.0
+
+
+def _pages(place: Path) -> tuple[int, int]:
+    """The resident pages of a process or thread, and those among them that are not private."""
+    _, resident, shared, *_ = (place / "statm").read_text().split()
+    return int(resident), int(shared)
+
+
+def _shared_mb(place: Path) -> float:
+    """What a process shares with others without a file behind it (`mmap.mmap(-1, n)`): its part of it, or all of it
+    where Linux doesn't tell the parts."""
+    whole_mb = _kib("RssShmem", place / "status") / 1024
+    if whole_mb > 1:
         with contextlib.suppress(OSError, ValueError):
-            _, resident, shared, *_ = Path(f"/proc/{each}/statm").read_text().split()
-            held_mb += (int(resident) - int(shared)) * _PAGE_MB
-    return held_mb
+            return _kib("Pss_Shmem", place / "smaps_rollup") / 1024
+    return whole_mb
+
+
+def _kib(name: str, path: Path) -> int:
+    line = next(line for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])
 
 
 def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
@@ -92,12 +126,13 @@ class MemoryBudget:
     def __init__(
         self, budget_mb: float, kernels: Callable[[], Collection[Kernel]], on_look: Callable[[bool], None]
     ) -> None:
-        self.budget_mb = budget_mb
+        self.budget_mb = max(budget_mb, _ROOM_MB)  # or the one session that may always start would be killed
         self.used_mb = 0.0
         self.killed = 0
         self._kernels = kernels
         self._on_look = on_look
         self._counted = 0
+        self._killed: WeakSet[Kernel] = WeakSet()
         self._is_held_back = False
 
     def has_room(self, starting: int) -> bool:
@@ -127,14 +162,16 @@ class MemoryBudget:
         alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop
         held_mb = await asyncio.to_thread(lambda: {kernel: kernel.memory_mb() for kernel in alive})
         self._counted, self.used_mb = len(held_mb), sum(held_mb.values())
-        if self.used_mb > self.budget_mb and held_mb:
-            largest = max(held_mb, key=lambda kernel: held_mb[kernel])
+        largest = max(held_mb, key=lambda kernel: held_mb[kernel], default=None)
+        # One that was killed a moment ago may not have let go of its memory yet.
+        if self.used_mb > self.budget_mb and largest is not None and largest not in self._killed:
             _log.warning(
                 "the pool's kernels hold %.0f MB, beyond their budget of %.0f MB: "
                 "the largest one, with %.0f MB, is killed",
                 self.used_mb, self.budget_mb, held_mb[largest],
             )  # fmt: skip
             self.killed += 1
+            self._killed.add(largest)
             largest.kill()
         self._on_look(self._is_held_back)
 

@@ -7,8 +7,10 @@ hidden wherever it is installed: code in the sandbox must find neither graders n
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import py_compile
+import secrets
 import shutil
 import socket
 import sys
@@ -186,13 +188,36 @@ class Home:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whatever modes a session has given to its contents."""
-    for inner, folders, _ in os.walk(folder):
-        for path in (os.path.join(inner, name) for name in folders):
-            if not os.path.islink(path):
-                with contextlib.suppress(OSError):
-                    os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove a folder, whatever modes a session has given to its contents, and however deep they are.
+
+    Inner folders are moved up before they are looked into, so that neither a path nor the stack grows with the depth.
+    What can't be removed stays; nothing is raised for it.
+    """
+    with contextlib.suppress(OSError):
+        _remove_contents(folder)
+        folder.rmdir()
+
+
+def _remove_contents(top: Path) -> None:
+    names = (top / f".{secrets.token_hex(8)}" for _ in itertools.count())
+    os.chmod(top, 0o700)
+    pending = [top]
+    while pending:
+        current = pending.pop()
+        with os.scandir(current) as found:
+            entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+        for path, is_folder in entries:
+            with contextlib.suppress(OSError):
+                if not is_folder:
+                    os.unlink(path)
+                    continue
+                os.chmod(path, 0o700)
+                moved = path if current == top else next(names)
+                os.rename(path, moved)
+                pending.append(Path(moved))
+        if current != top:
+            with contextlib.suppress(OSError):
+                current.rmdir()
 
 
 def _compile_program(target: Path) -> Path:

@@ -28,7 +28,6 @@ from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
 from repl_rl.kernel.results import Backend, ExecResult, HostCalls, Kernel
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
-from repl_rl.utils.statistics import percentile
 
 FORK = "fork"
 
@@ -71,10 +70,12 @@ class PoolStats:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
         counts: tuple[str, ...] = ("alive", "starting", "queued", "started", "failed_starts", "sessions", "executions")
         counts += ("restarts", "killed_for_memory", "used_mb")
+        import numpy as np  # here, because a pool that nobody asks for numbers does without it
+
         numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
         for name in ("start_s", "queue_s", "execution_s"):
             for percent in (50, 99):
-                numbers[f"{name}_p{percent}"] = percentile(getattr(self, name), percent)
+                numbers[f"{name}_p{percent}"] = float(np.percentile(getattr(self, name) or [0.0], percent))
         return numbers | {f"status_{status}": count for status, count in sorted(self.statuses.items())}
 
 
@@ -195,7 +196,7 @@ class KernelPool:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.gather(*(kernel.close() for kernel in list(self._alive)))
+        await asyncio.gather(*map(self._discard, list(self._alive)))
         self._alive.clear()
         self._ready.clear()
         self.stats.starting = 0  # starts that were cancelled before their first step did not count down
@@ -313,8 +314,13 @@ class KernelPool:
         self._top_up()
 
     async def _discard(self, kernel: Kernel) -> None:
-        await kernel.close()
-        self._forget(kernel)
+        """Close a kernel. Its place is free afterwards, whatever has failed."""
+        try:
+            await kernel.close()
+        except Exception:  # noqa: BLE001 - a session decides what there is to be closed, and may not take its place with it
+            _log.exception("a kernel could not be closed as a whole")
+        finally:
+            self._forget(kernel)
 
     def _spawn(self, coroutine: object) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[call-overload]

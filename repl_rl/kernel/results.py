@@ -1,14 +1,11 @@
 """What a cell did, what it asks of the host, and the protocols of kernels and of their backends.
 
 Knows source text, but no tokens. Code that fails is data: an `ExecResult` with a status. Machinery that fails raises a
-`KernelError`. What a session reports is not trusted: code that a model typed can make it report anything.
+`KernelError`. What a session reports is not trusted, see `repl_rl.kernel.border`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import math
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -17,12 +14,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from repl_rl.trajectory import ToolCall
-
-_TEXT_CHARS = 10_000
-_NAME_CHARS = 200
-_MOST_CALLS = 1_000
-MOST_IMAGES, _MOST_IMAGE_BYTES = 8, 2 << 20
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class ExecStatus(StrEnum):
@@ -54,7 +45,7 @@ class ExecResult:
     `by_machinery` is True for a killed kernel if the machinery around it failed, whatever the cell did.
     `calls` are the tool calls that ended in this cell, as the session reports them: the first 1,000, and none from a
     kernel that does not report them.
-    `images` are the PNG files of what the cell drew, see `images_of`.
+    `images` are the PNG files of what the cell drew, see `border.images_of`.
     """
 
     status: ExecStatus
@@ -171,47 +162,3 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """Release everything. The pool has closed all kernels before."""
-
-
-def text_of(value: object) -> str | None:
-    """A reported text, cut if it is long, or None. Raises TypeError if it is neither."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
-    raise TypeError(f"{value!r} is not a text")
-
-
-def calls_of(reported: object) -> tuple[ToolCall, ...]:
-    """The tool calls in `reported`, each [name, error name or None, seconds], among its first 1,000 entries.
-
-    Entries of another shape are left out.
-    """
-    calls = []
-    for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():
-        match entry:
-            case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s < math.inf:
-                error_name = None if error_name is None else _name_of(error_name)
-                calls.append(ToolCall(_name_of(name), error_name, duration_s))
-    return tuple(calls)
-
-
-def images_of(reported: object) -> tuple[bytes, ...]:
-    """The PNG files in `reported`, a list of base64 texts: the first 8, up to 2 MiB together.
-
-    What is not base64 or does not begin as a PNG file does is left out. Whatever draws one later must be as careful as
-    a browser is.
-    """
-    images: list[bytes] = []
-    for text in reported[:MOST_IMAGES] if isinstance(reported, list) else ():
-        try:
-            image = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
-        except (binascii.Error, ValueError):
-            continue
-        if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
-            images.append(image)
-    return tuple(images)
-
-
-def _name_of(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()[:_NAME_CHARS]

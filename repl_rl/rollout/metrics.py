@@ -6,8 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from repl_rl.trajectory import LineKind, Task, Trajectory
-from repl_rl.utils.statistics import percentile
 
 _COUNTED_AS_RUN = frozenset(
     {
@@ -41,7 +42,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     values["error_rate"] = sum(errors.values()) / len(lines)
     times_ms = [line.duration_s * 1000 for line in lines if line.kind in _COUNTED_AS_RUN]
     if times_ms:
-        values |= {"kernel_ms_p50": percentile(times_ms, 50), "kernel_ms_p99": percentile(times_ms, 99)}
+        values |= {f"kernel_ms_p{percent}": float(np.percentile(times_ms, percent)) for percent in (50, 99)}
     for name in ("engine_s", "kernel_s", "queue_s", "own_s"):
         values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)

@@ -55,7 +55,8 @@ class HostTool:
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(tool.function))
 
     async def answer(self, call: HostCall) -> HostReply:
-        """What the tool returns or raises, as a reply. Raises only if it is cancelled."""
+        """What the tool returns or raises, as a reply. Raises only if it is cancelled; a plain function's thread is
+        then waited for, `timeout_s` in all at most."""
         try:
             bound = read_arguments(self._tool.name, self._signature, call.args, call.kwargs)
         except Exception as error:  # noqa: BLE001 - TypeError, or what a type's own validator raises
@@ -71,8 +72,13 @@ class HostTool:
             future = self._tool.submit(partial(_reply_of_call, self._tool.name, function))
             future.add_done_callback(lambda _: self._semaphore.release())
             running = asyncio.wrap_future(future)
+        until = asyncio.get_running_loop().time() + self._tool.timeout_s
         try:
             done, _ = await asyncio.wait({running}, timeout=self._tool.timeout_s)
+        except asyncio.CancelledError:
+            if not self._is_async:  # a thread goes on, and its caller has one at a time
+                await asyncio.wait({running}, timeout=max(0.0, until - asyncio.get_running_loop().time()))
+            raise
         finally:
             running.cancel()  # ends a coroutine, abandons a thread
         if not done:

@@ -92,6 +92,62 @@ def test_processes_and_files_of_a_session_count() -> None:
     with_pool(use, memory_mb=1000)
 
 
+SHARED = "import mmap; m = mmap.mmap(-1, 60 << 20)\nfor i in range(0, 60 << 20, 4096): m[i] = 1\n"
+FORKED = """
+import mmap, os, time
+m = mmap.mmap(-1, 60 << 20)
+for n in range(3):
+    if os.fork() == 0:
+        for i in range(0, {touched} << 20, 4096): m[i] = 1
+        os.mkdir("/tmp/done-%d" % n)
+        time.sleep(600)
+
+"""
+DONE = "while len(os.listdir('/tmp')) < 3: time.sleep(0.02)\n"
+LEADERLESS = """
+import ctypes, os, threading, time
+def child():
+    hold = []
+    def work(): hold.append(b"x" * (60 << 20)); time.sleep(60)
+    threading.Thread(target=work).start(); time.sleep(0.5); ctypes.CDLL(None).syscall(60, 0)
+
+if os.fork() == 0: child()
+"""
+
+
+@pytest.mark.parametrize(
+    ("beforehand", "cell", "most_mb"),
+    [("1", SHARED, 75), (FORKED.format(touched=0), SHARED, 75), ("1", LEADERLESS, 140)],
+    ids=["shared", "beside-children", "without-a-first-thread"],
+)
+def test_memory_that_is_held_in_unusual_ways_counts(beforehand: str, cell: str, most_mb: int) -> None:
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as kernel:
+            own = kernel._kernel
+            await kernel.execute(beforehand)
+            before = own.memory_mb()
+            assert (await kernel.execute(cell)).status is ExecStatus.OK
+            await soon(lambda: own.memory_mb() > before + 58)
+            assert own.memory_mb() < before + most_mb
+
+    with_pool(use, memory_mb=1000)
+
+
+def test_what_children_share_counts_once() -> None:
+    """Beside what each of them shares with its parent by fork."""
+
+    async def use(pool: KernelPool) -> None:
+        held = []
+        for touched in (0, 60):
+            async with pool.session() as kernel:
+                for cell in (FORKED.format(touched=touched), DONE):
+                    assert (await kernel.execute(cell)).status is ExecStatus.OK
+                held.append(kernel._kernel.memory_mb())
+        assert held[0] + 50 < held[1] < held[0] + 90
+
+    with_pool(use, memory_mb=2000)
+
+
 def test_the_whole_server_stands_in_a_group_with_the_budget_where_one_can_be_made() -> None:
     group = MemoryCgroup.make(1 << 30)
     if group is None:
@@ -108,7 +164,7 @@ def test_the_whole_server_stands_in_a_group_with_the_budget_where_one_can_be_mad
             assert (await kernel.execute(hungry)).status is ExecStatus.KILLED
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
-    pool = with_pool(use, memory_mb=250, limits=Limits(memory_mb=1024))
+    pool = with_pool(use, memory_mb=250, limits=Limits(memory_mb=1024, line_s=300))
     assert pool.stats.restarts == 0
 
 

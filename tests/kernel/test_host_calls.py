@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostRepl
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import send_signal
 from repl_rl.kernel.sandbox import SandboxKind
+from repl_rl.tools import Toolbox, as_tools, tool
 from repl_rl.utils.threads import BackgroundLoop
 
 PROXY = (
@@ -111,6 +113,63 @@ def test_a_call_goes_to_the_host_and_its_value_comes_back(each_pool: KernelPool,
     assert host.calls == [HostCall("search", ("a", [1, None]), {"limit": {"b": 2.5}})]
     assert [(call.name, call.error_name) for call in first.calls] == [("search", None)]
     assert second.calls == ()
+
+
+OVERLAPPING = (
+    RAW
+    + """
+import sys, time
+f = sys._getframe()
+while 'request' not in f.f_locals: f = f.f_back
+rid = f.f_locals['request']['id']
+for n in range(1, 60):
+    send({'id': rid, 'call': {'number': n, 'name': 'search', 'args': ['x'], 'kwargs': {}}})
+    time.sleep(0.01)
+
+time.sleep(1)
+"""
+)
+
+
+def test_calls_that_overlap_are_worked_on_one_by_one(each_pool: KernelPool, loop: BackgroundLoop) -> None:
+    running: list[int] = []
+    most = 0
+
+    @tool(where="host", timeout_s=30.0)
+    def search(query: str) -> str:
+        """Find pages.
+
+        Args:
+            query: what is looked for.
+        """
+        nonlocal most
+        running.append(1)
+        most = max(most, len(running))
+        time.sleep(0.2)
+        running.pop()
+        return query
+
+    [result] = typed(loop, each_pool, OVERLAPPING, host=Toolbox(as_tools([search])).host_calls())
+    assert result.status in (ExecStatus.OK, ExecStatus.KILLED)
+    assert most == 1
+
+
+def test_a_line_may_call_a_thousand_times(loop: BackgroundLoop) -> None:
+    cells = ("for _ in range(1000): x = search('a')\n", "for _ in range(1001): x = search('a')\n", "x")
+
+    async def run() -> list[ExecResult]:
+        async with KernelPool(size=1, limits=replace(LIMITS, line_s=300.0)) as pool, session(pool) as kernel:
+            return [await kernel.execute(cell, Host()) for cell in cells]
+
+    whole, more, after = loop.run(run())
+    assert (whole.status, more.status, after.output) == ("ok", "error", "['a', {}]\n")
+    assert more.error_message == "RuntimeError: one line may call the host 1000 times"
+
+
+def test_arguments_of_very_many_parts_are_refused(pool: KernelPool, loop: BackgroundLoop) -> None:
+    many, fewer = typed(loop, pool, "search(['a'] * 200_000)", "len(search(['a'] * 50_000)[0])")
+    assert (many.error_name, fewer.output) == ("ValueError", "50000\n")
+    assert "too many parts: send fewer at a time" in (many.error_message or "")
 
 
 def test_a_proxy_looks_like_its_tool(pool: KernelPool, loop: BackgroundLoop) -> None:

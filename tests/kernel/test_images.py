@@ -11,7 +11,7 @@ from kernel.conftest import Typed
 from kernel.kernelspecs import OWN, STOCK, kernelspecs
 from kernel.kernelspecs import typed as typed_in
 
-from repl_rl.kernel.results import images_of
+from repl_rl.kernel.border import images_of
 
 __all__ = ["kernelspecs"]
 
@@ -52,7 +52,7 @@ def test_no_more_than_eight_of_a_cell(typed: Typed) -> None:
 @pytest.mark.parametrize("name", [STOCK, OWN])
 def test_kernelspecs(name: str) -> None:
     cells = ["%matplotlib inline"] if name == STOCK else []
-    *_, shown = typed_in(name, *cells, "\n".join(DRAW))
+    *_, shown = typed_in(name, *cells, "\n".join(DRAW), line_s=300.0)
     assert [image[:8] for image in shown.images] == [PNG]
 
 

@@ -122,6 +122,49 @@ def test_a_message_that_is_no_answer_harms_nobody() -> None:
     ]
 
 
+FORGE = """
+import sys
+f = sys._getframe()
+while f.f_code.co_name != 'do_execute': f = f.f_back
+reply = {{'status': 'ok', 'execution_count': 1, 'user_expressions': {{}}, 'payload': []}}
+f.f_globals['_reply'] = lambda outcome, count: reply | {{'repl_rl': {}}}
+"""
+NESTED = "x = {}\nfor _ in range(900): x = {'a': [x]}\n"
+BROKEN = {
+    "unknown-status": "{'status': 'wonderful'}",
+    "no-status": "{}",
+    "status-listed": "{'status': ['ok']}",
+    "answer-number": "{'status': 'ok', 'answer': 5}",
+    "answer-of-objects": "{'status': 'ok', 'answer': [{'a': 1}, None, 7]}",
+    "error-listed": "{'status': 'error', 'error_name': [1, 2]}",
+    "error-nested": "{'status': 'error', 'error_name': x}",
+    "status-nested": "{'status': x}",
+    "fingerprint-object": "{'status': 'ok', 'fingerprint': {}}",
+    "message-number": "{'status': 'error', 'error_message': 3}",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> None:
+    code = NESTED + "\n" + FORGE.format(BROKEN[name])
+    results = typed(OWN, code, "'next'", line_s=3.0)
+    assert results[-1].status in (ExecStatus.KILLED, ExecStatus.TIMEOUT)
+    assert all(result.answer is None for result in results)
+
+
+@pytest.mark.parametrize("field", ["error_name", "answer"])
+def test_a_forged_reply_of_20_mb_does_not_come_in(field: str) -> None:
+    text = "'x' * (20 << 20)"
+    forged = f"{{'status': 'ok', '{field}': {f'[{text}]' if field == 'answer' else text}}}"
+    results = typed(OWN, FORGE.format(forged), line_s=3.0)
+    assert results[-1].status in (ExecStatus.KILLED, ExecStatus.TIMEOUT)
+
+
+def test_long_answers_are_cut() -> None:
+    [result] = typed(OWN, FORGE.format("{'status': 'ok', 'answer': ['x' * 10 ** 6] * 3, 'error_name': 'y' * 10 ** 6}"))
+    assert ([len(text) for text in result.answer or ()], len(result.error_name or "")) == ([10_000] * 3, 10_000)
+
+
 @pytest.mark.parametrize("name", [STOCK, OWN])
 def test_an_exit_loses_the_state(name: str) -> None:
     async def use(kernel: KernelspecKernel) -> ExecResult:

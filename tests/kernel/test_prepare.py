@@ -15,7 +15,7 @@ from kernel_fakes import FakeKernelPool
 
 from repl_rl.errors import KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
-from repl_rl.kernel.results import calls_of
+from repl_rl.kernel.border import calls_of
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.trajectory import ToolCall
 from repl_rl.utils.threads import BackgroundLoop

@@ -18,17 +18,20 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
+from repl_rl.kernel.border import MOST_BYTES, BorderError, parsed
 from repl_rl.kernel.results import HostCall, HostCalls, HostReply
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
-_MOST_BYTES = 4 << 20
 _NUMBER_BYTES = 8
 _READY = "ready"
 
 _MOST_CALLS = 1_000
+_MOST_REFUSED = 10
 _MOST_CALL_BYTES = (1 << 20) + 64
 """Of one call: a little more than the session itself lets through (repl_host.py)."""
+_MOST_LINE_BYTES = 32 << 20
+"""Of all calls of a line."""
 _MOST_CALL_NUMBER = 1 << 53
 _NAME_CHARS = 200
 _NO_HOST = "nothing on the host answers calls in this line"
@@ -36,7 +39,7 @@ _GIVEN_UP = "the call was given up before the host was done"
 
 _log = logging.getLogger(__name__)
 
-OnCall = Callable[[object, int], bool]
+OnCall = Callable[[object, int], None]
 
 
 class Countdown:
@@ -101,7 +104,7 @@ class PrivateChannel:
         """Send a request and return its reply; None if that takes too long or the channel has ended.
 
         `on_call` is called with each call that the session makes to the host meanwhile and with its size in bytes, and
-        returns whether the call is valid. Without `on_call`, the session may make none. `countdown` measures the time,
+        raises BorderError if it is none. Without `on_call`, the session may make none. `countdown` measures the time,
         and can be made to stand still.
         """
         self._reply, self._on_call = None, on_call
@@ -118,9 +121,9 @@ class PrivateChannel:
         A session that does not read its answers loses its channel.
         """
         text = json.dumps(message).encode()
-        if len(text) > _MOST_BYTES:
-            raise ValueError(f"{len(text)} bytes are more than the {_MOST_BYTES} that a session takes")
-        if len(self._unsent) > _MOST_BYTES:
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"{len(text)} bytes are more than the {MOST_BYTES} that a session takes")
+        if len(self._unsent) > MOST_BYTES:
             self._end()
         self._send(text)
 
@@ -180,31 +183,33 @@ class PrivateChannel:
         except OSError:
             chunk = b""
         self._received += chunk
-        if not chunk or not self._take_messages():
+        try:
+            self._take_messages()
+        except BorderError as error:
+            _log.warning("a session is ended: %s", error)
+            self._end()
+        if not chunk:
             self._end()
 
-    def _take_messages(self) -> bool:
-        """Handle the messages received; False on one that was not asked for."""
+    def _take_messages(self) -> None:
+        """Handle the messages received. Raises BorderError on one that was not asked for."""
         while len(self._received) >= _HEADER.size:
             size = _HEADER.size + _HEADER.unpack_from(self._received)[0]
-            if size > _MOST_BYTES:
-                return False
+            if size > _HEADER.size + MOST_BYTES:
+                raise BorderError("a message is too long")
             if len(self._received) < size:
                 break
-            try:
-                message = json.loads(self._received[_HEADER.size : size])
-            except (ValueError, RecursionError):
-                return False
+            message = parsed(self._received[_HEADER.size : size])
             del self._received[:size]
-            if not isinstance(message, dict) or self._expected is None or message.get("id") != self._expected:
-                return False
+            if self._expected is None or message.get("id") != self._expected:
+                raise BorderError("a message was not asked for")
             if "call" in message:
-                if self._on_call is None or not self._on_call(message["call"], size):
-                    return False
+                if self._on_call is None:
+                    raise BorderError("a call comes where none may")
+                self._on_call(message["call"], size)
                 continue
             self._expected, self._reply, self._on_call = None, message, None
             self._wake()
-        return True
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -223,14 +228,16 @@ class LineCalls:
     """Answers the calls that one line makes to the host, one at a time. Leaving this context cancels a call under way.
 
     Each call is answered once: with what the host returns, or with an error if the line ends or makes another call
-    before the host is done. The host's work on it is then cancelled.
+    before the host is done. The host's work on it is then cancelled, and work on the next begins when it has ended.
     """
 
-    def __init__(self, host: HostCalls | None, channel: PrivateChannel) -> None:
+    def __init__(self, host: HostCalls | None, channel: PrivateChannel, turn: asyncio.Lock) -> None:
+        """`turn` is the session's: whoever holds it works for the session, though the session may have given it up."""
         self._host = host
         self._channel = channel
+        self._turn = turn
         self._refusal = None if host is not None else _NO_HOST
-        self._calls = 0
+        self._calls = self._refused = self._bytes = 0
         self._open: int | None = None
         self._work: asyncio.Task[None] | None = None
 
@@ -245,33 +252,40 @@ class LineCalls:
         self._refusal = why
         self._give_up()
 
-    def take(self, message: object, size_bytes: int) -> bool:
-        """Begin to answer a call; False if it is not one. The line's time stands still until it is answered."""
+    def take(self, message: object, size_bytes: int) -> None:
+        """Begin to answer a call. The line's time stands still until it is answered. Raises BorderError if it is not a
+        call, or comes when too many have been refused."""
+        self._bytes += size_bytes
         match message:
             case {"number": int(number), "name": str(name), "args": list(args), "kwargs": dict(kwargs)} if (
                 0 <= number < _MOST_CALL_NUMBER and len(name) <= _NAME_CHARS and size_bytes <= _MOST_CALL_BYTES
             ):
                 call = HostCall(name, tuple(args), kwargs)
             case _:
-                return False
+                raise BorderError("a call has another form")
         self._give_up()
         self._calls += 1
         refusal = self._refusal
         if self._calls > _MOST_CALLS:
             refusal = f"one line may call the host {_MOST_CALLS} times"
+        if self._bytes > _MOST_LINE_BYTES:
+            refusal = f"the calls of one line may have {_MOST_LINE_BYTES} bytes together"
         self._open = number
         if refusal is not None:
+            self._refused += 1
+            if self._refused > _MOST_REFUSED:
+                raise BorderError("a line goes on calling the host after it was refused")
             self._settle(number, HostReply(error_name="RuntimeError", error_message=refusal))
-            return True
+            return
         self._channel.countdown.stand_still()
         self._work = asyncio.create_task(self._answer(number, call))
-        return True
 
     async def _answer(self, number: int, call: HostCall) -> None:
         reply = HostReply(error_name="RuntimeError", error_message=_GIVEN_UP)
         try:
             assert self._host is not None
-            reply = await self._host(call)
+            async with self._turn:
+                reply = await self._host(call)
         except Exception as error:  # noqa: BLE001 - a tool is anybody's code
             _log.warning("a host tool, %s, failed outside of what it answers for", call.name, exc_info=error)
             reply = HostReply(error_name=type(error).__name__, error_message=str(error))

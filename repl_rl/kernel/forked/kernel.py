@@ -7,7 +7,6 @@ answer; the text comes through a pipe, so that it is complete even if the sessio
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
@@ -15,10 +14,12 @@ import signal
 import socket
 import time
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel.border import BorderError, result_of
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
@@ -26,7 +27,7 @@ from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
-from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls, calls_of, images_of, text_of
+from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
 _MIB = 1024 * 1024
@@ -35,7 +36,7 @@ _SERVER_MB = 256.0
 _COPIED_MB = 6.0
 """Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
-_MOST_ANSWERS, _PRINTED_CHARS = 1_000, 4_000
+_PRINTED_CHARS = 4_000
 _WATCH_AFTER_S = 0.005
 """The output of a line that runs for longer is read while it runs."""
 
@@ -124,7 +125,7 @@ class ForkedKernel:
         self._inherited_mb = tree_mb(self.pid)
         self._connection: dict[str, Any] = {}
         self._connection_file: Path | None = None
-        self._asking = asyncio.Lock()
+        self._asking, self._host_turn = asyncio.Lock(), asyncio.Lock()
         self._death: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._has_run = False
@@ -251,16 +252,16 @@ class ForkedKernel:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        await self._kill()
-        self._channel.close()
-        os.close(self._pidfd)
-        self._output.close()
-        remove_sockets(self._connection)
-        if self._connection_file is not None:
-            with contextlib.suppress(OSError):
-                self._connection_file.unlink()
-        if self._folder is not None:
-            await asyncio.to_thread(remove_tree, self._folder)
+        async with AsyncExitStack() as each:  # whatever one of them raises, the others are done, from the last up
+            if self._folder is not None:
+                each.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
+            if self._connection_file is not None:
+                each.callback(self._connection_file.unlink, missing_ok=True)
+            each.callback(remove_sockets, self._connection)
+            each.callback(self._output.close)
+            each.callback(os.close, self._pidfd)
+            each.callback(self._channel.close)
+            await self._kill()
 
     async def _kill(self) -> None:
         """Kill the session and all that it started, and wait until it is dead.
@@ -278,7 +279,7 @@ class ForkedKernel:
 
     async def _race(self, source: str, host: HostCalls | None) -> tuple[ExecStatus | None, dict[str, Any]]:
         """The reply, and a status if the host knows better than the reply."""
-        with LineCalls(host, self._channel) as calls:
+        with LineCalls(host, self._channel, self._host_turn) as calls:
             reply = await self._channel.ask({"run": _sendable(source)}, self._limits.line_s, on_call=calls.take)
             if reply is not None:
                 return None, reply
@@ -293,27 +294,20 @@ class ForkedKernel:
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()
         try:
-            reported = ExecStatus(reply.get("status", ExecStatus.KILLED))
-            answer = reply.get("answer")
-            if not isinstance(answer, list | None):
-                raise TypeError(f"{answer!r} is not a list of answers")
-            return ExecResult(
-                status=reported if status is None or reported is ExecStatus.KILLED else status,
-                output=output,
-                error_name=text_of(reply.get("error_name")),
-                error_message=text_of(reply.get("error_message")),
-                compiled=reply.get("compiled") is not False,
-                answer=None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS]),
-                duration_s=duration_s,
-                omitted_bytes=omitted_bytes,
-                fingerprint=text_of(reply.get("fingerprint")),
-                # Killed together with its server, whose end is seen before that of a session.
-                by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
-                calls=calls_of(reply.get("calls")),
-                images=images_of(reply.get("images")),
-            )
-        except (TypeError, ValueError):
-            return ExecResult(ExecStatus.KILLED, output, duration_s=duration_s, omitted_bytes=omitted_bytes)
+            result = ExecResult(ExecStatus.KILLED) if status is ExecStatus.KILLED else result_of(reply)
+        except BorderError as error:
+            _log.warning("a session is ended: %s", error)
+            status, result = None, ExecResult(ExecStatus.KILLED)
+        if status is ExecStatus.TIMEOUT and result.status is not ExecStatus.KILLED:
+            result = replace(result, status=ExecStatus.TIMEOUT)
+        return replace(
+            result,
+            output=output,
+            omitted_bytes=omitted_bytes,
+            duration_s=duration_s,
+            # Killed together with its server, whose end is seen before that of a session.
+            by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
+        )
 
 
 def _sendable(source: str) -> str:

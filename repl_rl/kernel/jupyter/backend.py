@@ -30,10 +30,13 @@ import zmq.asyncio
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import KernelProvisionerFactory
+from zmq.constants import SocketOption
 
 from repl_rl.errors import ConfigError
+from repl_rl.kernel.border import MOST_BYTES
 from repl_rl.kernel.jupyter import provisioner
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.messages import OTHERS_BYTES
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import Home, program_folder
 from repl_rl.kernel.processes import MARK, Guard
@@ -80,6 +83,7 @@ class KernelspecBackend:
         self._home = await asyncio.to_thread(Home)
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
+        self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
         if self._is_ours:
             self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
         if self._is_local:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import shutil
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,10 +19,12 @@ from typing import Any
 from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
+from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import exited, kill_family, kill_marked, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 
@@ -31,6 +33,8 @@ _PRINTED_BYTES = 4000
 _LAST_WORDS_S = 0.1
 """How long to wait for messages that a kernel sent before its death."""
 _POLL_S = 1.0
+
+_log = logging.getLogger(__name__)
 
 
 class KernelspecKernel:
@@ -127,7 +131,7 @@ class KernelspecKernel:
         request = asyncio.create_task(self._request("execute_request", _cell(source)))
         try:
             is_late = await self._race(request)
-            result = judge(request.result() if request.done() else None, self._output)
+            result = self._judged(request)
             if not self._is_ours:
                 result = dataclasses.replace(result, images=self._output.take_images())
         finally:
@@ -149,6 +153,14 @@ class KernelspecKernel:
             text, omitted_bytes = "", 0
         duration_s = time.monotonic() - started
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+
+    def _judged(self, request: asyncio.Task[dict[str, Any]]) -> ExecResult:
+        try:
+            return judge(request.result() if request.done() else None, self._output)
+        except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
+            what = error if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
+            _log.warning("a session is ended: %s", what)
+            return ExecResult(ExecStatus.KILLED)
 
     async def open_jupyter(self) -> Path:
         if not self.is_alive:
@@ -235,7 +247,7 @@ class KernelspecKernel:
             await self._manager.shutdown_kernel(now=True)
         self._manager.cleanup_connection_file()
         if self._is_local:
-            await asyncio.to_thread(shutil.rmtree, self._work, ignore_errors=True)
+            await asyncio.to_thread(remove_tree, self._work)
 
     async def _kill(self) -> None:
         """Kill a process of this machine directly: jupyter_client would interrupt it first, then poll every 0.1 s."""

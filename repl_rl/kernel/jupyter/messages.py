@@ -10,15 +10,19 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
+from repl_rl.kernel.border import MOST_IMAGES, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
-from repl_rl.kernel.results import MOST_IMAGES, ExecResult, ExecStatus, calls_of, images_of, text_of
+from repl_rl.kernel.results import ExecResult, ExecStatus
 
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
+OTHERS_BYTES = 64 << 20
+"""The longest message of a kernel that is not ours, whose text comes in messages."""
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
 
 SUBMIT = f'''
@@ -121,16 +125,7 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     no frame.
     """
     if reply is not None and isinstance(report := reply.get("repl_rl"), dict):
-        answer = report.get("answer")
-        return ExecResult(
-            ExecStatus(report["status"]),
-            error_name=report.get("error_name"),
-            compiled=report.get("compiled", True),
-            answer=None if answer is None else tuple(answer),
-            error_message=text_of(report.get("error_message")),
-            calls=calls_of(report.get("calls")),
-            images=images_of(report.get("images")),
-        )
+        return result_of(report)
     answer = tuple(output.take_answers()) or None
     if reply is None:
         return ExecResult(ExecStatus.KILLED, answer=answer)
@@ -160,10 +155,14 @@ class Channels:
 
     `show` is called with the type and content of each iopub message that belongs to a request of ours; background
     threads of earlier requests may still send some. Messages for other clients are ignored. Without `show` there is no
-    iopub channel.
+    iopub channel, and the kernel is ours.
     """
 
     def __init__(self, client: AsyncKernelClient, show: Callable[[str, Mapping[str, Any]], None] | None) -> None:
+        client.session.unpack = (
+            parsed if show is None else partial(parsed, most_bytes=OTHERS_BYTES, most_marks=OTHERS_BYTES)
+        )
+        client.session.digest_history_size = 0  # it would keep whatever a kernel calls a signature
         self._client = client
         self._show = show
         self._exchanges: dict[str, _Exchange] = {}
@@ -216,8 +215,8 @@ class Channels:
         while True:
             try:
                 take_in(await channel.get_msg())
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                _log.debug("a kernel sent what is not a Jupyter message: %r", error)
+            except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
+                _log.debug("a kernel sent what is not a Jupyter message: %s", type(error).__name__)
             await asyncio.sleep(0)  # other tasks run even during a flood of messages
 
     def _on_reply(self, message: dict[str, Any]) -> None:

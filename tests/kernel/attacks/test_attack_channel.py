@@ -100,6 +100,45 @@ def test_a_forged_reply_of_the_wrong_form_costs_the_session(kind: str, name: str
     assert (result.status, result.answer) == (KILLED, None)
 
 
+NESTED = """
+text = json.dumps({forged!r} | {{'id': request_id()}})[:-1] + ', "{field}": ' + {opening!r} * {depth} + '1'
+_ = os.write(3, frame(text + {closing!r} * {depth} + '}}'))
+"""
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("depth", [90, 110, 940, 960, 975, 985, 20_000])
+@pytest.mark.parametrize("field", ["status", "error_name", "error_message", "answer", "fingerprint"])
+def test_a_reply_nested_deeply_costs_the_session_and_no_more(kind: str, field: str, depth: int, arenas: Arenas) -> None:
+    opening, closing = ("[", "]") if depth % 2 else ('{"a": ', "}")
+    lie = NESTED.format(forged=FORGED, field=field, opening=opening, closing=closing, depth=depth)
+    [result] = arenas(kind, SHORT).attack(lie)
+    assert (result.status, result.answer) == (KILLED, None)
+
+
+def a_call(number: str = "1", args: str = "[]") -> str:
+    call = f"{{'number': {number}, 'name': 'x', 'args': {args}, 'kwargs': {{}}}}"
+    return f"frame(json.dumps({{'id': request_id(), 'call': {call}}}))"
+
+
+SEND_ALL = "s = socket.socket(fileno=3)\nwhile True: s.sendall(message)\n"
+FLOODS = {
+    "small": f"message = {a_call()}; n = 0\nwhile True: n += 1; os.write(3, message)\n",
+    "numbered": f"for n in range(10 ** 6): os.write(3, {a_call(number='n')})\n",
+    "large": f"message = {a_call(args='[chr(97) * (1 << 20)]')}; {SEND_ALL}",
+    "of-parts": f"message = {a_call(args='[[]] * 60000')}; {SEND_ALL}",
+    "unread": f"os.set_blocking(3, False); message = {a_call()}\nwhile True: tried(os.write, 3, message)\n",
+}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("name", FLOODS)
+def test_calls_where_nobody_answers_any_end_the_session(kind: str, name: str, arenas: Arenas) -> None:
+    [result] = arenas(kind).attack(FLOODS[name])
+    assert result.status is KILLED
+    assert result.duration_s < LIMITS.line_s
+
+
 LONE = json.dumps({"answer": ["\ud800"], "error_name": "\udfff", "fingerprint": "\ud800"})
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, CHECKOUT, ERROR, GONE, LIMITS, OK, SECRET, Attack, cases, number
+from kernel.attacks.arena import BOTH, BWRAP, CHECKOUT, ERROR, GONE, LIMITS, OK, SECRET, TIMEOUT, Attack, cases, number
 from kernel.attacks.conftest import Arenas
 
 HERE = "os.getcwd()"
@@ -43,6 +43,35 @@ def test_a_fill_ends_at_its_limit(kind: str, attack: Attack, arenas: Arenas) -> 
     filling, after = arenas(kind).attack(*attack.cells)
     assert (filling.status, filling.error_name, after.status) == (ERROR, "OSError", OK)
     assert after.output.strip() == attack.evidence
+
+
+DEEP = "for _ in range({count}): os.mkdir({name}); os.chdir({name})\n"
+NESTS = {
+    "folders": (DEEP.format(count=1_500, name="'d'"),),
+    "long-names": (DEEP.format(count=600, name="'d' * 255"),),
+    "hidden": (DEEP.format(count=1_100, name="'.' + 'd' * 16"),),
+    "closed": (
+        DEEP.format(count=1_100, name="'d'"),
+        "for _ in range(1_100): os.chmod('.', 0); tried(os.chdir, '..')\n",
+    ),
+    "read-only": (DEEP.format(count=1_100, name="'d'"), "os.chmod('.', 0o500); tried(os.chdir, '/')"),
+    "no-utf-8": (DEEP.format(count=1_100, name=r"b'\xff\n'"),),
+    "with-files": (f"{DEEP.format(count=1_100, name=repr('d'))[:-1]}; open('f', 'w').close()\n",),
+    "with-links": (f"{DEEP.format(count=1_100, name=repr('d'))[:-1]}; os.symlink('..', 'l'); os.symlink('l', 'm')\n",),
+    "many-branches": (
+        "for n in range(40):\n  at = os.getcwd()\n  "
+        + DEEP.format(count=40, name="str(n)")[:-1]
+        + "\n  os.chdir(at)\n",
+    ),
+    "in-the-way": (DEEP.format(count=30, name="'d'"), "for n in range(99): tried(os.mkdir, '/tmp/.%016x' % n)\n"),
+}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+@pytest.mark.parametrize("name", NESTS)
+def test_what_is_nested_is_gone_with_the_session(kind: str, name: str, arenas: Arenas) -> None:
+    results = arenas(kind).attack(*NESTS[name])
+    assert {result.status for result in results} <= {OK, ERROR, TIMEOUT}
 
 
 STDLIB, PACKAGES = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")

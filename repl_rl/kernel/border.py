@@ -1,0 +1,143 @@
+"""The border: what a session sends is bytes that a model's code chose, and passes here before anything else sees it.
+
+A message is limited in bytes, in nesting and in the number of its parts before it is parsed, so that parsing it neither
+recurses deeply nor keeps the event loop; then its fields are checked one by one. Nothing here formats what it refuses:
+the `repr` of a hostile value is as long, and as deep, as its sender likes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any
+
+from repl_rl.kernel.results import ExecResult, ExecStatus
+from repl_rl.trajectory import ToolCall
+
+MOST_BYTES = 4 << 20
+MOST_DEPTH = 100
+MOST_MARKS = 300_000
+MOST_IMAGES = 8
+_MOST_IMAGE_BYTES = 2 << 20
+_MOST_CALLS = 1_000
+_MOST_ANSWERS = 1_000
+_TEXT_CHARS = 10_000
+_NAME_CHARS = 200
+_NUMBER_CHARS = 400
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+_MARKS = b'[{,:"\\'
+"""What a text of JSON has at least one of for each value, key and escape that it takes time to parse."""
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+_ALL_BUT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STEPS = [{"[": 1, "{": 1, "]": -1, "}": -1}.get(chr(code), 0) for code in range(256)]
+_STATUSES = {str(status): status for status in ExecStatus}
+
+
+class BorderError(Exception):
+    """A message that no kernel of ours sends. Its text says what is wrong, and has nothing of the message in it."""
+
+
+def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: int = MOST_MARKS) -> dict[str, Any]:
+    """The JSON object that a message is. Raises BorderError if it is another text, or too large in any way.
+
+    That is longer than `most_bytes`, nested deeper than `MOST_DEPTH`, or with more than `most_marks` commas, colons,
+    quotes, backslashes and opening brackets together.
+    """
+    if len(text) > most_bytes:
+        raise BorderError("a message is too long")
+    if len(text) > most_marks and sum(map(text.count, _MARKS)) > most_marks:
+        raise BorderError("a message has too many parts")
+    if text.count(b"[") + text.count(b"{") > MOST_DEPTH and _depth(text) > MOST_DEPTH:
+        raise BorderError("a message is nested too deeply")
+    try:
+        message = _DECODER.decode(text.decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        raise BorderError("a message is not JSON") from None
+    if not isinstance(message, dict):
+        raise BorderError("a message is not an object")
+    return message
+
+
+def result_of(report: Mapping[str, Any]) -> ExecResult:
+    """What a session says that a cell did, without its output. Raises BorderError if a field is of another type."""
+    status, answer = report.get("status"), report.get("answer")
+    if not isinstance(status, str) or status not in _STATUSES:
+        raise BorderError("a status is unknown")
+    if not (answer is None or isinstance(answer, list)):
+        raise BorderError("an answer is not a list")
+    return ExecResult(
+        _STATUSES[status],
+        error_name=text_of(report.get("error_name")),
+        compiled=report.get("compiled") is not False,
+        answer=None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS]),
+        fingerprint=text_of(report.get("fingerprint")),
+        error_message=text_of(report.get("error_message")),
+        calls=calls_of(report.get("calls")),
+        images=images_of(report.get("images")),
+    )
+
+
+def text_of(value: object) -> str | None:
+    """A reported text, cut if it is long, or None. Raises BorderError if it is neither."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value[:_TEXT_CHARS].encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
+    raise BorderError("a text is not a string")
+
+
+def calls_of(reported: object) -> tuple[ToolCall, ...]:
+    """The tool calls in `reported`, each [name, error name or None, seconds], among its first 1,000 entries.
+
+    Entries of another shape are left out.
+    """
+    calls = []
+    for entry in reported[:_MOST_CALLS] if isinstance(reported, list) else ():
+        match entry:
+            case [str(name), str() | None as error_name, float(duration_s)] if 0 <= duration_s < math.inf:
+                error_name = None if error_name is None else _name_of(error_name)
+                calls.append(ToolCall(_name_of(name), error_name, duration_s))
+    return tuple(calls)
+
+
+def images_of(reported: object) -> tuple[bytes, ...]:
+    """The PNG files in `reported`, a list of base64 texts: the first 8, up to 2 MiB together.
+
+    What is not base64 or does not begin as a PNG file does is left out. Whatever draws one later must be as careful as
+    a browser is.
+    """
+    images: list[bytes] = []
+    for text in reported[:MOST_IMAGES] if isinstance(reported, list) else ():
+        try:
+            image = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+        except (binascii.Error, ValueError):
+            continue
+        if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
+            images.append(image)
+    return tuple(images)
+
+
+def _depth(text: bytes | bytearray) -> int:
+    """How deep brackets are nested outside of strings."""
+    brackets = _STRINGS.sub(b"", text).translate(None, _ALL_BUT_BRACKETS)
+    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
+
+
+def _name_of(text: str) -> str:
+    return text[:_NAME_CHARS].encode("utf-8", "backslashreplace").decode()[:_NAME_CHARS]
+
+
+def _number(text: str) -> float:
+    """Of a few digits only: converting a number takes time that grows faster than its length."""
+    if len(text) > _NUMBER_CHARS:
+        raise ValueError("a number is too long")
+    return float(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_number)
