@@ -103,8 +103,9 @@ def _shared_mb(place: Path) -> float:
 
 
 def _kib(name: str, path: Path) -> int:
-    line = next(line for line in path.read_text().splitlines() if line.startswith(f"{name}:"))
-    return int(line.split()[1])
+    """A field of a file in /proc; 0 if it is missing, as it is for a process that has just ended."""
+    fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
+    return int(fields.get(name, "0").split()[0])
 
 
 def folder_mb(pid: int, folders: tuple[str, ...]) -> float:

@@ -204,8 +204,9 @@ def _remove_contents(top: Path) -> None:
     pending = [top]
     while pending:
         current = pending.pop()
-        with os.scandir(current) as found:
-            entries = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in found]
+        entries: list[tuple[str, bool]] = []
+        with contextlib.suppress(OSError), os.scandir(current) as found:
+            entries += ((entry.path, entry.is_dir(follow_symlinks=False)) for entry in found)
         for path, is_folder in entries:
             with contextlib.suppress(OSError):
                 if not is_folder:

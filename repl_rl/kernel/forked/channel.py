@@ -185,8 +185,9 @@ class PrivateChannel:
         self._received += chunk
         try:
             self._take_messages()
-        except BorderError as error:
-            _log.warning("a session is ended: %s", error)
+        except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
+            what = error if isinstance(error, BorderError) else f"its message can't be read ({type(error).__name__})"
+            _log.warning("a session is ended: %s", what)
             self._end()
         if not chunk:
             self._end()
