@@ -22,7 +22,7 @@ from repl_channel import frame
 
 _MOST_BYTES = 1 << 20
 _MOST_CALLS = 1_000
-_MARKS, _MOST_MARKS = b'[{,:"\\', 300_000
+_MARKS, _MOST_MARKS = b'[{,:"\\', 120_000
 """As in repl_rl/kernel/border.py: the host takes no call of more parts."""
 
 

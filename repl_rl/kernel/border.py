@@ -21,7 +21,7 @@ from repl_rl.trajectory import ToolCall
 
 MOST_BYTES = 4 << 20
 MOST_DEPTH = 100
-MOST_MARKS = 300_000
+MOST_MARKS = 120_000
 MOST_IMAGES = 8
 _MOST_IMAGE_BYTES = 2 << 20
 _MOST_CALLS = 1_000
@@ -133,11 +133,11 @@ def _name_of(text: str) -> str:
     return text[:_NAME_CHARS].encode("utf-8", "backslashreplace").decode()[:_NAME_CHARS]
 
 
-def _number(text: str) -> float:
-    """Of a few digits only: converting a number takes time that grows faster than its length."""
+def _limited(text: str) -> str:
+    """The digits of a number, if they are few: converting them takes time that grows faster than their length."""
     if len(text) > _NUMBER_CHARS:
         raise ValueError("a number is too long")
-    return float(text)
+    return text
 
 
-_DECODER = json.JSONDecoder(parse_float=_number)
+_DECODER = json.JSONDecoder(parse_float=lambda text: float(_limited(text)), parse_int=lambda text: int(_limited(text)))

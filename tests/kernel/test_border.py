@@ -99,7 +99,7 @@ def test_depth_is_counted_outside_of_strings(opening: str, closing: str, levels:
 
     fits = (MOST_DEPTH - 1) // levels
     assert parsed(nested(fits))
-    for count in (fits + 1, fits + 2, 900, 30_000):
+    for count in (fits + 1, fits + 2, 900, 8_000):
         with pytest.raises(BorderError, match="nested too deeply"):
             parsed(nested(count))
 
@@ -115,7 +115,7 @@ def test_a_bracket_in_a_string_is_no_depth() -> None:
         (b'{"x": [' + b"1," * MOST_MARKS + b"1]}", "too many parts"),
         (b'{"x": "' + b'\\"' * (MOST_MARKS // 2) + b'"}', "too many parts"),
         (b'{"x": [1.' + b"1" * 500 + b"]}", "not JSON"),
-        (b'{"x": 1' + b"1" * 5_000 + b"}", "not JSON"),
+        (b'{"x": 1' + b"1" * 500 + b"}", "not JSON"),
         (b"[1]", "not an object"),
     ],
 )
