@@ -219,6 +219,7 @@ class Peer:
             while not asking.done() and not calls._calls:
                 await asyncio.sleep(0)
             sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)  # or its error is kept, with all that it was to send
             if not asking.done():  # a call, and no reply after it
                 asking.cancel()
                 return None
