@@ -203,8 +203,8 @@ def test_descriptors_with_a_true_reply_do_not_stay_there_either(kind: str, arena
 
 
 PIPES = {
-    "small": "_ = fcntl.fcntl(1, 1031, 4096)",
-    "large": "_ = fcntl.fcntl(1, 1031, 1 << 20)",
+    "small": "_ = tried(fcntl.fcntl, 1, 1031, 4096)",
+    "large": "_ = tried(fcntl.fcntl, 1, 1031, 1 << 20)",
     "huge": "_ = tried(fcntl.fcntl, 1, 1031, 1 << 30)",
     "unblocked": "os.set_blocking(1, False)",
     "read": "_ = tried(os.open, '/proc/self/fd/1', os.O_RDONLY)",
