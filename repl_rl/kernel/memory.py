@@ -1,8 +1,8 @@
 """The memory of a pool's kernels on this machine: how much there is, what each holds, and the budget of all of them.
 
-What the kernels hold is measured a few times a second. In between, a session can take no more than its own limits
-allow. Where a control group can be made, the fork server runs in one that has the budget as its limit, which Linux
-enforces at once.
+What the kernels hold is measured a few times a second, and more often as the budget fills. In between, a session can
+take no more than its own limits allow. Where a control group can be made, the fork server runs in one that has the
+budget as its limit, which Linux enforces at once.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from repl_rl.kernel.results import Kernel
 _MIB = 1024 * 1024
 _PAGE_MB = os.sysconf("SC_PAGESIZE") / _MIB
 _SHARE = 0.8
-_LEAST_INTERVAL_S = 0.25
-_LEAST_SHARE = 25
-"""Measuring may take one part in this many of the time."""
+_INTERVALS_S = (0.02, 0.25)
+_FILLED_MB_PER_S = 8000.0
+"""How fast sessions are taken to fill what is left of the budget; the next look comes before they can have done so."""
+_SHARES = (25, 10)
+"""Measuring may take one part in this many of the time: while half of the budget is free, and then."""
 _LIBRARIES_MB = 16.0
 """Files that a process has mapped have this much at least; below it, nothing is looked for among shared pages."""
 _ROOM_MB = 16.0
@@ -157,7 +159,11 @@ class MemoryBudget:
                 await self._look()
             except Exception:  # noqa: BLE001 - the budget has to be kept
                 _log.exception("the kernels' memory could not be looked at")
-            await asyncio.sleep(max(_LEAST_INTERVAL_S, _LEAST_SHARE * (time.monotonic() - began)))
+            cost_s = time.monotonic() - began
+            shortest_s, longest_s = _INTERVALS_S
+            filled_s = (self.budget_mb - self.used_mb) / _FILLED_MB_PER_S
+            share = _SHARES[self.used_mb > self.budget_mb / 2]
+            await asyncio.sleep(max(shortest_s, min(filled_s, longest_s), share * cost_s))
 
     async def _look(self) -> None:
         alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop

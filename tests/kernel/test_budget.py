@@ -107,9 +107,12 @@ DONE = "while len(os.listdir('/tmp')) < 3: time.sleep(0.02)\n"
 LEADERLESS = """
 import ctypes, os, threading, time
 def child():
-    hold = []
-    def work(): hold.append(b"x" * (60 << 20)); time.sleep(60)
-    threading.Thread(target=work).start(); time.sleep(0.5); ctypes.CDLL(None).syscall(60, 0)
+    first, hold = "/proc/self/task/%d/stat" % os.getpid(), []
+    def work():
+        while " Z " not in open(first).read(): time.sleep(0.02)
+        hold.append(b"x" * (60 << 20)); time.sleep(600)
+
+    threading.Thread(target=work).start(); ctypes.CDLL(None).syscall(60, 0)
 
 if os.fork() == 0: child()
 """

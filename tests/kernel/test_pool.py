@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_there_are_never_more_kernels_than_the_size() -> None:
     assert most <= 2
     assert (pool.stats.sessions, pool.stats.executions) == (6, 6)
     assert (pool.stats.alive, pool.stats.starting, pool.stats.queued) == (0, 0, 0)
+
+
+def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def close(kernel: Any) -> None:
+        await type(kernel).close(kernel)
+        raise RecursionError("what a session left behind")
+
+    async def use(pool: KernelPool) -> None:
+        for _ in range(3):
+            async with pool.session() as kernel:
+                kernel._kernel.close = partial(close, kernel._kernel)
+        [result] = await in_one_session(pool, "1 + 1")
+        assert result.output == "2\n"
+
+    with_pool(use, size=1)
+    assert caplog.text.count("a kernel could not be closed as a whole") == 3
 
 
 def test_asking_waits_for_a_place() -> None:
