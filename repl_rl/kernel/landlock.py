@@ -39,8 +39,9 @@ def problem() -> str | None:
 
 def readable(system: Iterable[str], installation: Installation, home: Home) -> list[str]:
     """Everything that a session may read. Raises SandboxError if this would include repl_rl."""
-    folders = [Path(path) for path in system if os.path.exists(path)] + [installation.prefix]
-    for path, _ in installation.covered():
+    folders = [Path(path) for path in system if os.path.exists(path)]
+    folders += [path for path, _ in installation.python_inside()]
+    for path in installation.own_entries():
         if any(path.is_relative_to(folder.resolve()) for folder in folders):
             raise SandboxError(
                 f"{path} lies in the Python installation that kernels run on, where Landlock can't hide it; "

@@ -1,7 +1,8 @@
 """Where the parts of kernels lie on this machine: Python and its packages, the program, a pool's folder, its sockets.
 
-A kernel runs on this environment's base interpreter, with the environment's third-party packages. repl_rl itself is
-hidden wherever it is installed: code in the sandbox must find neither graders nor the path of the checkout.
+A kernel runs on this environment's base interpreter, with the environment's third-party packages. In bwrap both have
+the same paths on every machine, so that a traceback reads alike everywhere. repl_rl itself is hidden wherever it is
+installed: code in the sandbox must find neither graders nor the path of the checkout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,13 @@ CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
 """Jupyter's channels, each with a socket of its own."""
 
 _PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
-_PACKAGE_FOLDERS = {"site-packages", "dist-packages"}
+PYTHON_INSIDE = Path("/python")
+"""`sys.prefix` in bwrap."""
+_SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"))
+"""Prefixes that Python shares with everything else; only its own files are shown of these."""
+_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+_USERS = "user:x:1000:1000::/tmp:/bin/sh\n", "user:x:1000:\n"
+"""/etc/passwd and /etc/group in bwrap."""
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
 _BACKLOG = 16
@@ -84,31 +91,42 @@ class Installation:
         present = tuple(folder for folder in folders if folder.is_dir())
         return cls(Path(sys.executable).resolve(), Path(sys.base_prefix).resolve(), present)
 
-    def packages_inside(self) -> list[tuple[Path, Path]]:
-        """(host folder, folder in the sandbox) for each folder of packages.
+    @property
+    def executable_inside(self) -> Path:
+        """The interpreter in bwrap."""
+        return PYTHON_INSIDE / "bin" / _PYTHON
 
-        Folders outside of the prefix are shown under a neutral name, so that no traceback tells where the checkout is.
-        """
-        shown, moved = [], 0
-        for folder in self.packages:
-            if any(folder.is_relative_to(visible) for visible in (self.prefix, Path("/usr"))):
-                shown.append((folder, folder))
+    def python_inside(self) -> list[tuple[Path, Path]]:
+        """(host path, path in bwrap) of the interpreter, its standard library and its shared libraries."""
+        shown = [(self.executable, self.executable_inside)]
+        for name in dict.fromkeys(("lib", sys.platlibdir)):
+            folder, inside = self.prefix / name, PYTHON_INSIDE / name
+            if self.prefix not in _SYSTEM_PREFIXES:
+                shown += [(folder, inside)] if folder.is_dir() else []
                 continue
-            moved += 1
-            shown.append((folder, Path(f"/venv{moved if moved > 1 else ''}/lib/{_PYTHON}/site-packages")))
+            shown += [(folder / _PYTHON, inside / _PYTHON)] if (folder / _PYTHON).is_dir() else []
+            shown += [(file, inside / file.name) for file in sorted(folder.glob("libpython*.so*"))]
         return shown
 
-    def covered(self) -> Iterator[tuple[Path, bool]]:
-        """Every path in the sandbox at which repl_rl would be visible, and whether it is a folder."""
-        folders = self.packages_inside()
-        for name in _PACKAGE_FOLDERS:
-            unused = self.prefix / "lib" / _PYTHON / name
-            if unused.is_dir() and unused not in self.packages:
-                folders.append((unused, unused))
-        for folder, inside in folders:
-            for entry in sorted(folder.iterdir()):
-                if _is_ours(entry):
-                    yield inside / entry.name, entry.is_dir()
+    def packages_inside(self) -> list[tuple[Path, Path]]:
+        """(host folder, folder in bwrap) for each folder of packages."""
+        numbers = ("", *range(2, len(self.packages) + 1))
+        return [
+            (folder, Path(f"/venv{number}/lib/{_PYTHON}/site-packages"))
+            for folder, number in zip(self.packages, numbers, strict=False)
+        ]
+
+    def base_packages(self) -> list[Path]:
+        """The folders for packages in the standard library's folder, whether this environment imports from them or
+        not. Relative to the prefix."""
+        folders = [Path("lib", _PYTHON, name) for name in _PACKAGE_FOLDERS]
+        return [folder for folder in folders if (self.prefix / folder).is_dir()]
+
+    def own_entries(self) -> Iterator[Path]:
+        """Every path at which repl_rl lies in a folder of packages."""
+        folders = [*self.packages, *(self.prefix / folder for folder in self.base_packages())]
+        for folder in dict.fromkeys(folders):
+            yield from (entry for entry in sorted(folder.iterdir()) if _is_ours(entry))
 
     def shown_entries(self, folder: Path) -> list[Path]:
         """What a folder of packages holds besides repl_rl."""
@@ -127,7 +145,8 @@ class Home:
     their sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
 
     Only its owner can read `path`. It contains `program` and `covers`, which are shown to kernels: `covers` holds an
-    empty `folder` and an empty `file`, to be mounted over what kernels must not see. `sessions` contains the folders of
+    empty `folder` and an empty `file`, to be mounted over what kernels must not see, and the `passwd` and `group` of
+    their only user. `sessions` contains the folders of
     sessions that have no /tmp of their own. `lifeline` is the reading end of the pipe.
     """
 
@@ -144,7 +163,8 @@ class Home:
         self._reaper = start_watcher(self.lifeline, _REAPER, "repl-rl-reaper", str(self.path), str(cgroup or ""))
         self.covers = self.path / "covers"
         (self.covers / "folder").mkdir(parents=True)
-        (self.covers / "file").touch()
+        for name, text in zip(("passwd", "group", "file"), (*_USERS, ""), strict=True):
+            (self.covers / name).write_text(text)
         _make_readable(self.covers)
         self.program = _compile_program(self.path / "program")
         self.sessions = self.path / "sessions"

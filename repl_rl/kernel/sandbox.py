@@ -12,6 +12,7 @@ user, it makes a user namespace. Where neither is possible, Landlock is used ins
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,7 +28,8 @@ from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryCgroup
-from repl_rl.kernel.paths import Home, Installation, find_bwrap
+from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap
+from repl_rl.utils.folders import resource_folder
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
 """As configured; "auto" is bwrap where it works, else sandlock. A `Sandbox` has one of the other three."""
@@ -75,7 +77,7 @@ def check_sandbox() -> SandboxReport:
     if bwrap is None:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
     sandbox = Sandbox("bwrap", Profile.load(), Limits(), home=None, bwrap=bwrap, divides=True)
-    python = [str(sandbox.installation.executable), "-I", "-S", "-c", _PROBE]
+    python = [sandbox.python, "-I", "-S", "-c", _PROBE]
     probe = subprocess.run(
         [str(bwrap), *sandbox.walls(), "--", *python],
         capture_output=True, text=True, timeout=60, check=False,
@@ -146,9 +148,16 @@ class Sandbox:
         self._mounts = [(path, mounts[name]) for name, path in profile.mounts.items()]
         self.links = {name: str(inside) for name, inside in mounts.items()}
         """Links for a session's working folder: the names of mounts, and where the session finds these."""
+        if kind != "none":
+            self._require_hidden()
         if kind == "bwrap" and self._drops_uid:
             self._require_readable()
         self._walls = self.walls() if kind == "bwrap" else []
+
+    @property
+    def python(self) -> str:
+        """The interpreter, as the kernel sees it."""
+        return str(self.installation.executable_inside if self.kind == "bwrap" else self.installation.executable)
 
     @property
     def program_inside(self) -> Path:
@@ -159,6 +168,25 @@ class Sandbox:
     def lifeline(self) -> int | None:
         """A descriptor for the kernel to inherit: it hangs up when the owner of the kernel is gone."""
         return None if self._home is None else self._home.lifeline
+
+    def _require_hidden(self) -> None:
+        """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
+        shown = [Path(path).resolve() for path in self._profile.read_only]
+        shown += [path.resolve() for path, _ in self.installation.python_inside()]
+        shown += self.installation.packages
+        package = resource_folder("configs").parent.resolve()
+        is_installed = any(package.is_relative_to(folder) for folder in self.installation.packages)
+        with contextlib.suppress(RuntimeError, FileNotFoundError):
+            hidden = {"the home folder": Path.home().resolve(), "the working folder": Path.cwd()}
+            if not is_installed:  # there it is covered
+                hidden["the checkout of repl_rl"] = package.parent
+            for what, path in hidden.items():
+                for folder in shown:
+                    if path.is_relative_to(folder):
+                        raise SandboxError(
+                            f"{what}, {path}, lies in {folder}, which sessions can read; move it out of there, or name "
+                            "narrower folders in `read_only` of a sandbox profile of your own"
+                        )
 
     def _require_readable(self) -> None:
         """Raises SandboxError if what the profile shows is closed to other users than the host's."""
@@ -219,7 +247,7 @@ class Sandbox:
         try:
             os.write(record_fd, json.dumps(record).encode())
             os.lseek(record_fd, 0, os.SEEK_SET)
-            command = [str(self.installation.executable), *argv, str(record_fd)]
+            command = [self.python, *argv, str(record_fd)]
             if self.kind == "bwrap":
                 info = [] if info_fd is None else ["--info-fd", str(info_fd)]
                 command = [str(self._bwrap), *self._walls, *info, "--", *command]
@@ -255,16 +283,22 @@ class Sandbox:
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
         words += ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
-        prefix = self.installation.prefix
-        mounts = [] if prefix.is_relative_to("/usr") else [(prefix, prefix)]
-        moved = [(folder, inside) for folder, inside in self.installation.packages_inside() if folder != inside]
-        for folder, inside in mounts + moved + self._modules + self._mounts:
+        python, packages = self.installation.python_inside(), self.installation.packages_inside()
+        for folder, inside in [*python, *packages, *self._modules, *self._mounts]:
             words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
+        for name in ("python3", "python"):
+            words += ["--symlink", self.installation.executable_inside.name, str(PYTHON_INSIDE / "bin" / name)]
+        words += ["--setenv", "LD_LIBRARY_PATH", str(PYTHON_INSIDE / "lib")]  # a libpython may have lain elsewhere
         for name, target in self.links.items():
             words += ["--symlink", target, f"/tmp/{name}"]
         if self._home is not None:
-            for place, is_folder in self.installation.covered():
-                words += ["--ro-bind", str(self._home.covers / ("folder" if is_folder else "file")), str(place)]
+            covers = [(PYTHON_INSIDE / folder, "folder") for folder in self.installation.base_packages()]
+            shown_at = dict(packages)
+            for entry in self.installation.own_entries():
+                if entry.parent in shown_at:
+                    covers.append((shown_at[entry.parent] / entry.name, "folder" if entry.is_dir() else "file"))
+            for place, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
+                words += ["--ro-bind", str(self._home.covers / cover), str(place)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 

@@ -254,15 +254,23 @@ class Trajectory:
         trajectory: Trajectory = reader.from_record(record, None).trajectory
         return trajectory
 
-    def to_notebook(self, path: Path | str | None = None, *, thoughts: str = "code", dialect: str | None = None) -> Any:
+    def to_notebook(
+        self,
+        path: Path | str | None = None,
+        *,
+        thoughts: str = "code",
+        dialect: str | None = None,
+        trust: bool = False,
+    ) -> Any:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
 
         `thoughts` says what kind of cells lines of comments become: `code` or `markdown`. `dialect` is the name of the
         dialect to read it with; without it, that is the trajectory's own or, in older files, inferred from the
-        transcript.
+        transcript. Code that the trajectory names as its dialect, as `package.module:Class`, is imported only with
+        `trust`, or if this process has imported it before.
         """
         notebook = importlib.import_module("repl_rl.view.notebook")
-        return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect)
+        return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
 
     def __repr__(self) -> str:
         return f"<Trajectory of task {self.task_id!r}: {len(self.lines)} lines, stopped: {self.stop_reason}>"

@@ -47,18 +47,20 @@ def to_notebook(
     *,
     thoughts: str = "code",
     dialect: str | Dialect | None = None,
+    trust: bool = False,
 ) -> NotebookNode:
     """The trajectory as a notebook, written to `path` if one is given.
 
     `thoughts` says what comments become: "code" or "markdown". `dialect` is a name or an object; without one it is the
-    trajectory's own, or else inferred from the transcript. Raises ConfigError for any other value and for a dialect
-    that can't be used here, RunError if the file can't be written.
+    trajectory's own, or else inferred from the transcript. Code that the trajectory names as its dialect is imported
+    only with `trust`, or if it has been imported before. Raises ConfigError for any other value and for a dialect that
+    can't be used here, RunError if the file can't be written.
     """
     import nbformat
 
     if thoughts not in _THOUGHTS:
         raise ConfigError(f"thoughts={thoughts!r}: take one of {', '.join(_THOUGHTS)}")
-    text = session_text(trajectory, dialect)
+    text = session_text(trajectory, dialect, trust=trust)
     cells = [_heading(trajectory), *(_notebook_cell(trajectory, cell, text.shows, thoughts) for cell in text.cells)]
     count = 0
     for place, cell in enumerate(cells):

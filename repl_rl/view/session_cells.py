@@ -16,6 +16,7 @@ Hermes' templates write it.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -91,12 +92,22 @@ class SessionText:
     cells: tuple[SessionCell, ...]
 
 
-def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None) -> SessionText:
+def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *, trust: bool = False) -> SessionText:
     """Read a trajectory. `dialect` is a name, a dialect, or None for the trajectory's own, which is inferred from the
-    transcript if it has none. Raises ConfigError for a name that can't be used here."""
+    transcript if it has none.
+
+    A record may be a stranger's: what it names as `package.module:Class` is only imported with `trust`, or if this
+    process has imported the module anyway. Raises ConfigError for such a name, and for one that can't be used here.
+    """
     own = trajectory.dialect or ""
     if own.endswith(".yaml") and not Path(own).is_file():
         own = ""  # texts that are elsewhere; how turns are read does not depend on them
+    if not (dialect or trust) and ":" in own and own.partition(":")[0] not in sys.modules:
+        raise ConfigError(
+            f"task {trajectory.task_id!r} was sampled in the dialect {own!r}, which is code; what a record names is "
+            "not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with (--dialect, "
+            "dialect=)"
+        )
     asked = dialect or own or dialect_of(trajectory)
     try:
         spoken = _named(asked) if isinstance(asked, str) else asked

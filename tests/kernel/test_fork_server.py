@@ -284,7 +284,7 @@ def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch
         return real(channel)
 
     monkeypatch.setattr(PrivateChannel, "look", look)
-    monkeypatch.setattr(memory_module, "_LEAST_INTERVAL_S", 0.01)
+    monkeypatch.setattr(memory_module, "_INTERVALS_S", (0.01, 0.01))
 
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:

@@ -30,6 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dialect", metavar="NAME", help="default: the trajectory's own, else the run's, else told from the transcript"
     )
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="import a dialect that a file names as code, which runs outside the sandbox",
+    )
     parser.add_argument("--thoughts", choices=("code", "markdown"), default="code", help="what comments become")
     parser.add_argument("--notebooks", type=Path, metavar="FOLDER", help="keep what was exported")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every difference")
@@ -54,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         except OSError as error:
             raise ConfigError(f"--json {options.json} can't be written: {error.strerror}") from error
     notebooks, notes = read_notebooks(
-        options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts
+        options.files, dialect=options.dialect, first=options.n, thoughts=options.thoughts, trust=options.trust
     )
     for note in notes:
         _say(console, f"note: {note}", style="yellow")

@@ -42,9 +42,15 @@ class ExportedNotebook:
 
 
 def read_notebooks(
-    paths: Sequence[Path], *, dialect: str | None = None, first: int | None = None, thoughts: str = "code"
+    paths: Sequence[Path],
+    *,
+    dialect: str | None = None,
+    first: int | None = None,
+    thoughts: str = "code",
+    trust: bool = False,
 ) -> tuple[list[ExportedNotebook], list[str]]:
-    """The notebooks of these files, and notes on what was left out. `first` is how many to take from each file.
+    """The notebooks of these files, and notes on what was left out. `first` is how many to take from each file. Code
+    that they name as their dialect is imported only with `trust`.
 
     Raises RunError for a file that is neither a notebook nor readable rollouts, or if no session ran in any of them;
     ConfigError for a dialect that can't be used here.
@@ -67,7 +73,7 @@ def read_notebooks(
         for number, trajectory in islice(enumerate(trajectories), first):
             if not trajectory.is_void:
                 named = dataclasses.replace(trajectory, dialect=trajectory.dialect or own_dialect)
-                notebook = to_notebook(named, thoughts=thoughts, dialect=dialect)
+                notebook = to_notebook(named, thoughts=thoughts, dialect=dialect, trust=trust)
                 notebooks.append(ExportedNotebook(f"{stem}-{number:05d}", notebook, limits))
     if not notebooks:
         raise RunError(f"nothing to replay: no session that ran in {', '.join(map(str, paths))}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import json
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -20,8 +21,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 from repl_rl.errors import ConfigError, KernelStartError
+from repl_rl.kernel.border import parsed, result_of
 from repl_rl.kernel.jupyter.backend import OWN_NAME, KernelspecBackend
 from repl_rl.kernel.limits import Limits
+from repl_rl.kernel.results import ExecStatus
 from repl_rl.utils.threads import BackgroundLoop
 from repl_rl.view.replay.comparison import Execution, Replayed, compared
 from repl_rl.view.replay.notebooks import ExportedNotebook
@@ -32,6 +35,8 @@ if TYPE_CHECKING:
 
 _RESERVED_MB = 4000
 _ATTEMPTS = 3
+_MOST_BESIDE_OUTPUT_BYTES = 16 << 20
+"""A cell may send this much more than its output: images, tracebacks, what a message consists of."""
 
 _unheard = logging.getLogger(f"{__name__}.nbclient")
 _unheard.setLevel(logging.CRITICAL + 1)
@@ -136,10 +141,12 @@ class _Client(NotebookClient):  # type: ignore[misc]
         self._limits = limits
         self._setup = setup
         self._late = False
+        self._sent_bytes = 0
         self._alarms: tuple[asyncio.TimerHandle, ...] = ()
 
     async def async_start_new_kernel_client(self) -> Any:
         client = await super().async_start_new_kernel_client()
+        client.session.unpack, client.session.digest_history_size = parsed, 0
         if self._setup:
             content = {"code": self._setup, "silent": True, "repl_rl_setup": True}
             message = client.session.msg("execute_request", content)
@@ -153,24 +160,32 @@ class _Client(NotebookClient):  # type: ignore[misc]
         def mark_late() -> None:
             self._late = True
 
-        def kill() -> None:
-            if self.km is not None and self.km.provisioner is not None:
-                self._killing = asyncio.ensure_future(self.km.provisioner.kill())
-
-        self.has_begun, self._late = True, False
+        self.has_begun, self._late, self._sent_bytes = True, False, 0
         self.executions[cell_index] = Execution(status="killed")  # until its reply says otherwise
         loop, limits = asyncio.get_running_loop(), self._limits
         self._alarms = (
             loop.call_later(limits.line_s, mark_late),
-            loop.call_later(limits.line_s + limits.grace_s, kill),
+            loop.call_later(limits.line_s + limits.grace_s, self._kill),
         )
+
+    def _kill(self) -> None:
+        if self.km is not None and self.km.provisioner is not None:
+            self._killing = asyncio.ensure_future(self.km.provisioner.kill())
 
     async def _end(self, cell: NotebookNode, cell_index: int, execute_reply: dict[str, Any]) -> None:
         self._disarm()
-        said = execute_reply["content"].get("repl_rl", {})
-        status = "timeout" if self._late and said.get("status") != "killed" else said.get("status", "ok")
-        answer = None if said.get("answer") is None else tuple(said["answer"])
-        self.executions[cell_index] = Execution(tuple(cell.outputs), status, said.get("error_message"), answer)
+        said = result_of(execute_reply["content"]["repl_rl"])
+        status = "timeout" if self._late and said.status is not ExecStatus.KILLED else str(said.status)
+        self.executions[cell_index] = Execution(tuple(cell.outputs), status, said.error_message, said.answer)
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        """As nbclient's. A cell that sends far more than our kernel ever does loses its kernel and the rest of it."""
+        self._sent_bytes += len(json.dumps(msg["content"]))
+        if self._sent_bytes > self._limits.output_bytes + _MOST_BESIDE_OUTPUT_BYTES:
+            self._kill()
+            return None
+        kept: NotebookNode | None = super().process_message(msg, cell, cell_index)
+        return kept
 
     async def async_execute_cell(self, cell: NotebookNode, cell_index: int, *args: Any, **named: Any) -> NotebookNode:
         if any(execution.status == "killed" for execution in self.executions.values()):

@@ -10,7 +10,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, CHECKOUT, ERROR, GONE, LIMITS, OK, SECRET, TIMEOUT, Attack, cases, number
+from kernel.attacks.arena import (
+    BOTH,
+    BWRAP,
+    CHECKOUT,
+    ERROR,
+    GONE,
+    LIMITS,
+    OK,
+    SANDLOCK,
+    SECRET,
+    TIMEOUT,
+    Attack,
+    cases,
+    number,
+)
 from kernel.attacks.conftest import Arenas
 
 HERE = "os.getcwd()"
@@ -93,7 +107,7 @@ READ_ONLY = [
         "'/proc/sys/kernel/core_pattern'", "'/proc/sysrq-trigger'", "'/proc/sys/kernel/hostname'",
         "'/proc/sys/vm/drop_caches'", "'/proc/1/root/usr/' + mark", "'/proc/self/cwd/../usr/' + mark",
         "'/proc/self/uid_map'", "'/proc/self/setgroups'", "'/proc/self/loginuid'", "'/proc/self/mem'", "'/sys/' + mark",
-        "'/dev/mem'", "'/dev/kmsg'", "'/dev/sda'", "'/dev/vda'", "'/dev/core'",
+        "'/python/' + mark", "'/dev/mem'", "'/dev/kmsg'", "'/dev/sda'", "'/dev/vda'", "'/dev/core'",
     ),
     Attack("remove", ("tried(os.remove, os.__file__)",), GONE),
     Attack("rename", (f"tried(os.rename, os.__file__, {HERE} + '/os.py')",), GONE),
@@ -110,7 +124,8 @@ READ_ONLY = [
     Attack("by-handle", (f"call({number('open_by_handle_at')}, 3, id(mark), 0)",), "'EPERM'"),
     Attack("core", ("tried(open, '/proc/kcore', 'rb')",), GONE),
     Attack("shadow", ("tried(open, '/etc/shadow')",), GONE),
-    Attack("passwd", ("tried(open, '/etc/passwd')",), GONE),
+    Attack("passwd", ("tried(open, '/etc/passwd')",), GONE, kinds=SANDLOCK),
+    Attack("users", ("len(open('/etc/passwd').readlines() + open('/etc/group').readlines())",), "2", kinds=BWRAP),
 ]  # fmt: skip
 
 

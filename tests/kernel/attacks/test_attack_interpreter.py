@@ -82,7 +82,7 @@ MUTATIONS = {
     "random": ("import random; random.random = lambda: 4", "import random; random.random() < 1, True"),
     "json": ("json.dumps = None", "json.dumps(1) == '1', True"),
     "socket": ("socket.socket = None", "socket.socket is not None, True"),
-    "os": ("os.getpid = os.listdir = None", "os.getpid() > 0, os.listdir('/usr') != []"),
+    "os": ("os.getpid = os.listdir = None", "os.getpid() > 0, os.listdir('/usr/lib') != []"),
     "math": ("import math; math.pi = 3", "import math; math.pi > 3, True"),
     "builtins": ("import builtins; builtins.len = lambda _: 5", "len('') == 0, True"),
     "path": ("sys.path.insert(0, '/tmp')", "'/tmp' not in sys.path, True"),

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import nbformat
 import pytest
 from replay.conftest import LIMITS, source
 from view.conftest import make_trajectory
@@ -155,6 +156,23 @@ def test_a_session_that_cannot_be_set_up_is_a_failure(rollouts: dict[str, Trajec
     [result] = replay([ExportedNotebook("t", notebook, LIMITS)])
     assert result.failure == "the notebook could not be run: KernelStartError: the kernel could not be set up"
     assert (result.is_equal, result.is_explained, result.task_id) == (False, False, "t")
+
+
+FLOOD = [
+    "import sys; frame = sys._getframe()",
+    "while type(frame.f_locals.get('self')).__name__ != 'ReplKernel': frame = frame.f_back\n",
+    "kernel = frame.f_locals['self']",
+    "content = {'name': 'stdout', 'text': 'x' * 10**6}",
+    "for _ in range(1000): kernel.send_response(kernel.iopub_socket, 'stream', content)\n",
+    "1 + 1",
+]
+
+
+def test_a_cell_that_floods_its_outputs_loses_its_kernel() -> None:
+    """By messages of its own; what it prints is cut inside."""
+    executions = executed(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in FLOOD]))
+    assert [execution.status for execution in executions.values()] == ["ok"] * 4 + ["killed"]
+    assert sum(len(str(output)) for output in executions[4].outputs) < 32 << 20
 
 
 def test_at_least_one_kernel() -> None:

@@ -119,10 +119,20 @@ def test_a_dialect_of_ones_own_travels_with_the_rollout(
     assert main(["replay", str(path)]) == 0
     assert "1 notebook, 3 cells: 1 equal, 0 differ" in capsys.readouterr().out
     monkeypatch.delitem(sys.modules, "own_calculator")
+    assert main(["replay", str(path)]) == 2  # it may be a stranger's
+    assert " ".join(capsys.readouterr().err.split()) == (
+        "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which is code; what a record names "
+        "is not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with (--dialect, "
+        "dialect=)"
+    )
+    assert "own_calculator" not in sys.modules
+    assert main(["replay", "--trust", str(path)]) == 0
+    assert "1 notebook, 3 cells: 1 equal, 0 differ" in capsys.readouterr().out
+    monkeypatch.delitem(sys.modules, "own_calculator")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(home)])
     assert main(["view", str(path), "--summary"]) == 0
     assert "dialect: own_calculator:Calculator" in capsys.readouterr().out
-    assert main(["replay", str(path)]) == 2
+    assert main(["replay", str(path), "--trust"]) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert re.sub(r"looked in .+ and the installed packages", "looked in FOLDERS", said) == (
         "repl-rl: task 't' was sampled in the dialect 'own_calculator:Calculator', which can't be used here: "
