@@ -119,7 +119,8 @@ class Installation:
     def base_packages(self) -> list[Path]:
         """The folders for packages in the standard library's folder, whether this environment imports from them or
         not. Relative to the prefix."""
-        folders = [Path("lib", _PYTHON, name) for name in _PACKAGE_FOLDERS]
+        libraries = dict.fromkeys(("lib", sys.platlibdir))
+        folders = [Path(library, _PYTHON, name) for library in libraries for name in _PACKAGE_FOLDERS]
         return [folder for folder in folders if (self.prefix / folder).is_dir()]
 
     def own_entries(self) -> Iterator[Path]:

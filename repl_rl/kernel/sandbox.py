@@ -176,17 +176,18 @@ class Sandbox:
         shown += self.installation.packages
         package = resource_folder("configs").parent.resolve()
         is_installed = any(package.is_relative_to(folder) for folder in self.installation.packages)
-        with contextlib.suppress(RuntimeError, FileNotFoundError):
-            hidden = {"the home folder": Path.home().resolve(), "the working folder": Path.cwd()}
-            if not is_installed:  # there it is covered
-                hidden["the checkout of repl_rl"] = package.parent
-            for what, path in hidden.items():
-                for folder in shown:
-                    if path.is_relative_to(folder):
-                        raise SandboxError(
-                            f"{what}, {path}, lies in {folder}, which sessions can read; move it out of there, or name "
-                            "narrower folders in `read_only` of a sandbox profile of your own"
-                        )
+        hidden = {} if is_installed else {"the checkout of repl_rl": package.parent}  # where installed, it is covered
+        with contextlib.suppress(RuntimeError):
+            hidden["the home folder"] = Path.home().resolve()
+        with contextlib.suppress(FileNotFoundError):
+            hidden["the working folder"] = Path.cwd()
+        for what, path in hidden.items():
+            for folder in shown:
+                if path.is_relative_to(folder):
+                    raise SandboxError(
+                        f"{what}, {path}, lies in {folder}, which sessions can read; move it out of there, or name "
+                        "narrower folders in `read_only` of a sandbox profile of your own"
+                    )
 
     def _require_readable(self) -> None:
         """Raises SandboxError if what the profile shows is closed to other users than the host's."""
@@ -295,8 +296,11 @@ class Sandbox:
             covers = [(PYTHON_INSIDE / folder, "folder") for folder in self.installation.base_packages()]
             shown_at = dict(packages)
             for entry in self.installation.own_entries():
+                cover = "folder" if entry.is_dir() else "file"
                 if entry.parent in shown_at:
-                    covers.append((shown_at[entry.parent] / entry.name, "folder" if entry.is_dir() else "file"))
+                    covers.append((shown_at[entry.parent] / entry.name, cover))
+                if any(entry.is_relative_to(path) for path in self._profile.read_only):
+                    covers.append((entry, cover))
             for place, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
                 words += ["--ro-bind", str(self._home.covers / cover), str(place)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]

@@ -193,3 +193,42 @@ def test_a_pool_that_finds_no_folder_leaves_no_group(monkeypatch: pytest.MonkeyP
 def test_memory_is_measured() -> None:
     assert 100 < default_budget_mb() < 10_000_000
     assert tree_mb(2**22 + 1) == 0.0
+
+
+PINNED = """
+import ctypes, fcntl, mmap, os
+libc, held = ctypes.CDLL(None), []
+for _ in range(30):
+    pages = mmap.mmap(-1, 32 << 20); pages.write(b"x" * (32 << 20))
+    vector = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(pages)), 32 << 20)
+    ends = os.pipe(); held.append(ends); _ = libc.vmsplice(ends[1], vector, 1, 0)
+    del vector, pages
+
+"""
+MAPPED = """
+import mmap, os, time
+for _ in range(3):
+    if os.fork() == 0:
+        m = mmap.mmap(-1, 400 << 20)
+        for i in range(0, 400 << 20, 4096): m[i] = 1
+        time.sleep(600)
+
+"""
+LEADERLESS_THREE = LEADERLESS.replace("60 << 20", "350 << 20").replace("if os.fork", "for _ in range(3):\n  if os.fork")
+
+
+@pytest.mark.parametrize("cell", [PINNED, MAPPED, LEADERLESS_THREE], ids=["pinned", "mapped", "without-a-first-thread"])
+def test_memory_beyond_the_budget_is_no_siblings_loss(cell: str) -> None:
+    """Whoever holds it is killed, by the budget or by Linux, in part or as a whole."""
+
+    async def use(pool: KernelPool) -> None:
+        async with pool.session() as attacker, pool.session() as sibling:
+            assert (await sibling.execute("x = bytearray(b'x') * (100 << 20)")).status is ExecStatus.OK
+            await attacker.execute(cell)
+            for _ in range(10):
+                assert (await sibling.execute("len(x) >> 20, x[-1]")).output == "(100, 120)\n"
+                await asyncio.sleep(0.2)
+            await soon(lambda: pool.stats.used_mb < 700)
+            assert (await sibling.execute("len(x) >> 20, x[-1]")).output == "(100, 120)\n"
+
+    with_pool(use, memory_mb=700)

@@ -135,10 +135,13 @@ def test_repl_rl_is_found_in_all_folders_of_packages(tmp_path: Path) -> None:
     assert sorted(installation.own_entries()) == sorted([base / "repl_rl", own / "repl_rl"])
     home = Home()
     try:
-        sandbox = Sandbox("bwrap", Profile.load(), Limits(), home)
+        profile = replace(Profile.load(), read_only=(str(tmp_path / "venv"),))  # as /usr/lib with system packages
+        sandbox = Sandbox("bwrap", profile, Limits(), home)
         sandbox.installation = installation
         words = " ".join(sandbox.walls())
     finally:
         home.close()
     assert f"{home.covers}/folder {PYTHON_INSIDE}/lib/{version}/dist-packages" in words
     assert f"{home.covers}/folder /venv/lib/{version}/site-packages/repl_rl" in words
+    assert f"{home.covers}/folder {own}/repl_rl" in words
+    assert "numpy" not in words
