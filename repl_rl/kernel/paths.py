@@ -35,7 +35,7 @@ PYTHON_INSIDE = Path("/python")
 _SYSTEM_PREFIXES = (Path("/usr"), Path("/usr/local"))
 """Prefixes that Python shares with everything else; only its own files are shown of these."""
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_USERS = "user:x:1000:1000::/tmp:/bin/sh\n", "user:x:1000:\n"
+_USERS = "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/tmp:/bin/sh\n", "root:x:0:\nuser:x:1000:\n"
 """/etc/passwd and /etc/group in bwrap."""
 _SOCKET_PATH_BYTES = 107
 _LONGEST_NAME_BYTES = len("/repl-rl-12345678/1234567890-ipc-65535")
@@ -146,9 +146,9 @@ class Home:
     their sandboxes watch their parent; a kernel that was still being made at that time sees that the pipe has closed.
 
     Only its owner can read `path`. It contains `program` and `covers`, which are shown to kernels: `covers` holds an
-    empty `folder` and an empty `file`, to be mounted over what kernels must not see, and the `passwd` and `group` of
-    their only user. `sessions` contains the folders of
-    sessions that have no /tmp of their own. `lifeline` is the reading end of the pipe.
+    empty `folder` and an empty `file`, to be mounted over what kernels must not see, and a `passwd` and `group`.
+    `sessions` contains the folders of sessions that have no /tmp of their own. `lifeline` is the reading end of the
+    pipe.
     """
 
     def __init__(self, cgroup: Path | None = None) -> None:

@@ -125,7 +125,7 @@ READ_ONLY = [
     Attack("core", ("tried(open, '/proc/kcore', 'rb')",), GONE),
     Attack("shadow", ("tried(open, '/etc/shadow')",), GONE),
     Attack("passwd", ("tried(open, '/etc/passwd')",), GONE, kinds=SANDLOCK),
-    Attack("users", ("len(open('/etc/passwd').readlines() + open('/etc/group').readlines())",), "2", kinds=BWRAP),
+    Attack("users", ("len(open('/etc/passwd').readlines() + open('/etc/group').readlines())",), "4", kinds=BWRAP),
 ]  # fmt: skip
 
 
