@@ -1,0 +1,119 @@
+"""CPython's own regression tests inside a session: what passes on the host passes there too, but for what is meant.
+
+docs/threat-model.md names the exceptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import zlib
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl_rl.kernel import ExecStatus, KernelPool, Limits
+from repl_rl.kernel.paths import Installation
+
+NAMES = """
+abc array ast asyncio.test_futures asyncio.test_locks asyncio.test_queues asyncio.test_tasks bisect bool builtin
+bytes bz2 calendar capi cmath code codeop collections compile complex contextlib copy coroutines csv ctypes
+dataclasses datetime decimal dict difflib enum exceptions file fileio float format fractions fstring functools gc
+generators genexps glob gzip hashlib heapq inspect int io itertools json list long lzma math mmap numeric_tower
+operator os pathlib pickle posix queue random re set shelve shutil signal sqlite3 statistics str string struct
+subprocess sys tempfile thread threading time traceback tuple typing unittest warnings weakref zipfile zlib
+"""
+MODULES = [f"test_{name}" for name in NAMES.split()]
+EXCEPTIONS = {
+    "64 processes and threads": ("test_pickle.*.test_unpickle_module_race", "test_queue.*.test_many_threads*"),
+    "files of limited size": ("test_io.*.test_large_file_ops", "test_mmap.LargeMmapTests.*"),
+    "no network": ("test_os.TestSendfile.*", "test_signal.WakeupFDTests.*socket*"),
+    "no memfd, no larger pipes": ("test_os.MemfdCreateTests.*", "test_subprocess.*.test_pipesizes"),
+    "no root, no other users": (
+        "test_os.ChownFileTests.test_chown_with_root",
+        "test_posix.PosixGroupsTester.*",
+        "test_shutil.TestArchives.*owner*",
+        "test_subprocess.POSIXProcessTestCase.test_user",
+        "test_subprocess.POSIXProcessTestCase.*group*",
+        "test_time.TimeTestCase.test_monotonic_settime",
+    ),
+    "no extended attributes": ("test_shutil.TestCopy.*xattr*",),
+    "a library that can't be written to": ("test_zipfile.PyZipFileTests.*",),
+    "Python is not where it was built for": ("test_subprocess.*.test_executable_without_cwd",),
+    "a Python that is started there sees no packages": ("test_pickle.*.test_buffers_numpy",),
+    "a low priority": ("test_os.ProgramPriorityTests.*",),
+}
+"""Why some tests fail or are skipped inside, and which."""
+RUN = '''
+import os, subprocess, xml.etree.ElementTree
+def outcomes(python, module, folder):
+    """{name: "passed", "skipped" or "failed"} of a module of CPython's tests."""
+    file = os.path.join(folder, "tests.xml")
+    words = [python, "-m", "test", "--junit-xml", file, "--timeout", "600", module]
+    done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    if not os.path.exists(file):
+        return {"": "failed: " + done.stdout[-2000:].decode(errors="replace")}
+    found = {}
+    for case in xml.etree.ElementTree.parse(file).iter("testcase"):
+        tags = {part.tag for part in case}
+        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+        name = case.get("name")
+        found[name] = "failed" if found.get(name) == "failed" else outcome
+    return found
+
+'''
+LIMITS = Limits(line_s=3000, session_s=9000, memory_mb=3000, cpu_s=3000, open_files=1024, tmp_mb=1024, file_mb=1024)
+
+
+def inside() -> dict[str, str]:
+    """The outcome of each test in a session."""
+
+    async def run() -> dict[str, str]:
+        found: dict[str, str] = {}
+        async with KernelPool(1, LIMITS, sandbox="bwrap", memory_mb=8000) as pool, pool.session() as kernel:
+            assert (await kernel.execute(RUN)).status is ExecStatus.OK
+            assert (await kernel.execute("import base64, json, sys, zlib")).status is ExecStatus.OK
+            for module in MODULES:
+                said = f"json.dumps(outcomes(sys.executable, {module!r}, '/tmp')).encode()"
+                result = await kernel.execute(f"print(base64.b64encode(zlib.compress({said})).decode())")
+                assert result.status is ExecStatus.OK, (module, result)
+                found |= json.loads(zlib.decompress(base64.b64decode(result.output)))
+        return found
+
+    return asyncio.run(run())
+
+
+def outside(folder: Path) -> dict[str, str]:
+    """The outcome of each test on the host, by the same interpreter, with nothing of the tests' environment."""
+    python = str(Installation.current().executable)
+    names: dict[str, Any] = {}
+    exec(RUN, names)
+    code = f"{RUN}\nimport json, sys; print(json.dumps(outcomes(*sys.argv[1:])))"
+    found: dict[str, str] = {}
+    for module in MODULES:
+        done = subprocess.run(
+            [python, "-c", code, python, module, str(folder)],
+            env={"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(folder), "TZ": "UTC"},
+            capture_output=True, text=True, timeout=3000, check=True, cwd=folder,
+        )  # fmt: skip
+        found |= json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.skipif(find_spec("test.test_math") is None, reason="this Python comes without its tests")
+def test_what_passes_outside_passes_inside(tmp_path: Path) -> None:
+    there, here = outside(tmp_path), inside()
+    passed = sorted(name for name, outcome in there.items() if outcome == "passed")
+    lost = [name for name in passed if here.get(name) != "passed"]
+    print(f"{len(passed):,} pass outside, {len(passed) - len(lost):,} of them inside")
+    meant = [f"test.{pattern}" for patterns in EXCEPTIONS.values() for pattern in patterns]
+    assert [name for name in lost if not any(fnmatchcase(name, pattern) for pattern in meant)] == []
+    assert len(passed) - len(lost) > 10_000
