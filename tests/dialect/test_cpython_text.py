@@ -17,7 +17,7 @@ import pytest
 
 from repl_rl.dialect import PRIMARY_PROMPT, PythonReader
 from repl_rl.kernel import KernelPool, Limits, Profile
-from repl_rl.kernel.paths import Installation
+from repl_rl.kernel.paths import PYTHON_INSIDE, Installation
 from repl_rl.utils.threads import BackgroundLoop
 
 MARKS = {PRIMARY_PROMPT: "\x01", "...": "\x02"}
@@ -906,13 +906,14 @@ SESSIONS = sessions()
 
 
 def cpython(lines: list[str], folder: Path) -> str:
-    """What a real `python -i` shows for `lines`, prompts as the characters of `MARKS`."""
+    """What a real `python -i` shows for `lines`, prompts as the characters of `MARKS`, if it lies where ours does."""
+    installation = Installation.current()
     primary, terminal = pty.openpty()
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)
     with subprocess.Popen(
-        [str(Installation.current().executable), "-i", "-q", "-s"],
+        [str(installation.executable), "-i", "-q", "-s"],
         stdin=subprocess.PIPE,
         stdout=terminal,
         stderr=terminal,
@@ -925,7 +926,7 @@ def cpython(lines: list[str], folder: Path) -> str:
         process.stdin.close()
         shown = read_all(primary)
     assert process.returncode == 0, shown
-    return shown.removeprefix(">>> ").removesuffix("\n")
+    return shown.removeprefix(">>> ").removesuffix("\n").replace(f"{installation.prefix}/", f"{PYTHON_INSIDE}/")
 
 
 def read_all(descriptor: int) -> str:

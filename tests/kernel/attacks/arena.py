@@ -217,7 +217,7 @@ class Arena:
         for _ in range(_MOST_SESSIONS):
             async with self.pool.session() as kernel:
                 tools = await kernel.execute(TOOLS)
-                if tools.status is ExecStatus.TIMEOUT:  # a busy machine: the attack has not begun, so begin again
+                if tools.status in (TIMEOUT, KILLED):  # a busy machine: the attack has not begun, so begin again
                     continue
                 assert tools.status is OK, tools
                 pid = kernel._kernel.pid  # type: ignore[attr-defined]
