@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -82,7 +81,7 @@ def footprint(pool: KernelPool) -> dict[str, float]:
         "server_descriptors": len(os.listdir(f"/proc/{server}/fd")),
         "processes": len(list(tree(os.getpid()))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "temporary_files": len(list(Path(tempfile.gettempdir()).glob("repl-rl-*/*"))),
+        "temporary_files": len(list(pool._backend._home.path.rglob("*"))),
     }
 
 

@@ -91,8 +91,10 @@ def test_the_processes_share_a_step_by_whole_groups(run: Path) -> None:
         assert [len({trajectory.task_id for trajectory in group}) for group in groups] == [1, 1, 1, 1]
         assert len({trajectory.task_id for trajectory in trajectories}) == 4
         for group in groups:
-            advantages = [line.advantage or 0.0 for trajectory in group for line in trajectory.lines]
-            assert sum(advantages) == pytest.approx(0.0, abs=1e-3)
+            returns = [sum(line.reward for line in trajectory.lines) for trajectory in group]
+            others = [(sum(returns) - own) / 3 for own in returns]
+            advantages = [trajectory.lines[0].advantage for trajectory in group]
+            assert advantages == pytest.approx([own - mean for own, mean in zip(returns, others, strict=True)])
 
 
 @pytest.mark.slow
