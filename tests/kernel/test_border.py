@@ -11,6 +11,7 @@ import logging
 import random
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -308,12 +309,15 @@ def test_a_million_messages_neither_hold_up_the_loop_nor_grow_the_process(caplog
     asyncio.run(fuzz_channel(20_000, seed=1))
     fuzz_messages(20_000, seed=1)
     gc.freeze()  # a collection looks at what the messages made, not at all that the tests have made
-    before_mb = resident_mb()
+    before_mb, before_blocks = resident_mb(), sys.getallocatedblocks()
     read, longest_s = asyncio.run(fuzz_channel(500_000, seed=2))
     read_jupyter, longest_jupyter_s = fuzz_messages(500_000, seed=2)
-    after_mb = resident_mb()
+    after_mb, after_blocks = resident_mb(), sys.getallocatedblocks()
     gc.unfreeze()
     print(f"{read:,} and {read_jupyter:,} read; longest pauses {longest_s:.3f}, {longest_jupyter_s:.3f} s of CPU")
-    print(f"memory {before_mb:.1f} MB before, {after_mb:.1f} after")
+    print(
+        f"memory {before_mb:.1f} MB before, {after_mb:.1f} after; Python's blocks {before_blocks:,}, {after_blocks:,}"
+    )
     assert max(longest_s, longest_jupyter_s) < 0.5  # ten times what BENCHMARKS.md has
-    assert after_mb < before_mb + 20
+    assert after_blocks < before_blocks + 20_000  # that is one for 50 messages
+    assert after_mb < before_mb + 100  # a block that stays keeps an arena of 1 MiB
