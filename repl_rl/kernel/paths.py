@@ -110,10 +110,9 @@ class Installation:
 
     def packages_inside(self) -> list[tuple[Path, Path]]:
         """(host folder, folder in bwrap) for each folder of packages."""
-        numbers = ("", *range(2, len(self.packages) + 1))
         return [
-            (folder, Path(f"/venv{number}/lib/{_PYTHON}/site-packages"))
-            for folder, number in zip(self.packages, numbers, strict=False)
+            (folder, Path(f"/venv{number if number > 1 else ''}/lib/{_PYTHON}/site-packages"))
+            for number, folder in enumerate(self.packages, 1)
         ]
 
     def base_packages(self) -> list[Path]:

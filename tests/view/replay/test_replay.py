@@ -163,7 +163,7 @@ FLOOD = [
     "while type(frame.f_locals.get('self')).__name__ != 'ReplKernel': frame = frame.f_back\n",
     "kernel = frame.f_locals['self']",
     "content = {'name': 'stdout', 'text': 'x' * 10**6}",
-    "for _ in range(1000): kernel.send_response(kernel.iopub_socket, 'stream', content)\n",
+    "for _ in range(100): kernel.send_response(kernel.iopub_socket, 'stream', content)\n",
     "1 + 1",
 ]
 
