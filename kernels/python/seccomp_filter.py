@@ -1,13 +1,14 @@
-"""A seccomp filter for a session: system calls that no Python session needs fail, the rest stay as they are.
+"""A seccomp filter for a session: the system calls that Python sessions need are allowed, and no others.
 
     Filter(may_fork=True).install()    # for the calling thread, and all threads and processes that it starts afterwards
 
 A refused call answers EPERM, so Python raises PermissionError: data, not a dead session. Calls that programs try first
 and fall back from (`clone3`, whose flags a filter can't read, and all newer than this file) answer ENOSYS. Sockets are
-AF_UNIX only; others answer EAFNOSUPPORT. A call made through another architecture's table ends the process.
+AF_UNIX only; others answer EAFNOSUPPORT. Of `clone`, `fcntl`, `ioctl`, `madvise`, `mmap`, `prctl` and `setsockopt`,
+what is asked for decides. A call made through another architecture's table ends the process.
 
 A session that may not fork is one without namespaces: it shares the host's process ids and paths. There, calls that
-change other processes or the metadata of files that can only be read are refused as well, and sockets reach no path.
+start programs, change other processes or change the metadata of files are refused as well, and sockets reach no path.
 
 For x86_64 and aarch64. It adds to the sandbox's walls and replaces none of them.
 
@@ -28,178 +29,152 @@ _SECCOMP_MODE_FILTER = 2
 _AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMNS = {machine: column for column, machine in enumerate(_AUDIT_ARCHES)}
 
-DENIED = {
-    # The walls are made of mounts.
-    "mounts": {
-        "mount": (165, 40),
-        "umount2": (166, 39),
-        "pivot_root": (155, 41),
-        "chroot": (161, 51),
-        "open_tree": (428, 428),
-        "move_mount": (429, 429),
-        "fsopen": (430, 430),
-        "fsconfig": (431, 431),
-        "fsmount": (432, 432),
-        "fspick": (433, 433),
-        "mount_setattr": (442, 442),
+# fmt: off
+ALLOWED = {
+    "files": {
+        "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
+        "lstat": (6, None), "lseek": (8, 62), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65),
+        "writev": (20, 66), "preadv": (295, 69), "pwritev": (296, 70), "preadv2": (327, 286), "pwritev2": (328, 287),
+        "access": (21, None), "dup": (32, 23), "dup2": (33, None), "dup3": (292, 24), "sendfile": (40, 71),
+        "fsync": (74, 82), "fdatasync": (75, 83), "truncate": (76, 45), "ftruncate": (77, 46), "getdents": (78, None),
+        "getdents64": (217, 61), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
+        "mkdir": (83, None), "rmdir": (84, None), "creat": (85, None), "link": (86, None), "unlink": (87, None),
+        "symlink": (88, None), "readlink": (89, None), "umask": (95, 166), "mknod": (133, None), "statfs": (137, 43),
+        "fstatfs": (138, 44), "openat": (257, 56), "openat2": (437, 437), "mkdirat": (258, 34), "mknodat": (259, 33),
+        "newfstatat": (262, None), "fstatat": (None, 79), "unlinkat": (263, 35), "renameat": (264, 38),
+        "renameat2": (316, 276), "linkat": (265, 37), "symlinkat": (266, 36), "readlinkat": (267, 78),
+        "faccessat": (269, 48), "faccessat2": (439, 439), "statx": (332, 291), "fallocate": (285, 47),
+        "fadvise64": (221, 223), "copy_file_range": (326, 285), "flock": (73, 32), "close_range": (436, 436),
+        "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
+        "llistxattr": (195, 12), "flistxattr": (196, 13),
     },
-    # In a user namespace of its own a session would be root, and reach the parts of the kernel that only root reaches.
-    "namespaces": {"unshare": (272, 97), "setns": (308, 268)},
-    # Sessions may share a user id, which is all that these check.
-    "other processes": {
-        "ptrace": (101, 117),
-        "process_vm_readv": (310, 270),
-        "process_vm_writev": (311, 271),
-        "process_madvise": (440, 440),
-        "pidfd_getfd": (438, 438),
-        "kcmp": (312, 272),
+    "memory": {
+        "mprotect": (10, 226), "munmap": (11, 215), "brk": (12, 214), "mremap": (25, 216), "msync": (26, 227),
+ "membarrier": (324, 283),
     },
-    # Large or old, seldom used, and where kernel bugs were found before. Keyrings belong to no namespace,
-    # and the contexts of the old asynchronous I/O are numbered for the machine as a whole.
-    "kernel attack surface": {
-        "bpf": (321, 280),
-        "perf_event_open": (298, 241),
-        "userfaultfd": (323, 282),
-        "io_uring_setup": (425, 425),
-        "io_uring_enter": (426, 426),
-        "io_uring_register": (427, 427),
-        "io_setup": (206, 0),
-        "add_key": (248, 217),
-        "request_key": (249, 218),
-        "keyctl": (250, 219),
-        "open_by_handle_at": (304, 265),
-        "name_to_handle_at": (303, 264),
-        "fanotify_init": (300, 262),
-        "lookup_dcookie": (212, 18),
-        "nfsservctl": (180, 42),
-        "modify_ldt": (154, None),
-        "personality": (135, 92),
-        "memfd_secret": (447, 447),
-        "move_pages": (279, 239),
-        "migrate_pages": (256, 238),
-        "mbind": (237, 235),
-        "set_mempolicy": (238, 237),
-        "set_mempolicy_home_node": (450, 450),
+    "pipes and waiting": {
+        "pipe": (22, None), "pipe2": (293, 59), "splice": (275, 76), "poll": (7, None), "ppoll": (271, 73),
+        "select": (23, None), "pselect6": (270, 72), "epoll_create": (213, None), "epoll_create1": (291, 20),
+        "epoll_ctl": (233, 21), "epoll_wait": (232, None), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
+        "eventfd": (284, None), "eventfd2": (290, 19), "signalfd": (282, None), "signalfd4": (289, 74),
+        "timerfd_create": (283, 85), "timerfd_settime": (286, 86), "timerfd_gettime": (287, 87),
     },
-    # What is spliced into a pipe stays in memory, however large the page, when its process has unmapped it.
-    "memory beyond the limits": {"memfd_create": (319, 279), "vmsplice": (278, 75)},
-    # Programs that filter are compiled, into memory of which the machine as a whole has little.
-    "filters": {"seccomp": (317, 277)},
-    # More memory beyond the limits. In the host's IPC namespace, they also reach what others have made, by its number.
-    "System V and POSIX objects": {
-        "shmget": (29, 194),
-        "shmctl": (31, 195),
-        "shmat": (30, 196),
-        "shmdt": (67, 197),
-        "semget": (64, 190),
-        "semctl": (66, 191),
-        "semop": (65, 193),
-        "semtimedop": (220, 192),
-        "msgget": (68, 186),
-        "msgctl": (71, 187),
-        "msgsnd": (69, 189),
-        "msgrcv": (70, 188),
-        "mq_open": (240, 180),
-        "mq_unlink": (241, 181),
+    "local sockets": {
+        "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206), "recvfrom": (45, 207), "sendmsg": (46, 211),
+        "recvmsg": (47, 212), "shutdown": (48, 210), "listen": (50, 201), "getsockname": (51, 204),
+        "getpeername": (52, 205), "getsockopt": (55, 209),
     },
-    # All sessions share the system's files: watching them tells what others import and run. Two of fcntl's commands
-    # tell it as well, and one of them, a lease, holds up whoever opens the file for 45 seconds.
-    "what others do": {"inotify_init": (253, None), "inotify_init1": (294, 26), "inotify_add_watch": (254, 27)},
-    # The machine as a whole: reserved to root, whatever capabilities a kernel is started with.
-    "administration": {
-        "kexec_load": (246, 104),
-        "kexec_file_load": (320, 294),
-        "create_module": (174, None),
-        "query_module": (178, None),
-        "init_module": (175, 105),
-        "finit_module": (313, 273),
-        "delete_module": (176, 106),
-        "quotactl": (179, 60),
-        "quotactl_fd": (443, 443),
-        "acct": (163, 89),
-        "swapon": (167, 224),
-        "swapoff": (168, 225),
-        "reboot": (169, 142),
-        "syslog": (103, 116),
-        "iopl": (172, None),
-        "ioperm": (173, None),
-        "vhangup": (153, 58),
+    "signals": {
+        "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135), "rt_sigreturn": (15, 139),
+        "rt_sigpending": (127, 136), "rt_sigtimedwait": (128, 137), "rt_sigsuspend": (130, 133),
+        "sigaltstack": (131, 132), "kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131),
+        "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "pause": (34, None), "restart_syscall": (219, 128),
     },
-    # The clock and the names are the host's too.
-    "clocks and names": {
-        "settimeofday": (164, 170),
-        "clock_settime": (227, 112),
-        "clock_adjtime": (305, 266),
-        "adjtimex": (159, 171),
-        "sethostname": (170, 161),
-        "setdomainname": (171, 162),
+    "time": {
+        "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "gettimeofday": (96, 169), "time": (201, None),
+        "clock_gettime": (228, 113), "clock_getres": (229, 114), "getitimer": (36, 102), "setitimer": (38, 103),
+        "alarm": (37, None), "timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108),
+        "timer_getoverrun": (225, 109), "timer_delete": (226, 111), "times": (100, 153),
+    },
+    "threads": {
+        "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
+        "gettid": (186, 178), "arch_prctl": (158, None), "sched_yield": (24, 124), "getcpu": (309, 168),
+    },
+    "this process": {
+        "exit": (60, 93), "exit_group": (231, 94), "wait4": (61, 260), "waitid": (247, 95), "getpid": (39, 172),
+        "getppid": (110, 173), "getpgrp": (111, None), "getpgid": (121, 155), "setpgid": (109, 154),
+        "getsid": (124, 156), "setsid": (112, 157), "getrlimit": (97, 163), "setrlimit": (160, 164),
+        "getrusage": (98, 165), "getpriority": (140, 141), "uname": (63, 160), "sysinfo": (99, 179),
+        "getrandom": (318, 278), "sched_getaffinity": (204, 123), "sched_getparam": (143, 121),
+        "sched_getscheduler": (145, 120), "sched_getattr": (315, 275), "sched_get_priority_max": (146, 125),
+        "sched_get_priority_min": (147, 126), "sched_rr_get_interval": (148, 127),
+    },
+    "identity": {
+        "getuid": (102, 174), "geteuid": (107, 175), "getresuid": (118, 148), "getgid": (104, 176),
+        "getegid": (108, 177), "getresgid": (120, 150), "getgroups": (115, 158), "capget": (125, 90),
+        "setuid": (105, 146), "setreuid": (113, 145), "setresuid": (117, 147), "setgid": (106, 144),
+        "setregid": (114, 143), "setresgid": (119, 149),
     },
 }
 """Group -> call -> its numbers on x86_64 and aarch64; None where the architecture lacks it."""
 
-PROCESSES = {
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    # Without a PID namespace, these reach other processes of the same user, by their number.
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "sched_setparam": (142, 118),
-    "sched_setscheduler": (144, 119),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    # Without a mount namespace, these reach what Landlock's rules leave out.
-    "connect": (42, 203),
-    "bind": (49, 200),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
+ALLOWED_APART = {
+    "programs": {
+        "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
+    },
+    "files, their owners and modes": {
+        "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "chown": (92, None), "fchown": (93, 55),
+        "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
+        "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
+        "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    },
+    "names of sockets": {
+        "connect": (42, 203), "bind": (49, 200),
+    },
+    "scheduling": {
+        "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+        "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
+    },
 }
-"""Refused as well where a session may not fork."""
+"""Allowed as well to a session that has namespaces of its own."""
+# fmt: on
 
 EXAMINED = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "fcntl": (72, 25),
     "ioctl": (16, 29),
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "setsockopt": (54, 208),
+    "madvise": (28, 233),
+    "mmap": (9, 222),
     "prctl": (157, 167),
     "prlimit64": (302, 261),
+    "setsockopt": (54, 208),
+    "socket": (41, 198),
+    "socketpair": (53, 199),
 }
 """Calls whose arguments decide."""
-
 _FIRST_UNKNOWN = 451  # the calls below it have been looked at; x32's on x86_64 lie far above it
 
-# CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET. For clone, the bit of NEWTIME is part of the signal.
-_CLONE_NEW = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 _CLONE_THREAD = 0x00010000
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C  # both type into a terminal that others read
-_FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY = 0x40086602, 0x401C5820, 0x40806685
-_REFUSED_IOCTLS = (_TIOCSTI, _TIOCLINUX, _FS_IOC_SETFLAGS, _FS_IOC_FSSETXATTR, _FS_IOC_ENABLE_VERITY)
-_REFUSED_FCNTLS = (_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ) = 1024, 1026, 1031
-_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF = 26, 50, 51, 52
-_REFUSED_OPTIONS = (_SO_ATTACH_FILTER, _SO_ATTACH_BPF, _SO_ATTACH_REUSEPORT_CBPF, _SO_ATTACH_REUSEPORT_EBPF)
+_CLONE_FLAGS = 0x017D5FFF
+"""A signal's number and VM, FS, FILES, SIGHAND, PIDFD, VFORK, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID,
+DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
+_MAP_HUGETLB = 0x40000
+
+_ALLOWED_OPTIONS = {
+    # DUPFD, GETFD, SETFD, GETFL, SETFL; GETLK, SETLK, SETLKW; SETOWN, GETOWN, SETSIG, GETSIG, SETOWN_EX, GETOWN_EX;
+    # OFD_GETLK, OFD_SETLK, OFD_SETLKW; DUPFD_QUERY, DUPFD_CLOEXEC, GETPIPE_SZ
+    "fcntl": (1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 36, 37, 38, 1027, 1030, 1032]),
+    "ioctl": (
+        1,
+        [
+            *(0x5401, 0x5402, 0x5403, 0x5404),  # TCGETS, TCSETS, TCSETSW, TCSETSF
+            *(0x802C542A, 0x402C542B, 0x402C542C, 0x402C542D),  # the same with speeds of any size
+            *(0x5409, 0x5425, 0x540A, 0x540B),  # TCSBRK, TCSBRKP, TCXONC, TCFLSH
+            *(0x540E, 0x5422, 0x540F, 0x5410, 0x5429),  # TIOCSCTTY, TIOCNOTTY, TIOCGPGRP, TIOCSPGRP, TIOCGSID
+            *(0x80045430, 0x40045431, 0x80045439, 0x5441),  # TIOCGPTN, TIOCSPTLCK, TIOCGPTLCK, TIOCGPTPEER
+            *(0x5413, 0x5414, 0x5411, 0x541B),  # TIOCGWINSZ, TIOCSWINSZ, TIOCOUTQ, FIONREAD
+            *(0x5421, 0x5452, 0x5450, 0x5451),  # FIONBIO, FIOASYNC, FIONCLEX, FIOCLEX
+            *(0x40049409, 0x4020940D),  # FICLONE, FICLONERANGE
+        ],
+    ),
+    # NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, REMOVE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP,
+    # DODUMP, WIPEONFORK, KEEPONFORK, POPULATE_READ, POPULATE_WRITE, GUARD_INSTALL, GUARD_REMOVE: what concerns the
+    # process alone, not the merging and the age of pages that others have too
+    "madvise": (2, [0, 1, 2, 3, 4, 8, 9, 10, 11, 14, 15, 16, 17, 18, 19, 22, 23, 102, 103]),
+    # REUSEADDR, BROADCAST, SNDBUF, RCVBUF, KEEPALIVE, OOBINLINE, LINGER, REUSEPORT, PASSCRED, RCVLOWAT, RCVTIMEO,
+    # SNDTIMEO, TIMESTAMP, PEEK_OFF, RCVTIMEO_NEW, SNDTIMEO_NEW
+    "setsockopt": (2, [2, 6, 7, 8, 9, 10, 13, 15, 16, 18, 20, 21, 29, 42, 66, 67]),
+    # GET_PDEATHSIG, GET_DUMPABLE, SET_NAME, GET_NAME, GET_SECCOMP, CAPBSET_READ, SET_TIMERSLACK, GET_TIMERSLACK,
+    # SET_CHILD_SUBREAPER, GET_CHILD_SUBREAPER, SET_NO_NEW_PRIVS, GET_NO_NEW_PRIVS, GET_TID_ADDRESS, GET_THP_DISABLE,
+    # aarch64's SVE_SET_VL, SVE_GET_VL, PAC_RESET_KEYS, SET_TAGGED_ADDR_CTRL, GET_TAGGED_ADDR_CTRL; SET_VMA
+    "prctl": (0, [2, 3, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40, 42, 50, 51, 54, 55, 56, 0x53564D41]),
+}
+"""Call -> the argument that decides, and its allowed values."""
 _PR_SET_PDEATHSIG = 1
 _WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
-_LOAD, _JUMP_EQUAL, _JUMP_NOT_BELOW, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _GO, _JUMP_EQUAL, _JUMP_NOT_BELOW, _JUMP_ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCH_OFFSET, _ARGUMENTS_OFFSET = 0, 4, 16
 _RET_ERRNO = 0x00050000
 _RESULTS = {
@@ -253,9 +228,11 @@ def build(machine, may_fork):
     return _assemble(
         [
             ("start", _LOAD, _ARCH_OFFSET),
-            (None, _JUMP_EQUAL, _AUDIT_ARCHES[machine], "number", "kill"),
+            (None, _JUMP_EQUAL, _AUDIT_ARCHES[machine], "number", "foreign"),
+            ("foreign", _RETURN, _RESULTS["kill"]),
             ("number", _LOAD, _NUMBER_OFFSET),
-            (None, _JUMP_NOT_BELOW, _FIRST_UNKNOWN, "ENOSYS", entry),
+            (None, _JUMP_NOT_BELOW, _FIRST_UNKNOWN, "unknown", entry),
+            ("unknown", _RETURN, _RESULTS["ENOSYS"]),
             *search,
             *_examinations(may_fork),
             *((name, _RETURN, result) for name, result in _RESULTS.items()),
@@ -264,34 +241,33 @@ def build(machine, may_fork):
 
 
 def _verdicts(machine, may_fork):
-    """Call number -> the label to jump to, for every call that is not simply allowed."""
-    groups = list(DENIED.values()) if may_fork else [*DENIED.values(), PROCESSES]
-    verdicts = {name: "EPERM" for group in groups for name in group}
-    verdicts.update({name: name for name in EXAMINED}, clone3="ENOSYS")
-    numbers = {name: row for group in (*groups, EXAMINED) for name, row in group.items()}
+    """Call number -> "allow", "EPERM", or the label of the instructions that examine its arguments."""
     column = _COLUMNS[machine]
-    return {numbers[name][column]: label for name, label in verdicts.items() if numbers[name][column] is not None}
+    verdicts = dict.fromkeys(range(_FIRST_UNKNOWN), "EPERM")
+    for group in [*ALLOWED.values(), *(ALLOWED_APART.values() if may_fork else ())]:
+        verdicts.update({row[column]: "allow" for row in group.values() if row[column] is not None})
+    verdicts.update({row[column]: name for name, row in EXAMINED.items()})
+    return verdicts | {EXAMINED["clone3"][column]: "ENOSYS"}
 
 
 def _ranges(verdicts):
-    """(first number, label) of each run of numbers with one label, ascending; they cover every number."""
-    ranges = [(0, verdicts.get(0, "allow"))]
+    """(first number, verdict) of each run of numbers with one verdict, ascending; they cover every number."""
+    ranges = [(0, verdicts[0])]
     for number in range(1, _FIRST_UNKNOWN):
-        label = verdicts.get(number, "allow")
-        if label != ranges[-1][1]:
-            ranges.append((number, label))
+        if verdicts[number] != ranges[-1][1]:
+            ranges.append((number, verdicts[number]))
     return ranges
 
 
 def _search(ranges):
     """Binary search for the range that holds the loaded number: the label to start at, and the instructions."""
-    first, label = ranges[0]
+    first, verdict = ranges[0]
+    label = f"{first}/{len(ranges)}"
     if len(ranges) == 1:
-        return label, []
+        return label, [(label, _RETURN, _RESULTS[verdict]) if verdict in _RESULTS else (label, _GO, None, verdict)]
     middle = len(ranges) // 2
     below, below_code = _search(ranges[:middle])
     above, above_code = _search(ranges[middle:])
-    label = f"{first}/{len(ranges)}"
     return label, [(label, _JUMP_NOT_BELOW, ranges[middle][0], above, below), *below_code, *above_code]
 
 
@@ -299,29 +275,29 @@ def _examinations(may_fork):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
-        (None, _JUMP_ANY_BIT, _CLONE_NEW, "EPERM", "allow" if may_fork else "thread"),
+        (None, _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
-        *_refusals("fcntl", 1, _REFUSED_FCNTLS),
-        *_refusals("ioctl", 1, _REFUSED_IOCTLS),
-        *_refusals("setsockopt", 2, _REFUSED_OPTIONS),
+        *(line for call in _ALLOWED_OPTIONS for line in _choice(call, may_fork)),
         *_socket_examination("socket", may_fork),
         *_socket_examination("socketpair", may_fork),
-        ("prctl", _LOAD, _argument_offset(0)),
-        (None, _JUMP_EQUAL, _PR_SET_SECCOMP, "EPERM", "prctl again"),
-        ("prctl again", _JUMP_EQUAL, _PR_SET_PDEATHSIG, "allow" if may_fork else "EPERM", "allow"),
+        ("mmap", _LOAD, _argument_offset(3)),
+        (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "allow"),
         ("prlimit64", _LOAD, _argument_offset(0)),
         (None, _JUMP_EQUAL, 0, "allow", "allow" if may_fork else "EPERM"),
     ]
 
 
-def _refusals(call, index, values):
-    """A call is refused if the argument at `index` is one of `values`."""
+def _choice(call, may_fork):
+    """The call is allowed if the argument that decides is one of its allowed values."""
+    index, values = _ALLOWED_OPTIONS[call]
+    if call == "prctl" and may_fork:
+        values = [_PR_SET_PDEATHSIG, *values]
     labels = [f"{call} {value}" for value in values[1:]]
     return [
         (call, _LOAD, _argument_offset(index)),
         *(
-            (label, _JUMP_EQUAL, value, "EPERM", after)
-            for label, value, after in zip([None, *labels], values, [*labels, "allow"], strict=True)
+            (label, _JUMP_EQUAL, value, "allow", after)
+            for label, value, after in zip([None, *labels], values, [*labels, "EPERM"], strict=True)
         ),
     ]
 
@@ -341,10 +317,12 @@ def _argument_offset(index):
 
 
 def _assemble(lines):
-    """Encode (label, operation, operand[, label if true, label if false]); jumps go forward, by at most 255."""
+    """Encode (label, operation, operand, *labels): where to go, or where if true and if false, at most 255 ahead."""
     places = {line[0]: place for place, line in enumerate(lines)}
     encoded = []
     for place, (_, operation, operand, *targets) in enumerate(lines):
-        if_true, if_false = [places[target] - place - 1 for target in targets] or (0, 0)
-        encoded.append(struct.pack("<HBBI", operation, if_true, if_false, operand))
+        jumps = [places[target] - place - 1 for target in targets]
+        if operation == _GO:
+            operand, jumps = jumps[0], []
+        encoded.append(struct.pack("<HBBI", operation, *(jumps or (0, 0)), operand))
     return b"".join(encoded)

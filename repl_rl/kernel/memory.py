@@ -167,7 +167,13 @@ class MemoryBudget:
 
     async def _look(self) -> None:
         alive = [kernel for kernel in self._kernels() if kernel.is_alive]  # asked here: channels belong to this loop
-        held_mb = await asyncio.to_thread(lambda: {kernel: kernel.memory_mb() for kernel in alive})
+        held_mb, excess = await asyncio.to_thread(
+            lambda: ({kernel: kernel.memory_mb() for kernel in alive}, {kernel: kernel.excess() for kernel in alive})
+        )
+        for kernel, what in excess.items():
+            if what is not None:
+                _log.warning("a session has %s; it is killed", what)
+                kernel.kill()
         self._counted, self.used_mb = len(held_mb), sum(held_mb.values())
         largest = max(held_mb, key=lambda kernel: held_mb[kernel], default=None)
         # One that was killed a moment ago may not have let go of its memory yet.

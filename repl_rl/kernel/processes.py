@@ -77,6 +77,13 @@ def tree(pid: int) -> Iterator[int]:
                 waiting += map(int, Path(f"/proc/{each}/task/{task}/children").read_text().split())
 
 
+def threads(pid: int) -> int:
+    """How many a process has; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[17])
+    return 0
+
+
 def kill_family(pids: Sequence[int]) -> None:
     """Kill processes that may be gone already, and the process group of the first."""
     for pid in pids:

@@ -136,6 +136,9 @@ class Kernel(KernelSession, Protocol):
     def memory_mb(self) -> float:
         """Roughly the memory that its processes on this machine hold. Callable from any thread."""
 
+    def excess(self) -> str | None:
+        """What it has more of than it may, if Linux itself can't limit that here. Callable from any thread."""
+
     def kill(self) -> None:
         """End it at once, whatever runs; `execute` then reports that it was killed."""
 

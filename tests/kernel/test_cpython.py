@@ -1,4 +1,4 @@
-"""CPython's own regression tests inside a session: what passes on the host passes there too, but for what is meant.
+"""CPython's and sympy's own tests inside a session: what passes on the host passes there too, but for what is meant.
 
 docs/threat-model.md names the exceptions.
 """
@@ -10,11 +10,11 @@ import base64
 import json
 import os
 import subprocess
+import sys
 import zlib
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,6 +30,7 @@ operator os pathlib pickle posix queue random re set shelve shutil signal sqlite
 subprocess sys tempfile thread threading time traceback tuple typing unittest warnings weakref zipfile zlib
 """
 MODULES = [f"test_{name}" for name in NAMES.split()]
+SYMPY = ["core", "solvers", "integrals"]
 EXCEPTIONS = {
     "64 processes and threads": ("test_pickle.*.test_unpickle_module_race", "test_queue.*.test_many_threads*"),
     "files of limited size": ("test_io.*.test_large_file_ops", "test_mmap.LargeMmapTests.*"),
@@ -51,54 +52,67 @@ EXCEPTIONS = {
 }
 """Why some tests fail or are skipped inside, and which."""
 RUN = '''
-import os, subprocess, xml.etree.ElementTree
-def outcomes(python, module, folder):
-    """{name: "passed", "skipped" or "failed"} of a module of CPython's tests."""
+import json, os, subprocess, sys, xml.etree.ElementTree
+def outcomes(command, folder):
+    """{name: "passed", "skipped" or "failed"} of the tests that a command runs."""
     file = os.path.join(folder, "tests.xml")
-    words = [python, "-m", "test", "--junit-xml", file, "--timeout", "600", module]
-    done = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    command = [sys.executable, *command, "--junit-xml", file]
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if not os.path.exists(file):
         return {"": "failed: " + done.stdout[-2000:].decode(errors="replace")}
     found = {}
     for case in xml.etree.ElementTree.parse(file).iter("testcase"):
         tags = {part.tag for part in case}
         outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        name = case.get("name")
+        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
         found[name] = "failed" if found.get(name) == "failed" else outcome
+    os.remove(file)
     return found
+
+def of_cpython(module, folder):
+    return outcomes(["-m", "test", "--timeout", "600", module], folder)
+
+def of_sympy(part, folder):
+    import sympy
+    home = os.path.dirname(os.path.dirname(sympy.__file__))
+    settings = os.path.join(folder, "pytest.ini")
+    with open(settings, "w") as file:
+        file.write("[pytest]")
+    start = f"import sys; sys.path[:] = {sys.path}; import pytest; pytest.main(sys.argv[1:])"
+    options = ["-p", "no:cacheprovider", "-m", "not slow and not tooslow", "--rootdir", home, "-c", settings]
+    return outcomes(["-c", start, *options, os.path.join(home, "sympy", *part.split("."), "tests")], folder)
 
 '''
 LIMITS = Limits(line_s=3000, session_s=9000, memory_mb=3000, cpu_s=3000, open_files=1024, tmp_mb=1024, file_mb=1024)
 
 
-def inside() -> dict[str, str]:
+def inside(function: str, names: list[str]) -> dict[str, str]:
     """The outcome of each test in a session."""
 
     async def run() -> dict[str, str]:
         found: dict[str, str] = {}
         async with KernelPool(1, LIMITS, sandbox="bwrap", memory_mb=8000) as pool, pool.session() as kernel:
             assert (await kernel.execute(RUN)).status is ExecStatus.OK
-            assert (await kernel.execute("import base64, json, sys, zlib")).status is ExecStatus.OK
-            for module in MODULES:
-                said = f"json.dumps(outcomes(sys.executable, {module!r}, '/tmp')).encode()"
+            assert (await kernel.execute("import base64, zlib")).status is ExecStatus.OK
+            for name in names:
+                said = f"json.dumps({function}({name!r}, '/tmp')).encode()"
                 result = await kernel.execute(f"print(base64.b64encode(zlib.compress({said})).decode())")
-                assert result.status is ExecStatus.OK, (module, result)
+                assert result.status is ExecStatus.OK, (name, result)
                 found |= json.loads(zlib.decompress(base64.b64decode(result.output)))
         return found
 
     return asyncio.run(run())
 
 
-def outside(folder: Path) -> dict[str, str]:
-    """The outcome of each test on the host, by the same interpreter, with nothing of the tests' environment."""
-    python = str(Installation.current().executable)
-    names: dict[str, Any] = {}
-    exec(RUN, names)
-    code = f"{RUN}\nimport json, sys; print(json.dumps(outcomes(*sys.argv[1:])))"
+def outside(python: str, function: str, names: list[str], folder: Path) -> dict[str, str]:
+    """The outcome of each test on the host, with nothing of these tests' environment."""
+    code = f"{RUN}\nprint(json.dumps({function}(*sys.argv[1:])))"
     found: dict[str, str] = {}
-    for module in MODULES:
+    for name in names:
         done = subprocess.run(
-            [python, "-c", code, python, module, str(folder)],
+            [python, "-c", code, name, str(folder)],
             env={"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(folder), "TZ": "UTC"},
             capture_output=True, text=True, timeout=3000, check=True, cwd=folder,
         )  # fmt: skip
@@ -106,14 +120,28 @@ def outside(folder: Path) -> dict[str, str]:
     return found
 
 
+def lost(there: dict[str, str], here: dict[str, str]) -> list[str]:
+    """What passes outside and not inside."""
+    passed = sorted(name for name, outcome in there.items() if outcome == "passed")
+    names = [name for name in passed if here.get(name) != "passed"]
+    print(f"{len(passed):,} pass outside, {len(passed) - len(names):,} of them inside")
+    return names
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.skipif(find_spec("test.test_math") is None, reason="this Python comes without its tests")
 def test_what_passes_outside_passes_inside(tmp_path: Path) -> None:
-    there, here = outside(tmp_path), inside()
-    passed = sorted(name for name, outcome in there.items() if outcome == "passed")
-    lost = [name for name in passed if here.get(name) != "passed"]
-    print(f"{len(passed):,} pass outside, {len(passed) - len(lost):,} of them inside")
+    there = outside(str(Installation.current().executable), "of_cpython", MODULES, tmp_path)
+    missing = lost(there, inside("of_cpython", MODULES))
     meant = [f"test.{pattern}" for patterns in EXCEPTIONS.values() for pattern in patterns]
-    assert [name for name in lost if not any(fnmatchcase(name, pattern) for pattern in meant)] == []
-    assert len(passed) - len(lost) > 10_000
+    assert [name for name in missing if not any(fnmatchcase(name, pattern) for pattern in meant)] == []
+    assert len(there) > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_sympys_own_tests_pass_inside(tmp_path: Path) -> None:
+    there = outside(sys.executable, "of_sympy", SYMPY, tmp_path)
+    assert lost(there, inside("of_sympy", SYMPY)) == []
+    assert len(there) > 1000

@@ -1,4 +1,7 @@
-"""Ten thousand sessions of twenty lines, a tenth of them hostile: nothing is lost, and nothing is left behind."""
+"""Ten thousand sessions of twenty lines, a tenth of them hostile: nothing is lost, and nothing is left behind.
+
+SOAK_SESSIONS=100000 in the environment makes it a hundred thousand.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, landlock
 from repl_rl.kernel.processes import tree
+from repl_rl.kernel.sandbox import SandboxKind
 
-SESSIONS, AT_ONCE, LINES = 10_000, 32, 20
+SESSIONS, AT_ONCE, LINES = int(os.environ.get("SOAK_SESSIONS", "10000")), 32, 20
 HOSTILE = (
     "while True: pass",
     "import os; os._exit(1)",
@@ -29,12 +33,22 @@ HOSTILE = (
     "import os; os.closerange(0, 256)",
     "import os\nwhile True: open(f'/tmp/{os.urandom(8).hex()}', 'wb').write(bytes(1 << 20))\n",
     "class R:\n  def __repr__(self):\n    while True: pass\nR()",
-    "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); os.kill(-1, 9)\nwhile True: pass\n",
+    "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); os.kill(0, 9)\nwhile True: pass\n",
     "[open('/dev/null') for _ in range(10000)]",
     "exit()",
+    "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\n",
+    "import os; os.write(3, (2000).to_bytes(4, 'big') + b'{\"id\":' + b'[' * 980 + b']' * 980 + b'}' + b' ' * 33)",
+    "import os; os.write(3, (4 << 20).to_bytes(4, 'big') + b'[' * 4096)",
+    "import mmap; kept = mmap.mmap(-1, 100 << 20); kept.write(bytes(100 << 20))",
+    "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); "
+    "ctypes.CDLL(None).syscall(60, 0)",
+    "import threading, time; threading.stack_size(32768)\n"
+    "while True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+    "import socket, os; [socket.send_fds(socket.socket(fileno=os.dup(3)), [b'x'], [0] * 9) for _ in range(99)]",
+    "import ctypes; [ctypes.CDLL(None).syscall(number, 0, 0, 0, 0, 0) for number in range(61, 231)]",
 )
 SOAK_LIMITS = Limits(
-    line_s=0.5, grace_s=0.2, memory_mb=128, processes=16, open_files=64, tmp_mb=8, output_bytes=10_000, read_mb=2
+    line_s=0.5, grace_s=10.0, memory_mb=128, processes=16, open_files=64, tmp_mb=8, output_bytes=10_000, read_mb=2
 )
 
 
@@ -43,8 +57,9 @@ async def honest(pool: KernelPool, number: int) -> None:
         for line in range(LINES):
             source, shown = _line(number, line)
             result = await kernel.execute(source)
-            if result.status is ExecStatus.TIMEOUT:  # the machine was busy with somebody else's attack
-                result = await kernel.execute(source)
+            for _ in range(20):
+                if result.status is ExecStatus.TIMEOUT:  # the machine was busy with somebody else's attack
+                    result = await kernel.execute(source)
             assert result.output == shown, (number, line, result)
 
 
@@ -72,8 +87,8 @@ async def hostile(pool: KernelPool, number: int, statuses: Counter[str]) -> None
                 return
 
 
-def footprint(pool: KernelPool) -> dict[str, float]:
-    server = list(tree(pool._backend._server.pid))[2]
+def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
+    server = list(tree(pool._backend._server.pid))[2 if kind == "bwrap" else 0]
     return {
         "own_mb": _resident_mb(os.getpid()),
         "server_mb": _resident_mb(server),
@@ -90,8 +105,11 @@ def _resident_mb(pid: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_ten_thousand_sessions_leave_nothing_behind() -> None:
+@pytest.mark.timeout(10800)
+@pytest.mark.parametrize("kind", ["bwrap", "sandlock"])
+def test_ten_thousand_sessions_leave_nothing_behind(kind: SandboxKind) -> None:
+    if kind == "sandlock" and (problem := landlock.problem()):
+        pytest.skip(problem)
     statuses: Counter[str] = Counter()
 
     async def work(pool: KernelPool, numbers: range) -> None:
@@ -104,16 +122,20 @@ def test_ten_thousand_sessions_leave_nothing_behind() -> None:
         await asyncio.gather(*(worker() for _ in range(AT_ONCE)))
 
     async def soak() -> tuple[dict[str, float], dict[str, float], KernelPool]:
-        async with KernelPool(AT_ONCE, SOAK_LIMITS, sandbox="bwrap", warm=0, memory_mb=8000) as pool:
+        async with KernelPool(AT_ONCE, SOAK_LIMITS, sandbox=kind, warm=0, memory_mb=8000) as pool:
             await work(pool, range(SESSIONS // 10))
-            before = footprint(pool)
+            before = footprint(pool, kind)
             await work(pool, range(SESSIONS // 10, SESSIONS))
-            return before, footprint(pool), pool
+            return before, footprint(pool, kind), pool
 
     began = time.perf_counter()
     before, after, pool = asyncio.run(soak())
     seconds = round(time.perf_counter() - began)
-    print(json.dumps({"sessions": SESSIONS, "seconds": seconds, "before": before, "after": after, **statuses}))
+    print(
+        json.dumps(
+            {"kind": kind, "sessions": SESSIONS, "seconds": seconds, "before": before, "after": after, **statuses}
+        )
+    )
     assert pool.stats.sessions == SESSIONS
     assert pool.stats.restarts == pool.stats.failed_starts == 0
     assert after["own_mb"] < before["own_mb"] + 20

@@ -26,7 +26,7 @@ from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
-from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, tree
+from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
 from repl_rl.kernel.results import ExecResult, ExecStatus, HostCalls
 from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 
@@ -241,6 +241,11 @@ class ForkedKernel:
         """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since."""
         own_mb = max(0.0, tree_mb(self.pid) - self._inherited_mb)
         return _COPIED_MB + own_mb + (folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0)
+
+    def excess(self) -> str | None:
+        """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
+        found = threads(self.pid) if self._kind == "sandlock" else 0
+        return f"{found} threads, and {self._limits.processes} are allowed" if found > self._limits.processes else None
 
     def kill(self) -> None:
         if self._closing is None and (self._death is None or not self._death.done()):

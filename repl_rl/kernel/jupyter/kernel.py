@@ -171,6 +171,9 @@ class KernelspecKernel:
         """0 for a kernel that is not a process of this machine."""
         return 0.0 if self._process is None else tree_mb(self._process.pid)
 
+    def excess(self) -> str | None:
+        return None
+
     def kill(self) -> None:
         if self._process is not None and self.is_alive:
             kill_family(list(tree(self._process.pid)))

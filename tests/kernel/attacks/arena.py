@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from kernel.refused_calls import REFUSED
 
 import repl_rl
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
@@ -104,7 +105,7 @@ def number(call: str) -> int:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     column = {"x86_64": 0, "aarch64": 1}[platform.machine()]
-    groups = [*module.DENIED.values(), module.PROCESSES, module.EXAMINED]
+    groups = [*REFUSED.values(), *module.ALLOWED.values(), *module.ALLOWED_APART.values(), module.EXAMINED]
     found: int = next(group[call][column] for group in groups if call in group)
     return found
 

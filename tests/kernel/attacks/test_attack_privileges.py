@@ -50,6 +50,9 @@ CALLS = {
     "thread-in-new-namespaces": f"call({number('clone')}, 0x10000000 | 17, 0, 0, 0, 0)",
     "clone3": f"call({number('clone3')}, id(mark), 64)",
     "old-aio": f"(lambda word: call({number('io_setup')}, 1, ctypes.addressof(word)))(ctypes.c_ulong())",
+    "not-to-be-looked-at": "c('prctl', 4, 0, 0, 0, 0)",
+    "addresses": "tried(fcntl.ioctl, socket.socketpair()[0], 0x8912, bytes(16))",
+    "namespaces-of-a-process": "tried(fcntl.ioctl, os.pidfd_open(os.getpid()), 0xff01)",
     "own-terminal-types": "tried(fcntl.ioctl, 0, 0x5412, b'x')",
     **{
         name: f"call({number(name)}, 0, 0, 0, 0, 0)"
@@ -57,6 +60,7 @@ CALLS = {
             "pivot_root", "open_tree", "move_mount", "fsopen", "fsmount", "mount_setattr", "bpf", "perf_event_open",
             "userfaultfd", "io_uring_setup", "add_key", "request_key", "keyctl", "open_by_handle_at",
             "fanotify_init", "kexec_load", "init_module", "finit_module", "delete_module", "memfd_secret", "mbind",
+            "mincore",
         )
     },
     **{f"unshare-{flag:#x}": f"c('unshare', {flag})" for flag in

@@ -134,6 +134,10 @@ BEYOND = [
     Attack("priority", ("tried(os.setpriority, os.PRIO_PROCESS, 0, -20)",), "'(EACCES|EPERM)'"),
     Attack("nice", ("tried(os.nice, -20)",), "'EPERM'"),
     Attack("real-time", ("tried(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(9))",), "'EPERM'"),
+    Attack("reserved-huge-pages", ("tried(mmap.mmap, -1, 1 << 21, 0x40022)",), "'EPERM'"),
+    Attack("merged-pages", ("tried(mmap.mmap(-1, 8192).madvise, 12)",), "'EPERM'"),
+    Attack("everybodys-disks", (f"call({number('sync')}), c('syncfs', 1)",), r"\('EPERM', 'EPERM'\)"),
+    Attack("locked-memory", ("c('mlockall', 3)",), "'EPERM'"),
     Attack("first-at-the-disk", (f"call({number('ioprio_set')}, 1, 0, 1 << 13)",), "'EPERM'"),
 ]
 
@@ -179,6 +183,14 @@ BOMBS = [
 def test_bombs_go_off_inside(kind: str, attack: Attack, arenas: Arenas) -> None:
     [bomb] = arenas(kind).attack(*attack.cells)
     assert (bomb.status, bomb.error_name) == (ERROR, attack.evidence)
+
+
+def test_threads_are_limited_where_linux_does_not_count_them(arenas: Arenas) -> None:
+    """A small stack takes so little address space that thousands fit."""
+    start = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start"
+    cells = f"_ = threading.stack_size(32768)\nwhile tried({start}) is None: pass\n", "time.sleep(25)"
+    bomb = next(result for result in arenas("sandlock").attack(*cells) if result.state_lost)
+    assert (bomb.status, bomb.by_machinery) == (KILLED, False)
 
 
 @pytest.mark.parametrize("cell", ["while True: os.fork()\n", "os.system(':() { :|:& }; :')"], ids=["python", "shell"])
