@@ -13,7 +13,7 @@ VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-all lint bench bench-quickstart clean
+.PHONY: help install train test test-all test-soak lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -28,6 +28,9 @@ test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real v
 
 test-all: $(STAMP) $(VERIFIERS) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
+
+test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, sympy's own tests
+	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_soak.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check

@@ -15,6 +15,8 @@ from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
+SOAK = "SOAK" in os.environ
+"""Whether the longest tests run at their full length."""
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
     line_s=2.0,

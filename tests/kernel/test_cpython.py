@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from kernel.conftest import SOAK
 
 from repl_rl.kernel import ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
@@ -30,7 +31,6 @@ operator os pathlib pickle posix queue random re set shelve shutil signal sqlite
 subprocess sys tempfile thread threading time traceback tuple typing unittest warnings weakref zipfile zlib
 """
 MODULES = [f"test_{name}" for name in NAMES.split()]
-SYMPY = ["core", "solvers", "integrals"]
 EXCEPTIONS = {
     "64 processes and threads": ("test_pickle.*.test_unpickle_module_race", "test_queue.*.test_many_threads*"),
     "files of limited size": ("test_io.*.test_large_file_ops", "test_mmap.LargeMmapTests.*"),
@@ -141,7 +141,9 @@ def test_what_passes_outside_passes_inside(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_sympys_own_tests_pass_inside(tmp_path: Path) -> None:
-    there = outside(sys.executable, "of_sympy", SYMPY, tmp_path)
-    assert lost(there, inside("of_sympy", SYMPY)) == []
-    assert len(there) > 1000
+@pytest.mark.parametrize(("part", "least"), [("core", 1500), ("solvers", 400), ("integrals", 400)])
+@pytest.mark.skipif(not SOAK, reason="a quarter of an hour each: `make test-soak`")
+def test_sympys_own_tests_pass_inside(part: str, least: int, tmp_path: Path) -> None:
+    there = outside(sys.executable, "of_sympy", [part], tmp_path)
+    assert lost(there, inside("of_sympy", [part])) == []
+    assert len(there) > least
