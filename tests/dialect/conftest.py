@@ -19,7 +19,7 @@ Talk = Callable[[Dialect, Sequence[str]], tuple[str, list[TurnResult]]]
 
 @pytest.fixture(scope="session")
 def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    return kernel_pools(replace(LIMITS, line_s=4.0), size=2)
+    return kernel_pools(replace(LIMITS, line_s=4.0, grace_s=60.0), size=2)
 
 
 @pytest.fixture

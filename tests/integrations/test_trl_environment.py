@@ -19,7 +19,7 @@ from repl_rl.integrations import shared
 from repl_rl.integrations.shared import ANSWERED, STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
-Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=4.0, grace_s=2.0))
+Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=4.0, grace_s=60.0))
 
 
 @pytest.fixture(scope="module", autouse=True)

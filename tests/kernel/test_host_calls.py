@@ -453,7 +453,7 @@ def test_a_well_made_message_is_a_call_like_any_other(pool: KernelPool, loop: Ba
 def test_no_call_is_answered_in_the_grace_of_a_line() -> None:
     async def use() -> tuple[ExecResult, ExecResult, Host]:
         host = Host()
-        async with KernelPool(1, replace(LIMITS, line_s=0.3, grace_s=2.0)) as pool, session(pool) as kernel:
+        async with KernelPool(1, replace(LIMITS, line_s=0.3, grace_s=60.0)) as pool, session(pool) as kernel:
             cell = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: search(1)\n"
             return await kernel.execute(cell, host), await kernel.execute("search(2)", host), host
 
