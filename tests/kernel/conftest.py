@@ -19,7 +19,7 @@ SOAK = "SOAK" in os.environ
 """Whether the longest tests run at their full length."""
 Typed = Callable[..., list[ExecResult]]
 LIMITS = Limits(
-    line_s=2.0,
+    line_s=60.0,
     grace_s=4.0,
     memory_mb=256,
     cpu_s=20,
@@ -29,8 +29,9 @@ LIMITS = Limits(
     tmp_mb=8,
     output_bytes=10_000,
 )
-PATIENT = replace(LIMITS, line_s=30.0)
 """For lines that end by themselves: a busy machine may take its time over them."""
+HASTY = replace(LIMITS, line_s=2.0)
+"""For lines that end because their time does."""
 
 
 @pytest.fixture(scope="session")
@@ -45,15 +46,15 @@ def pools(kernel_pools: Callable[..., KernelPool]) -> Callable[[str, SandboxKind
 
 
 @pytest.fixture
-def typed(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Typed:
+def typed(loop: BackgroundLoop, pool: KernelPool) -> Typed:
     """Runs cells in one fresh session and returns their results."""
-    return lambda *cells: loop.run(in_one_session(kernel_pools(PATIENT), *cells))
+    return lambda *cells: loop.run(in_one_session(pool, *cells))
 
 
 @pytest.fixture
-def typed_in_haste(loop: BackgroundLoop, pool: KernelPool) -> Typed:
+def typed_in_haste(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Typed:
     """The same for lines that end because their time does."""
-    return lambda *cells: loop.run(in_one_session(pool, *cells))
+    return lambda *cells: loop.run(in_one_session(kernel_pools(HASTY), *cells))
 
 
 async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:

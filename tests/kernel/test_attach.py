@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jupyter_client import BlockingKernelClient
-from kernel.conftest import PATIENT
+from kernel.conftest import LIMITS
 
 from repl_rl.doctor import jupyter_console
 from repl_rl.kernel import KernelPool
@@ -25,7 +25,7 @@ TYPED = ("x = 20", "def area(width, height=2):\n    'Of a rectangle.'\n    retur
 def kernel(
     request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
 ) -> Iterator[PooledKernel]:
-    session = kernel_pools(PATIENT, backend=request.param).session()
+    session = kernel_pools(LIMITS, backend=request.param).session()
     kernel = loop.run(session.__aenter__())
     for cell in TYPED:
         loop.run(kernel.execute(cell))

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from kernel.conftest import PATIENT, in_one_session
+from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits
@@ -21,7 +21,7 @@ BIG = "block = bytearray(150 << 20)"
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], memory_mb: float, **options: Any) -> KernelPool:
     async def run() -> KernelPool:
-        async with KernelPool(4, options.pop("limits", PATIENT), warm=0, memory_mb=memory_mb, **options) as pool:
+        async with KernelPool(4, options.pop("limits", LIMITS), warm=0, memory_mb=memory_mb, **options) as pool:
             await use(pool)
         return pool
 
@@ -185,7 +185,7 @@ def test_a_pool_that_finds_no_folder_leaves_no_group(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory_module.MemoryCgroup, "make", make)
     monkeypatch.setattr("repl_rl.kernel.paths.tempfile.mkdtemp", refuse)
     with pytest.raises(KernelStartError, match="set TMPDIR to a writable one"):
-        asyncio.run(KernelPool(1, PATIENT).__aenter__())
+        asyncio.run(KernelPool(1, LIMITS).__aenter__())
     assert len(made) == 1
     assert made[0] is None or not made[0].folder.exists()
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS
+from kernel.conftest import HASTY, LIMITS
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelPool
@@ -279,16 +279,18 @@ def test_a_line_calls_the_host_a_thousand_times_at_most() -> None:
 
 
 @pytest.mark.slow
-def test_the_lines_time_stands_still_during_a_call(each_pool: KernelPool, loop: BackgroundLoop) -> None:
-    seconds = LIMITS.line_s + 0.5
+@pytest.mark.parametrize("sandbox", ["bwrap", "sandlock", "none"])
+def test_the_lines_time_stands_still_during_a_call(
+    kernel_pools: Callable[..., KernelPool], sandbox: SandboxKind, loop: BackgroundLoop
+) -> None:
+    pool = kernel_pools(HASTY, sandbox=sandbox)
+    seconds = HASTY.line_s + 0.5
     cell = f"for n in range(2): print(search('sleep', {seconds / 2 + 0.3})[0])\n"
-    patient, looping, after = typed(
-        loop, each_pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)"
-    )
+    patient, looping, after = typed(loop, pool, cell, f"search('sleep', {seconds})\nwhile True: pass\n", "search(1)")
     assert (patient.status, patient.output) == (ExecStatus.OK, "sleep\nsleep\n")
     assert patient.duration_s > seconds
     assert looping.status is ExecStatus.TIMEOUT
-    assert looping.duration_s >= seconds + LIMITS.line_s
+    assert looping.duration_s >= seconds + HASTY.line_s
     assert after.output == "[1, {}]\n"
 
 

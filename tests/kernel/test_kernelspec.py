@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from kernel.conftest import LIMITS
+from kernel.conftest import HASTY
 from kernel.kernelspecs import ECHO, OWN, STOCK, kernelspecs, typed, with_kernel
 
 from repl_rl.errors import KernelDiedError
@@ -207,15 +207,15 @@ def test_a_death_before_the_first_cell_is_the_machinerys_failure() -> None:
 
 @pytest.mark.parametrize("name", [STOCK, OWN])
 def test_an_endless_loop_is_interrupted_and_the_state_survives(name: str) -> None:
-    _, stopped, after = typed(name, "x = 5", "print('begun')\nwhile True: pass\n", "x")
+    _, stopped, after = typed(name, "x = 5", "print('begun')\nwhile True: pass\n", "x", line_s=HASTY.line_s)
     assert (stopped.status, stopped.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert stopped.output.startswith("begun\n")
-    assert stopped.duration_s >= LIMITS.line_s
+    assert stopped.duration_s >= HASTY.line_s
     assert after.output == "5\n"
 
 
 def test_an_endless_flood_is_interrupted_too() -> None:
-    flood, after = typed(STOCK, "while True: display('x' * 1000)\n", "1 + 1", grace_s=30.0)
+    flood, after = typed(STOCK, "while True: display('x' * 1000)\n", "1 + 1", line_s=HASTY.line_s, grace_s=30.0)
     assert (flood.status, flood.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert after.output.endswith("2\n")
 
@@ -223,9 +223,11 @@ def test_an_endless_flood_is_interrupted_too() -> None:
 @pytest.mark.parametrize("name", [STOCK, OWN])
 def test_what_ignores_the_interrupt_is_killed(name: str) -> None:
     begun = "import time\nprint('begun', flush=True)\n"
-    [killed] = typed(name, begun + "while True:\n    try: time.sleep(60)\n    except BaseException: pass\n")
+    [killed] = typed(
+        name, begun + "while True:\n    try: time.sleep(60)\n    except BaseException: pass\n", line_s=HASTY.line_s
+    )
     assert summary(killed) == ("killed", "begun\n", None, True, None)
-    assert killed.duration_s >= LIMITS.line_s + LIMITS.grace_s
+    assert killed.duration_s >= HASTY.line_s + HASTY.grace_s
 
 
 def test_nobody_is_asked_for_input() -> None:
@@ -239,4 +241,7 @@ def test_a_kernel_of_another_language() -> None:
     assert summary(failed) == ("error", "EchoError: no\n", "EchoError", True, None)
     assert summary(code) == ("ok", "submit_final_answer(1)!", None, True, None)
     assert after.output == "again!"
-    assert [result.status for result in typed(ECHO, "hang", "die")] == [ExecStatus.TIMEOUT, ExecStatus.KILLED]
+    assert [result.status for result in typed(ECHO, "hang", "die", line_s=2.0)] == [
+        ExecStatus.TIMEOUT,
+        ExecStatus.KILLED,
+    ]

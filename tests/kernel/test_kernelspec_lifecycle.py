@@ -248,7 +248,7 @@ def test_a_kernelspecs_own_provisioner_launches_and_ends_its_kernels(
         cells = "submit_final_answer(1 + 1)", "while True: pass", "import os; os._exit(0)"
         return [await kernel.execute(cell) for cell in cells]
 
-    results = asyncio.run(with_kernel("remote", use))
+    results = asyncio.run(with_kernel("remote", use, line_s=2.0))
     assert [(result.status, result.answer) for result in results] == [
         (ExecStatus.OK, ("2",)),
         (ExecStatus.TIMEOUT, None),

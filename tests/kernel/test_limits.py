@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel.conftest import LIMITS, PATIENT, Typed
+from kernel.conftest import HASTY, LIMITS, Typed
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
@@ -16,7 +16,7 @@ def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: T
     assert (stopped.status, stopped.error_name, stopped.state_lost) == (ExecStatus.TIMEOUT, "KeyboardInterrupt", False)
     assert stopped.output.startswith("begun\nTraceback (most recent call last):\n")
     assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
-    assert stopped.duration_s >= LIMITS.line_s
+    assert stopped.duration_s >= HASTY.line_s
     assert after.output == "5\n"
 
 
@@ -38,7 +38,7 @@ def test_a_sleeping_child_is_left_behind_by_the_interrupt(typed_in_haste: Typed)
 def test_what_ignores_the_interrupt_is_killed(cell: str, typed_in_haste: Typed) -> None:
     [killed] = typed_in_haste("print('begun')\n" + cell)
     assert (killed.status, killed.output, killed.state_lost) == (ExecStatus.KILLED, "begun\n", True)
-    assert killed.duration_s >= LIMITS.line_s + LIMITS.grace_s
+    assert killed.duration_s >= HASTY.line_s + HASTY.grace_s
 
 
 def test_an_interrupt_that_the_code_handles_in_time_is_a_timeout(typed_in_haste: Typed) -> None:
@@ -68,7 +68,7 @@ def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) ->
     [killed] = typed(f"print('begun')\n{cell}")
     assert (killed.status, killed.state_lost) == (ExecStatus.KILLED, True)
     assert killed.output.startswith("begun\n")
-    assert killed.duration_s < PATIENT.line_s
+    assert killed.duration_s < LIMITS.line_s
 
 
 def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:

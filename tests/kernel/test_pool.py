@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, in_one_session
+from kernel.conftest import HASTY, LIMITS, in_one_session
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
@@ -23,7 +23,7 @@ from repl_rl.kernel import sandbox as sandbox_module
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
     async def run() -> KernelPool:
-        async with KernelPool(size=size, limits=LIMITS, **options) as pool:
+        async with KernelPool(size=size, **{"limits": LIMITS, **options}) as pool:
             await use(pool)
         return pool
 
@@ -207,7 +207,7 @@ def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureF
         assert (results[3].output, results[4].answer) == ("'alive'\n", ("3",))
 
     with caplog.at_level(logging.WARNING):
-        with_pool(use, size=1, sandbox="none")
+        with_pool(use, size=1, sandbox="none", limits=HASTY)
     assert "WITHOUT a sandbox" in caplog.text
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cloudpickle
 import pytest
-from kernel.conftest import LIMITS, PATIENT, Typed, in_one_session
+from kernel.conftest import HASTY, LIMITS, Typed, in_one_session
 from kernel.kernelspecs import STOCK, kernelspecs
 from kernel_fakes import FakeKernelPool
 
@@ -159,12 +159,13 @@ def test_tools_that_call_each_other_are_all_told(forked: Prepared) -> None:
         assert [call.name for call in result.calls] == ["multiply", "square", "multiply", "square"]
 
 
-def test_a_tool_that_raises_shows_its_own_frames_alone(forked: Prepared) -> None:
+def test_a_tool_that_raises_shows_its_own_frames_alone(
+    kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
+) -> None:
     source = "def divide(a, b):\n    return a / b\n"
     setup = f"import repl_tools; exec(compile({source!r}, 'tools.py', 'exec')); repl_tools.register(divide, 'divide')"
-    raised, interrupted = forked(
-        setup + "; import time; repl_tools.register(time.sleep, 'nap')", "divide(1, 0)", "nap(60)"
-    )
+    setup += "; import time; repl_tools.register(time.sleep, 'nap')"
+    raised, interrupted = loop.run(in_a_prepared_session(kernel_pools(HASTY), setup, "divide(1, 0)", "nap(60)"))
     assert raised.output == (
         'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
         '  File "tools.py", line 2, in divide\nZeroDivisionError: division by zero\n'
@@ -176,7 +177,7 @@ def test_a_tool_that_raises_shows_its_own_frames_alone(forked: Prepared) -> None
 
 def test_a_tool_looks_like_its_function(kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop) -> None:
     cells = ("help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__")
-    shown, signature, hidden = loop.run(in_a_prepared_session(kernel_pools(PATIENT), MULTIPLY, *cells))
+    shown, signature, hidden = loop.run(in_a_prepared_session(kernel_pools(LIMITS), MULTIPLY, *cells))
     assert "multiply(a: int, b: int = 2) -> int\n    Multiply two numbers.\n" in shown.output
     assert signature.output == "<Signature (a: int, b: int = 2) -> int>\n"
     assert hidden.error_name == "AttributeError"

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from kernel.conftest import LIMITS, PATIENT, in_one_session
+from kernel.conftest import LIMITS, in_one_session
 from kernel.kernelspecs import STOCK
 
 import repl_rl
@@ -68,7 +68,7 @@ def test_sessions_import_own_modules_and_read_data(
 ) -> None:
     if sandbox == "sandlock" and (problem := landlock.problem()):
         pytest.skip(problem)
-    pool = KernelPool(1, PATIENT, backend=backend, sandbox=sandbox, profile=str(folder / "mine.toml"))
+    pool = KernelPool(1, LIMITS, backend=backend, sandbox=sandbox, profile=str(folder / "mine.toml"))
     shown = output_of(
         loop, pool,
         "import sys; print('shapes' in sys.modules)",
@@ -96,7 +96,7 @@ def test_a_module_that_can_not_be_preloaded_is_a_warning(
 ) -> None:
     (folder / "mine.toml").write_text('preload = ["shpaes"]')
     with caplog.at_level(logging.WARNING):
-        output_of(loop, KernelPool(1, PATIENT, profile=str(folder / "mine.toml")), "1")
+        output_of(loop, KernelPool(1, LIMITS, profile=str(folder / "mine.toml")), "1")
     assert caplog.messages == ["can't be imported, so not preloaded in kernels: shpaes"]
 
 
