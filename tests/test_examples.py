@@ -118,7 +118,7 @@ def roll(
     engine = RecordingEngine(ScriptedEngine(vocabulary, script))
 
     async def go() -> list[Trajectory]:
-        async with KernelPool(len(tasks), Limits()) as pool:
+        async with KernelPool(len(tasks), Limits(line_s=60)) as pool:
             rollout = Rollout(
                 engine,
                 pool,

@@ -104,8 +104,8 @@ def test_tracebacks_count_the_lines_of_the_block(talked: Talk) -> None:
     assert 'File "<stdin>", line 3, in f\n' in text
 
 
-def test_a_block_that_takes_too_long(talked: Talk) -> None:
-    text, rans = talked(FencedDialect(), ["```python\nwhile 1: pass\n```\n", "```python\n1\n```\n"])
+def test_a_block_that_takes_too_long(talked_in_haste: Talk) -> None:
+    text, rans = talked_in_haste(FencedDialect(), ["```python\nwhile 1: pass\n```\n", "```python\n1\n```\n"])
     assert rans[0].kind is LineKind.TIMEOUT
     assert text.endswith("KeyboardInterrupt\n```\n```python\n1\n```\n```output\n1\n```\n")
 

@@ -46,7 +46,7 @@ def test_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = [line.removeprefix("$") + "\n" for line in session.splitlines() if line.startswith("$")]
 
     async def go() -> str:
-        async with KernelPool(1, Limits(), sandbox="bwrap") as pool:
+        async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
             rollout = Rollout(
                 ScriptedEngine(nano(), lambda prompt: typed), pool, RolloutSetup(nano(), dialect, context_tokens=1024)
             )

@@ -15,7 +15,7 @@ from repl_rl.config import parse_config
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import KernelPool
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions
@@ -39,7 +39,7 @@ def roll(extensions: Extensions, lines: list[str], tasks: list[Task]) -> list[Tr
     vocabulary = load_vocabulary(str(NANO_PATH))
 
     async def go() -> list[Trajectory]:
-        async with KernelPool(2) as pool:
+        async with KernelPool(2, Limits(line_s=60)) as pool:
             rollout = Rollout(
                 ScriptedEngine(vocabulary, lambda prompt: lines),
                 pool,

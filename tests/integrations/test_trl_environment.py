@@ -19,7 +19,8 @@ from repl_rl.integrations import shared
 from repl_rl.integrations.shared import ANSWERED, STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
-Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=4.0, grace_s=60.0))
+Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=60.0))
+Hasty = ReplEnvironment.configured(kernel=KernelConfig(size=1, line_s=2.0, grace_s=60.0))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,7 +105,9 @@ def test_a_kernel_that_the_code_killed_is_answered_and_replaced_with_a_note(envi
     assert environment.failure is None
 
 
-def test_a_cell_that_does_not_end_is_interrupted(environment: ReplEnvironment) -> None:
+def test_a_cell_that_does_not_end_is_interrupted() -> None:
+    environment = Hasty()
+    environment.reset()
     environment.python("x = 1")
     assert "KeyboardInterrupt" in environment.python("while True: pass")
     assert environment.python("x") == "1\n"

@@ -20,7 +20,7 @@ from repl_rl.config.rewards import shipped_presets
 from repl_rl.credit import ESTIMATORS
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import load_vocabulary
-from repl_rl.kernel import KernelPool
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable, ScoredTrajectory
 from repl_rl.rollout.loop import Rollout
@@ -117,7 +117,7 @@ async def _type_all() -> dict[Any, Trajectory]:
         async with places:
             return (await rollout.many([TASK]))[0]
 
-    async with KernelPool(4) as pool:
+    async with KernelPool(4, Limits(line_s=60)) as pool:
         done = await asyncio.gather(*(type_one(pool, cells) for cells in SESSIONS.values()))
     return dict(zip(SESSIONS, done, strict=True))
 

@@ -174,7 +174,7 @@ def vocabulary_for(dialect: str, end: str = vocabularies.CHAT_END) -> Vocabulary
 @pytest.fixture(scope="module")
 def roll(loop: BackgroundLoop, kernel_pools: Callable[..., KernelPool]) -> Callable[..., Trajectory]:
     """`roll_out` on kernels of one pool."""
-    pool = kernel_pools(Limits(), size=2)
+    pool = kernel_pools(Limits(line_s=60), size=2)
     return lambda *arguments, **named: loop.run(roll_out(pool, *arguments, **named))
 
 

@@ -39,7 +39,7 @@ def roll(
     """What `use` makes of a rollout of a policy that types this."""
 
     async def go() -> Any:
-        async with KernelPool(2, Limits()) as pool:
+        async with KernelPool(2, Limits(line_s=60)) as pool:
             vocabulary = vocabularies.nano()
             engine = ScriptedEngine(vocabulary, lambda prompt: typed)
             setup = RolloutSetup(vocabulary, context_tokens=1024, extensions=extensions)

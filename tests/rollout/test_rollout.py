@@ -87,7 +87,7 @@ def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(v
             return await super().sample_line(*arguments, **named)
 
     async def go() -> Trajectory:
-        async with KernelPool(1, sandbox="bwrap") as pool:
+        async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
             kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
             rollout = Rollout(
                 Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
@@ -436,7 +436,7 @@ def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: 
     typed = [" x = 1\n", " x\n", " # a thought\n", " x = 2\n", " x = 1\n", " submit_final_answer(x)\n"]
 
     async def go() -> Trajectory:
-        async with KernelPool(1, warm=0) as pool:
+        async with KernelPool(1, Limits(line_s=60), warm=0) as pool:
             rollout = Rollout(
                 ScriptedEngine(vocabulary, lambda prompt: typed),
                 pool,

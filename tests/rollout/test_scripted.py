@@ -10,7 +10,7 @@ from vocabularies import nano
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect.inline import InlineDialect
 from repl_rl.engine import Finish
-from repl_rl.kernel import KernelPool
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.scripted import ScriptedPolicy, turns, type_session
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -68,7 +68,7 @@ def test_sessions_share_kernels_that_are_given() -> None:
     files: list[str] = []
 
     async def go() -> list[Trajectory]:
-        async with KernelPool(1) as pool:
+        async with KernelPool(1, Limits(line_s=60)) as pool:
             kernels = AttachedKernels(pool, lambda file: files.append(file.name), lambda: None)
             return [await type_session("Q", f" {n}\n", kernels=kernels) for n in (1, 2)]
 

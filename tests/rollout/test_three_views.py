@@ -23,7 +23,7 @@ from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect, PythonReader
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -411,7 +411,7 @@ def test_a_real_kernel_takes_all_of_it_and_lives(gpt2: Vocabulary) -> None:
     )  # fmt: skip
 
     async def go() -> Trajectory:
-        async with KernelPool(1) as pool:
+        async with KernelPool(1, Limits(line_s=60)) as pool:
             return await typed_into(pool, gpt2, *typed)
 
     real, fake = asyncio.run(go()), type_tokens(gpt2, *typed)

@@ -147,7 +147,7 @@ def rolled_out(dialect: str, typed: list[str]) -> Trajectory:
     """What a policy makes that types these lines in this dialect."""
 
     async def go() -> Trajectory:
-        async with KernelPool(1) as pool:
+        async with KernelPool(1, Limits(line_s=60)) as pool:
             setup = RolloutSetup(nano(), DialectConfig(name=dialect), context_tokens=1024)
             [trajectory] = await Rollout(ScriptedEngine(nano(), lambda prompt: typed), pool, setup).many(
                 [Task("t", "What is 6 * 7?", "42")]
