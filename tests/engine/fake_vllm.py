@@ -16,6 +16,8 @@ from repl_rl.utils.threads import BackgroundLoop
 
 LOGPROB = -0.25
 LINE = " x = 1\n"
+_TURNS = 10
+"""Of the event loop: more than asyncio takes from accepting a connection to telling of it."""
 
 Respond = Callable[["FakeVLLM", dict[str, Any]], Awaitable[web.Response]]
 
@@ -64,7 +66,7 @@ class FakeVLLM:
     def stop(self) -> None:
         """Drop every connection and listen no more."""
         if self._runner is not None:
-            self._loop.run(self._runner.cleanup())
+            self._loop.run(self._stop(self._runner))
             self._runner = None
 
     def close(self) -> None:
@@ -76,7 +78,19 @@ class FakeVLLM:
         app.router.add_route("*", "/{path:.*}", self._route)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+        assert self._runner.server is not None
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self._runner.server, "127.0.0.1", self.port, reuse_address=True)
+
+    async def _stop(self, runner: web.AppRunner) -> None:
+        """Accept no more, let those in whom asyncio has accepted, and drop them all. A server that is closed in between
+        would leave them open for ever."""
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        self._server.close()
+        await runner.cleanup()
 
     async def _route(self, request: web.Request) -> web.Response:
         self.authorizations.add(request.headers.get("Authorization"))
