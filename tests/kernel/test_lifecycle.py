@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import LIMITS, in_one_session, open_descriptors
+from kernel.conftest import FOLDERS_BEFORE, LIMITS, in_one_session, open_descriptors
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
@@ -208,7 +208,7 @@ def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -
 
 def test_no_folder_of_a_pool_is_left_by_these_tests(pool: KernelPool) -> None:
     home = pool._backend._home.path
-    folders = set(Path(tempfile.gettempdir()).glob("repl-rl-*")) - {home}
+    folders = set(Path(tempfile.gettempdir()).glob("repl-rl-*")) - FOLDERS_BEFORE - {home}
     left = {path for path in folders if path.stat().st_uid == home.stat().st_uid}
     deadline = time.monotonic() + 60
     while left and time.monotonic() < deadline:  # other pools of this machine open and close meanwhile
