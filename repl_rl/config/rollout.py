@@ -20,8 +20,8 @@ class ModelConfig(Section):
     """`nano`, `nano-conventions`, a local checkpoint folder, or a hub id. What begins with `.`, `/` or `~`, or ends
     with `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the weights, in the sampler and the trainer. With different types their log-probabilities would drift
-    apart."""
+    """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have
+    `train.dtype`."""
     chat: bool | None = None
     """Put the problem through the chat template. null: do so if the tokenizer has one."""
 
@@ -86,6 +86,21 @@ class KernelConfig(Section):
         return str(next((place for place in places if place.is_file()), places[0]))
 
 
+_OWN_ARGUMENTS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "seed": "the key seed",
+    "max_model_len": "engine.context_tokens",
+    "max_num_seqs": "engine.places",
+    "gpu_memory_utilization": "engine.gpu_memory_utilization",
+    "scheduler_cls": "our own, which ends lines",
+    "logprobs_mode": "processed_logprobs, which training needs",
+    "enable_prefix_caching": "engine.deterministic's to decide",
+    "tensor_parallel_size": "for servers: name them in engine.servers",
+    "pipeline_parallel_size": "for servers: name them in engine.servers",
+    "data_parallel_size": "for servers: name them in engine.servers",
+}
+"""Arguments of vLLM that are decided elsewhere, and where."""
 _BACKENDS = ("auto", "vllm", "server", "transformers")
 
 
@@ -109,6 +124,10 @@ class EngineConfig(Section):
     """CPU only: memory of the KV cache, in whole GiB."""
     gpu_memory_utilization: float = Field(0.3, gt=0, le=1)
     """GPU only: share of the device's memory that the engine takes, beside the trainer."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Further arguments of vLLM in this process, by vLLM's names (`EngineArgs`): `enforce_eager`, `kv_cache_dtype`,
+    `compilation_config`, ... With `enable_sleep_mode` it gives its memory to the trainer between a step's rollouts and
+    the next one's. Servers get theirs on their own command lines."""
     deterministic: bool = False
     """For debugging: one trajectory at a time, its random numbers from the run's seed, the step and its index. On a CPU
     two runs of one config are then equal to the bit, resumed or not, as far as the typed code asks for no time, chance
@@ -136,6 +155,11 @@ class EngineConfig(Section):
             raise ValueError("backend server needs the URLs of its servers; set servers: [http://host:8000]")
         if self.servers and self.backend in ("vllm", "transformers"):
             raise ValueError(f"servers are named, but the backend is {self.backend}; leave one of the two out")
+        if self.vllm and (self.servers or self.backend not in ("auto", "vllm")):
+            raise ValueError("vllm holds arguments for vLLM in this process; give servers theirs as flags")
+        for name in self.vllm:
+            if name in _OWN_ARGUMENTS:
+                raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")
         if self.deterministic and self.servers:
             raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")
         return self

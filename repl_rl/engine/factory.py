@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine.base import Engine
-from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.engine.environment import prepare_environment, require_arguments, require_vllm
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
@@ -44,6 +44,7 @@ def require_engine(config: EngineConfig) -> None:
     backend = engine_backend(config)
     if backend == "vllm":
         require_vllm()
+        require_arguments(config)
     elif backend not in ENGINES:
         prepare_environment(config.kv_cache_gib)  # the user's module may import torch
         _maker(backend)

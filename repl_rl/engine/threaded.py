@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
+import torch
+
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.admission import Admission, Reservation
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
@@ -88,6 +90,7 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         self._context_tokens = context_tokens
         self._requests: deque[tuple[Callable[[], None], Done | None]] = deque()
         """What to call between two steps, and the `done` to call if the engine goes down first."""
+        self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK)
         self._is_asleep = False
         self._connections: list[_Connection] = []
@@ -215,6 +218,8 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         try:
             if self.threads is not None:
                 limit_openmp(self.threads)
+            if self._gpu is not None:
+                torch.cuda.set_device(self._gpu)  # a new thread begins on the first one
             while not self._closing:
                 if not self._running:
                     self._sleep()

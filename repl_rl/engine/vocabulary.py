@@ -12,6 +12,7 @@ covered: tokenizers of other kinds; the bytes of each token are then what it dec
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,10 @@ _OTHERS = tuple(byte for byte in range(0x100) if byte not in _PRINTABLE)
 _BYTE_OF = {**{byte: byte for byte in _PRINTABLE}, **{0x100 + rank: byte for rank, byte in enumerate(_OTHERS)}}
 """GPT-2's map from code points to bytes (`bytes_to_unicode` in its encoder.py, inverted)."""
 _IN_MAP = re.compile("[{}]*".format("".join(re.escape(chr(point)) for point in _BYTE_OF)))
+
+
+LINE_KEY = "repl_rl_line"
+"""The name in a request's `extra_args` under which a server is asked to end it with the line."""
 
 
 class Vocabulary:
@@ -65,6 +70,11 @@ class Vocabulary:
     def _holding(self, wanted: bytes) -> frozenset[int]:
         found = set(wanted)
         return frozenset(index for index, data in enumerate(self.token_bytes) if found & set(data)) - self.eos_ids
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells whether another process has the same `stop_ids` and `eos_ids`."""
+        return hashlib.sha256(json.dumps([sorted(self.stop_ids), sorted(self.eos_ids)]).encode()).hexdigest()[:16]
 
     @property
     def pad_id(self) -> int:

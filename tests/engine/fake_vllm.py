@@ -16,6 +16,12 @@ from repl_rl.utils.threads import BackgroundLoop
 
 LOGPROB = -0.25
 LINE = " x = 1\n"
+_TRANSFER_PATHS = tuple(
+    f"/{step}" for step in (
+        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update", "update_weights",
+        "finish_weight_update",
+    )
+)  # fmt: skip
 _TURNS = 10
 """Of the event loop: more than asyncio takes from accepting a connection to telling of it."""
 
@@ -35,14 +41,23 @@ class FakeVLLM:
         self.model = str(NANO_PATH)
         self.max_model_len = 512
         self.dtype = "torch.float32"
+        self.quantization: str | None = None
+        self.cache_dtype = "auto"
         self.extension = "repl_rl.engine.server.worker.WeightsFromFiles"
         self.label = "default"
         self.health = 200
         """0: no answer."""
         self.probe_logprob = 0.0
+        self.stop_digest: str | None = None
+        """None: it has vLLM's own scheduler."""
         self.tokenize: Callable[[str], list[int]] = lambda text: list(vocabulary.encode_output(text))
         self.respond: Respond = say_line
         self.load: Callable[[dict[str, Any]], Any] = lambda body: {"loaded": 38}
+        self.workers = 1
+        self.transfer: str | None = None
+        self.on_transfer: Callable[[str, Any], None] = lambda path, body: None
+        self.has_unloaded_rank = False
+        """One of its data-parallel engines has failed to load weights, of which `load` says nothing."""
         self.missing: set[str] = set()
         self.refused: dict[str, int] = {}
         self.paused = False
@@ -112,14 +127,20 @@ class FakeVLLM:
     def _answer(self, path: str, body: Any) -> Any:
         if path == "/collective_rpc":
             self.events.append(body["method"])
-            return {"results": [self.load(body)]}
+            if body["method"] == "repl_rl_require_loaded" and self.has_unloaded_rank:
+                raise web.HTTPInternalServerError(text="a worker has not loaded its weights")
+            return {"results": [None if body["method"] == "repl_rl_require_loaded" else self.load(body)]}
+        if path in _TRANSFER_PATHS:
+            self.on_transfer(path, body)
         if path == "/update_weight_version":
             self.label = body["new_version"]
         names = [self.model, *self.aliases]
         cards = [{"id": name, "root": self.model, "max_model_len": self.max_model_len} for name in names]
         config = {
-            "model_config": {"dtype": self.dtype},
+            "model_config": {"dtype": self.dtype, "quantization": self.quantization},
+            "cache_config": {"cache_dtype": self.cache_dtype},
             "parallel_config": {"worker_extension_cls": self.extension},
+            "weight_transfer_config": None if self.transfer is None else {"backend": self.transfer},
         }
         return {
             "/version": {"version": self.version},
@@ -129,11 +150,15 @@ class FakeVLLM:
             "/weight_info": {"weight_version": self.label},
             "/update_weight_version": {},
             "/is_paused": {"is_paused": self.paused},
+            "/get_world_size": {"world_size": self.workers},
+            **{path: {} for path in _TRANSFER_PATHS},
         }[path]
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         if body["sampling_params"]["top_k"] == 1:
-            return web.json_response(tokens_answer([5], [self.probe_logprob], self.label, "length"))
+            answer = tokens_answer([5], [self.probe_logprob], self.label, "length")
+            answer["choices"][0]["stop_reason"] = self.stop_digest
+            return web.json_response(answer)
         self.requests.append(body)
         return await self.respond(self, body)
 

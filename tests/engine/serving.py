@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION
 from repl_rl.models.nano import NANO_PATH
 
 CONTEXT_TOKENS = 512
@@ -26,7 +27,8 @@ FLAGS = (
     "--enforce-eager",
     "--enable-scale-out",
     "--logprobs-mode=processed_logprobs",
-    "--worker-extension-cls=repl_rl.engine.server.worker.WeightsFromFiles",
+    f"--worker-extension-cls={WORKER_EXTENSION}",
+    f"--scheduler-cls={SCHEDULER}",
     "--disable-uvicorn-access-log",
 )
 _START_S = 500.0
@@ -62,13 +64,15 @@ class RunningServer:
             self.process.wait()
 
 
-def start_server(log: Path, *flags: str, port: int | None = None) -> RunningServer:
-    """`vllm serve nano`, by module: the command `vllm` of the CPU package looks for another package's metadata."""
+def start_server(log: Path, *flags: str, port: int | None = None, program: Path | None = None) -> RunningServer:
+    """`vllm serve nano`, by module: the command `vllm` of the CPU package looks for another package's metadata.
+
+    `program` is a file that does the same."""
     port = free_port() if port is None else port
-    program = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry", "--model", str(NANO_PATH)]
+    module = ["-m", "vllm.entrypoints.launchers.api_server.entry"] if program is None else [str(program)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*program, "--host=127.0.0.1", f"--port={port}", *FLAGS, *flags],
+            [sys.executable, *module, "--model", str(NANO_PATH), "--host=127.0.0.1", f"--port={port}", *FLAGS, *flags],
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

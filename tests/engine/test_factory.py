@@ -14,6 +14,7 @@ from repl_rl.config import EngineConfig, ModelConfig, parse_config
 from repl_rl.engine import make_engine
 from repl_rl.engine.factory import ENGINES, engine_backend, require_engine
 from repl_rl.errors import ConfigError
+from repl_rl.models.nano import NANO_PATH
 
 OWN = """
 class Silent:
@@ -40,6 +41,36 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.syspath_prepend(tmp_path)
     yield
     sys.modules.pop("own_engine", None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"vllm": {"dtype": "float16"}}, "vllm: dtype is model.dtype; leave it out there"),
+        ({"vllm": {"max_num_seqs": 8}}, "vllm: max_num_seqs is engine.places"),
+        ({"vllm": {"tensor_parallel_size": 2}}, "tensor_parallel_size is for servers: name them in engine.servers"),
+        ({"vllm": {"enforce_eager": True}, "servers": ["http://a:1"]}, "give servers theirs as flags"),
+        ({"vllm": {"enforce_eager": True}, "backend": "transformers"}, "for vLLM in this process"),
+    ],
+)
+def test_arguments_of_vllm_that_would_be_ignored_or_undo_ours_are_refused(engine: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_config({"engine": engine})
+
+
+def test_a_misspelt_argument_of_vllm_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="vLLM has no argument 'enforce_eagr'; did you mean 'enforce_eager'"):
+        require_engine(EngineConfig(backend="vllm", vllm={"enforce_eagr": True}))
+
+
+def test_arguments_reach_vllm() -> None:
+    config = EngineConfig(backend="vllm", context_tokens=128, vllm={"num_gpu_blocks_override": 17, "block_size": 64})
+    engine: Any = make_engine(str(NANO_PATH), nano(), ModelConfig(), config)
+    try:
+        cache = engine.llm.llm_engine.vllm_config.cache_config
+        assert (cache.num_gpu_blocks_override, cache.block_size) == (17, 64)
+    finally:
+        engine.close()
 
 
 def test_every_shipped_name_is_one_that_a_config_may_give() -> None:

@@ -73,11 +73,29 @@ def test_a_line_ends_with_the_first_token_that_ends_it_or_at_its_length(
     assert {line.finish for line in lines} >= {Finish.NEWLINE, Finish.LENGTH}
 
 
+def test_a_request_names_the_servers_own_table_of_ends(engine: VLLMServerEngine, vocabulary: Vocabulary) -> None:
+    """And not a list of ids, which vLLM would search for each token."""
+    assert engine._facts.stop_digest == vocabulary.digest
+    assert engine._end_of_line == {"extra_args": {"repl_rl_line": ["\n", vocabulary.digest]}}
+
+
+def test_a_list_of_ids_gives_the_same_line(
+    engine: VLLMServerEngine, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a server without our scheduler is asked."""
+    ids = vocabulary.encode_prompt(PROMPT)
+    by_table = asyncio.run(sample(engine, ids, 48, 0.0))
+    listed = {"stop_token_ids": sorted(vocabulary.stop_ids | vocabulary.eos_ids)}
+    monkeypatch.setattr(engine, "_end_of_line", listed)
+    by_list = asyncio.run(sample(engine, ids, 48, 0.0))
+    assert (by_table.ids, by_table.finish) == (by_list.ids, by_list.finish)
+
+
 def test_cancelling_a_line_aborts_it_on_the_server(
     engine: VLLMServerEngine, server: RunningServer, vocabulary: Vocabulary
 ) -> None:
     running = "vllm:num_requests_running"
-    engine._stop_ids = []  # a line that goes on to the end of the context
+    engine._end_of_line = {}  # a line that goes on to the end of the context
 
     async def give_up() -> None:
         sampling = [asyncio.create_task(sample(engine, [5], CONTEXT_TOKENS - 1, 2.0)) for _ in range(32)]

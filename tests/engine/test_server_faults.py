@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from aiohttp import web
 from fake_vllm import LINE, LOGPROB, FakeVLLM, failing, hang, say_line, saying, tokens_answer
 from safetensors.torch import load_file
 
@@ -98,6 +99,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
         ({"max_model_len": 256}, ConfigError, r"URL takes 256 tokens, and engine\.context_tokens is 512.*--max-model-"),
         ({"dtype": "torch.bfloat16"}, ConfigError, "URL computes in bfloat16, and model.dtype is float32.*--dtype fl"),
         ({"probe_logprob": -1.5}, EngineError, "URL gives .* before temperature.*--logprobs-mode processed_logprobs"),
+        ({"stop_digest": "none: no file"}, ModelError, r"URL ends lines and texts at other tokens than .*none: no fil"),
         ({"missing": {"/inference/v1/generate"}}, EngineError, "URL does not take tokens in.*--enable-scale-out"),
         ({"refused": {"/v1/models": 401}}, EngineError, "URL/v1/models wants an API key; set VLLM_API_KEY"),
         ({"cards": []}, EngineError, "URL answers in a form that vLLM 0.32 does not have"),
@@ -151,6 +153,39 @@ def test_the_last_token_says_how_a_line_ended(vocabulary: Vocabulary, last: str,
     ids = vocabulary.encode_prompt(last)
     answer = tokens_answer(list(ids), [LOGPROB] * len(ids), "default", reason)
     assert read_answer("http://s", answer, vocabulary)[0].finish is finish
+
+
+def test_a_server_with_our_scheduler_is_sent_the_name_of_its_table_instead_of_a_list(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+) -> None:
+    fakes[0].stop_digest = vocabulary.digest
+    asyncio.run(sample(open_engine(fakes[0])))
+    sampling = fakes[0].requests[0]["sampling_params"]
+    assert sampling["extra_args"] == {"repl_rl_line": ["\n", vocabulary.digest]}
+    assert "stop_token_ids" not in sampling
+
+
+def test_a_server_that_ends_lines_elsewhere_all_of_a_sudden_is_not_believed(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+) -> None:
+    async def stop_at_once(fake: FakeVLLM, body: dict[str, Any]) -> web.Response:
+        answer = tokens_answer([5], [LOGPROB], fake.label)
+        answer["choices"][0]["stop_reason"] = "another digest"
+        return web.json_response(answer)
+
+    for fake in fakes:
+        fake.stop_digest = vocabulary.digest
+    fakes[0].respond = stop_at_once
+    line = asyncio.run(sample(open_engine(*fakes)))
+    assert line.ids == vocabulary.encode_output(LINE)
+
+
+def test_servers_with_and_without_our_scheduler_are_refused(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+) -> None:
+    fakes[1].stop_digest = vocabulary.digest
+    with pytest.raises(EngineError, match=rf"differ in stop digest: {fakes[0].url} has None"):
+        open_engine(*fakes)
 
 
 def test_servers_that_differ_are_refused(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
@@ -370,7 +405,13 @@ def test_new_weights_are_loaded_by_all_servers(fakes: list[FakeVLLM], open_engin
     engine.load_weights(new_weights())
     assert engine.version == 1
     for fake in fakes:
-        assert fake.events == ["/pause", "repl_rl_load_weights", "/reset_prefix_cache", "/resume"]
+        assert fake.events == [
+            "/pause",
+            "repl_rl_load_weights",
+            "repl_rl_require_loaded",
+            "/reset_prefix_cache",
+            "/resume",
+        ]
         assert fake.label == engine.weights.label
     asyncio.run(sample(engine))
     assert [fake.requests[0]["cache_salt"] for fake in fakes if fake.requests] == [engine.weights.label]
@@ -439,6 +480,37 @@ def test_a_server_that_refuses_new_weights_leaves_all_at_the_old_ones(
     asyncio.run(sample(engine))
 
 
+def test_a_server_of_which_one_rank_has_not_loaded_its_weights_is_left_out(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    engine = open_engine(*fakes)
+    fakes[1].has_unloaded_rank = True
+    engine.load_weights(new_weights())
+    assert [server.up for server in engine._fleet.servers] == [True, False]
+    assert fakes[1].label != engine.weights.label
+    asyncio.run(sample(engine))
+    assert [len(fake.requests) for fake in fakes] == [1, 0]
+    fakes[1].has_unloaded_rank = False
+    until(lambda: len(engine._fleet.up) == 2)
+    assert fakes[1].label == engine.weights.label
+
+
+def test_quantised_weights_can_be_sampled_from_and_not_replaced(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    fakes[0].quantization = "fp8"
+    engine = open_engine(fakes[0])
+    asyncio.run(sample(engine))
+    with pytest.raises(ConfigError, match=r"quantised \(fp8\), and new ones can't be loaded"):
+        engine.require_weight_updates()
+
+
+def test_keys_and_values_of_another_type_are_warned_about(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    fakes[0].cache_dtype = "fp8"
+    open_engine(fakes[0])
+    assert "the servers keep keys and values in fp8" in caplog.text
+
+
 def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
@@ -468,7 +540,13 @@ def test_weights_that_an_earlier_run_left_are_undone_at_the_start(
 ) -> None:
     fakes[0].label = "repl-rl-12345678-40"
     open_engine(fakes[0])
-    assert fakes[0].events == ["/pause", "repl_rl_restore_checkpoint", "/reset_prefix_cache", "/resume"]
+    assert fakes[0].events == [
+        "/pause",
+        "repl_rl_restore_checkpoint",
+        "repl_rl_require_loaded",
+        "/reset_prefix_cache",
+        "/resume",
+    ]
     assert fakes[0].label == "default"
 
 

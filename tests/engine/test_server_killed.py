@@ -47,6 +47,7 @@ class KillingSlot:
         return line
 
 
+@pytest.mark.covers("several vLLM servers", "one is killed in the middle of a batch, and no trajectory is lost")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_server_killed_in_mid_batch_costs_no_trajectory(tmp_path: Path) -> None:

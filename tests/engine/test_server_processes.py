@@ -61,6 +61,7 @@ def start(rank: int, port: int, url: str, log: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", PROGRAM, url], stdout=output, stderr=output, env=environment)
 
 
+@pytest.mark.covers("two processes, one server", "the main process loads the weights for both")
 @pytest.mark.slow
 def test_the_main_process_loads_weights_for_all(server: FakeVLLM, tmp_path: Path) -> None:
     port = free_port()

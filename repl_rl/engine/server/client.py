@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,7 +32,7 @@ from packaging.version import InvalidVersion, Version
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine.base import Finish, SampledLine
-from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, ModelError
 
 _RETRIABLE = frozenset({408, 425, 429})
@@ -43,6 +43,7 @@ CHECKPOINT = "default"
 """vLLM's name for the weights that a server was started with."""
 
 WORKER_EXTENSION = "repl_rl.engine.server.worker.WeightsFromFiles"
+SCHEDULER = "repl_rl.engine.vllm.scheduler.ServerLineScheduler"
 CLAMPED = -9999.0
 """What vLLM's front end sends for a log-probability that is not a number, or minus infinity."""
 
@@ -178,6 +179,13 @@ class ServerFacts:
     """The label of its weights."""
     dtype: str | None = None
     worker_extension: str | None = None
+    quantization: str | None = None
+    cache_dtype: str | None = None
+    """Of its keys and values; `auto` is the weights' own."""
+    transfer: str | None = None
+    """The backend of vLLM's weight transfer that it was started with."""
+    stop_digest: str | None = None
+    """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
 
 
 def serve_command(wanted: Wanted) -> str:
@@ -185,7 +193,7 @@ def serve_command(wanted: Wanted) -> str:
     return (
         f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} --dtype {wanted.dtype} "
         f"--max-model-len {wanted.context_tokens} --enable-scale-out --logprobs-mode processed_logprobs "
-        f"--worker-extension-cls {WORKER_EXTENSION}   # see docs/servers.md"
+        f"--worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}   # see docs/servers.md"
     )
 
 
@@ -205,15 +213,20 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
         if (await _dev_answer(client, "/is_paused")).get("is_paused"):
             await client.post("/resume")
         dtype = config.get("model_config", {}).get("dtype")
+        probe_logprob, stop_digest = await _probe(client, wanted)
         return ServerFacts(
             version=version,
             names=tuple(dict.fromkeys(str(card.get(key) or card["id"]) for card in cards for key in ("id", "root"))),
             max_model_tokens=int(cards[0]["max_model_len"]),
             probe_ids=tuple(probe_ids),
-            probe_logprob=await _probe_logprob(client, wanted),
+            probe_logprob=probe_logprob,
+            stop_digest=stop_digest,
             label=weights.get("weight_version"),
             dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             worker_extension=config.get("parallel_config", {}).get("worker_extension_cls"),
+            quantization=config.get("model_config", {}).get("quantization"),
+            cache_dtype=config.get("cache_config", {}).get("cache_dtype"),
+            transfer=(config.get("weight_transfer_config") or {}).get("backend"),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise EngineError(f"{client.url} answers in a form that vLLM 0.32 does not have: {error!r}") from error
@@ -247,13 +260,18 @@ def check(url: str, facts: ServerFacts, wanted: Wanted) -> None:
             f"{url} gives log-probabilities from before temperature, top_p and top_k; start it with "
             "--logprobs-mode processed_logprobs"
         )
+    if facts.stop_digest not in (None, wanted.vocabulary.digest):
+        raise ModelError(
+            f"{url} ends lines and texts at other tokens than {wanted.names[0]!r} ({facts.stop_digest}); start it with "
+            "the checkpoint that the config names, and the same version of repl_rl"
+        )
 
 
 def agree(facts: Sequence[tuple[str, ServerFacts]]) -> None:
     """Raises EngineError if servers differ in what may change a sample."""
     (first_url, first), *others = facts
     for url, other in others:
-        for name in ("version", "dtype", "worker_extension"):
+        for name in ("version", "dtype", "quantization", "cache_dtype", "worker_extension", "transfer", "stop_digest"):
             ours, theirs = getattr(first, name), getattr(other, name)
             if ours != theirs:
                 raise EngineError(
@@ -276,16 +294,23 @@ async def _version(client: ServerClient) -> str:
     return version
 
 
-async def _probe_logprob(client: ServerClient, wanted: Wanted) -> float:
-    """The log-probability of the only token that `top_k` 1 leaves.
+async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | None]:
+    """The log-probability of the only token that `top_k` 1 leaves, and the digest of the server's stop table.
 
-    The prompt is our highest token with a newline: a server with a smaller vocabulary refuses it.
+    The prompt is our highest token with a newline: a server with a smaller vocabulary refuses it. A table that nobody
+    has is asked for, and our scheduler answers with its own one's digest as the reason to stop.
     """
     last = max(wanted.vocabulary.stop_ids)
-    sampling = {"temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False}
+    sampling = {
+        "temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False,
+        "extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]},
+    }  # fmt: skip
     try:
         answer = await client.generate({"token_ids": [last], "sampling_params": sampling}, client.patience.handshake_s)
-        return float(answer["choices"][0]["logprobs"]["content"][0]["logprob"])
+        choice = answer["choices"][0]
+        reason = choice.get("stop_reason")
+        logprob = float(choice["logprobs"]["content"][0]["logprob"])
+        return logprob, reason if isinstance(reason, str) else None
     except ServerRefused as error:
         if error.status in (403, 404):
             raise EngineError(
@@ -310,8 +335,15 @@ async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
+def line_end(facts: ServerFacts, vocabulary: Vocabulary) -> dict[str, Any]:
+    """The sampling parameters that end a request with its line: a name for the server's table, or a list of ids."""
+    if facts.stop_digest is not None:
+        return {"extra_args": {LINE_KEY: [vocabulary.stops.decode(), vocabulary.digest]}}
+    return {"stop_token_ids": sorted(vocabulary.stop_ids | vocabulary.eos_ids)}
+
+
 def line_request(
-    ids: Sequence[int], max_tokens: int, sampling: SamplingConfig, stop_ids: Sequence[int], label: str
+    ids: Sequence[int], max_tokens: int, sampling: SamplingConfig, end: Mapping[str, Any], label: str
 ) -> dict[str, Any]:
     """The request body for one line. `label` names the weights; what was cached with other weights is not reused."""
     return {
@@ -322,9 +354,9 @@ def line_request(
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
             "max_tokens": max_tokens,
-            "stop_token_ids": list(stop_ids),
             "logprobs": 0,
             "detokenize": False,
+            **end,
         },
     }
 
@@ -338,6 +370,8 @@ def read_answer(url: str, answer: Any, vocabulary: Vocabulary) -> tuple[SampledL
     try:
         choice = answer["choices"][0]
         reason = str(choice["finish_reason"])
+        if isinstance(choice.get("stop_reason"), str):
+            raise ServerUnreachable(f"{url} has another table of ends than at first: {choice['stop_reason']}")
         if reason == "abort" or not choice["token_ids"]:
             raise ServerUnreachable(f"{url} gave up a request (finish reason {reason!r})")
         ids = tuple(int(index) for index in choice["token_ids"])

@@ -10,9 +10,11 @@ Not covered: several trainers on the same servers, each with weights of its own.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -29,17 +31,21 @@ from repl_rl.engine.server.client import (
     base_url,
     check,
     inspect,
+    line_end,
     line_request,
     read_answer,
     serve_command,
 )
 from repl_rl.engine.server.fleet import Fleet, Server, Weights, WeightsFolder
+from repl_rl.engine.server.transfer import Transfer, can_transfer
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.threads import BackgroundLoop
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
@@ -65,9 +71,9 @@ class VLLMServerEngine:
     ) -> None:
         self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
-        self._stop_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
         self._folder = WeightsFolder(config.weights_folder)
         self._closed = False
+        self._transfer: Transfer | None = None
         self._session: aiohttp.ClientSession | None = None
         self._loop = BackgroundLoop()
         try:
@@ -104,17 +110,31 @@ class VLLMServerEngine:
                 f"{self._facts.worker_extension or 'no worker extension, or no development mode'}; start it with\n"
                 f"  {serve_command(self._wanted)}"
             )
+        if self._facts.quantization is not None:
+            raise ConfigError(
+                f"{self._fleet.servers[0].url} serves weights that are quantised ({self._facts.quantization}), and new "
+                "ones can't be loaded into these; start it without --quantization, with a checkpoint that isn't "
+                "quantised"
+            )
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Give all servers new weights, under the checkpoint's names. Lines under way are finished first.
 
         A server that can't be reached is left out until it has them. Raises EngineError if a server refuses them or if
-        none is left; the servers then hold the old weights again.
+        none is left; the servers then hold the old weights again. If the servers were started for vLLM's transfer, and
+        `named_weights.facts()` says what will come (`TensorFacts`), they are sent without files; if that fails, no
+        server can be used until it is started again.
         """
         self._raise_if_closed()
         self.require_weight_updates()
-        weights = self._folder.write(self.version + 1, named_weights)
-        self._loop.run(self._fleet.give_all(weights))
+        version = self.version + 1
+        facts = named_weights.facts() if self._transfer is not None and hasattr(named_weights, "facts") else None
+        if self._transfer is None or facts is None:
+            self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
+            return
+        weights = Weights(version, self._folder.label(version), is_sent=True)
+        send = partial(self._transfer.send, facts=facts, named=named_weights)
+        self._loop.run(self._fleet.give_together(weights, send))
 
     def adopt(self, weights: Weights) -> None:
         """Use the weights that another process of the same training run has given the servers."""
@@ -126,6 +146,8 @@ class VLLMServerEngine:
         if self._closed:
             return
         self._closed = True
+        if self._transfer is not None:
+            self._transfer.close()
         self._loop.run(self._end())
         self._loop.close()
         self._folder.close()
@@ -150,6 +172,15 @@ class VLLMServerEngine:
         for url, own in named:
             check(url, own, self._wanted)
         agree(named)
+        if self._facts.cache_dtype not in (None, "auto", self._facts.dtype):
+            logger.warning(
+                "the servers keep keys and values in %s: their log-probabilities are off by what that rounds away, and "
+                "training says by how much (drift/logprob_mean); start them without --kv-cache-dtype to end it",
+                self._facts.cache_dtype,
+            )
+        if can_transfer(self._facts.transfer):
+            self._transfer = Transfer(str(self._facts.transfer), self._loop.run)
+        self._end_of_line = line_end(self._facts, self._wanted.vocabulary)
         await asyncio.gather(*(self._fleet.check(server) for server in self._fleet.servers))
         if len(self._fleet.up) < len(clients):
             raise EngineError(f"a server failed while it was being checked:\n{self._fleet.troubles()}")
@@ -177,7 +208,7 @@ class VLLMServerEngine:
             try:
                 async with server.places, self._fleet.request():
                     label = self.weights.label
-                    body = line_request(ids, max_tokens, sampling, self._stop_ids, label)
+                    body = line_request(ids, max_tokens, sampling, self._end_of_line, label)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
                     if labels == {label}:
                         return line

@@ -5,11 +5,10 @@ what it has to, and holds the current weights.
 
 New weights are safetensors files in a folder that trainer and servers share. All servers switch to them together or not
 at all: a server that can't be reached is left out until it has them; a server that refuses them stops the update, and
-all return to the previous weights. Each set of weights has a label, and a server reports the label with every token
-that it samples. So a server that was restarted with its old checkpoint, or updated by somebody else, is noticed at its
-next answer.
-
-Not covered: vLLM's own weight transfer over NCCL, which needs GPUs on both sides.
+all return to the previous weights. If servers and trainer have GPUs, weights may be sent to all at once instead
+(`repl_rl.engine.server.transfer`); nobody has the previous ones then, and a failed transfer ends the run. Each set of
+weights has a label, and a server reports the label with every token that it samples. So a server that was restarted
+with its old checkpoint, or updated by somebody else, is noticed at its next answer.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import tempfile
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +49,8 @@ class Server:
     """Why it is down, or why it last was."""
     slots: int = 0
     """The number of trajectories on this server."""
+    waits: bool = False
+    """It answers and has other weights than the others, which only the next transfer can change."""
     silences: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while it is down: requests that wait for it give up."""
@@ -129,6 +130,9 @@ class Fleet:
                 if not server.up:
                     label = await self._inspect(server.client)
                     if label not in (None, self.weights.label):  # None: it doesn't say what it holds
+                        server.waits = self.weights.is_sent
+                        if server.waits:
+                            raise EngineError(f"{server.url} has other weights, until the next ones are sent")
                         await bring_to(server.client, self.weights)
             except ServerSilent as error:
                 server.silences += 1
@@ -197,6 +201,34 @@ class Fleet:
             self.weights.remove_files()
             self.weights = weights
 
+    async def give_together(self, weights: Weights, send: Callable[[list[ServerClient]], None]) -> None:
+        """As `give_all`, by `send`, which is called in a thread with the servers that can take part.
+
+        Raises EngineError if it fails; no server is up then, because none has weights that are known to be whole.
+        """
+        async with self._without_requests(), AsyncExitStack() as stack:
+            for server in self.servers:
+                await stack.enter_async_context(server.mending)
+            taking = [server for server in self.servers if server.up or server.waits]
+            clients = [server.client for server in taking]
+            try:
+                await asyncio.gather(*(_begin(client, weights) for client in clients))
+                await asyncio.to_thread(send, clients)
+                await asyncio.gather(*(_finish(client, weights) for client in clients))
+            except ReplRLError as error:
+                for server in taking:
+                    await self.mark_down(server, str(error))
+                raise
+            finally:
+                resumed = (client.post("/resume") for client in clients)
+                await asyncio.gather(*resumed, return_exceptions=True)
+            self.weights.remove_files()
+            self.weights = weights
+            for server in taking:
+                server.up, server.waits = True, False
+                server.gone.clear()
+            await self._tell()
+
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
         async with self._without_requests():
@@ -218,6 +250,8 @@ class Weights:
     version: int = 0
     label: str = CHECKPOINT
     files: tuple[str, ...] = ()
+    is_sent: bool = False
+    """They have been sent to the servers, and nothing here keeps them."""
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
@@ -241,7 +275,7 @@ class WeightsFolder:
 
         Reads `named_params` to the end even then, because gathering a sharded weight takes all processes.
         """
-        label = f"repl-rl-{self._run}-{version}"
+        label = self.label(version)
         tensors = iter(named_params)
         try:
             files = list(_write(self._folder(), label, tensors))
@@ -252,6 +286,9 @@ class WeightsFolder:
                 "with room that trainer and servers share in engine.weights_folder"
             ) from error
         return Weights(version, label, tuple(files))
+
+    def label(self, version: int) -> str:
+        return f"repl-rl-{self._run}-{version}"
 
     def close(self) -> None:
         if self._made is not None:
@@ -296,9 +333,8 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
 
     Raises EngineError if it can't load them; its label is then that of no `Weights`.
     """
-    await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
     try:
-        await client.post("/update_weight_version", {"new_version": f"on the way to {weights.label}"})
+        await _begin(client, weights)
         if weights.files:
             answers = await client.worker_call("repl_rl_load_weights", files=list(weights.files))
         else:
@@ -312,7 +348,19 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
                     f"{client.url} can't load {', '.join(weights.files) or 'its checkpoint'}: {reason}; if it can't "
                     "read the file, name a folder that trainer and servers share in engine.weights_folder"
                 )
-        await client.post("/reset_prefix_cache")
-        await client.post("/update_weight_version", {"new_version": weights.label})
+        await client.worker_call("repl_rl_require_loaded")
+        await _finish(client, weights)
     finally:
         await client.post("/resume")
+
+
+async def _begin(client: ServerClient, weights: Weights) -> None:
+    """Drain a server, and take its label away."""
+    await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
+    await client.post("/update_weight_version", {"new_version": f"on the way to {weights.label}"})
+
+
+async def _finish(client: ServerClient, weights: Weights) -> None:
+    """Forget what was computed with other weights, and say which ones it has."""
+    await client.post("/reset_prefix_cache")
+    await client.post("/update_weight_version", {"new_version": weights.label})

@@ -2,14 +2,15 @@
 
     vllm serve MODEL --worker-extension-cls repl_rl.engine.server.worker.WeightsFromFiles ...
 
-Its methods are called over `/collective_rpc`. They return what went wrong rather than raise it, so that the caller sees
-the reason and the server keeps running. `repl_rl` has to be importable where the server runs; what it imports here,
+Its methods are called over `/collective_rpc`. They return what went wrong, so that the caller sees the reason. Of
+several data-parallel engines, vLLM passes on what the first returns, and what any of them raises: so
+`repl_rl_require_loaded` asks all of them. `repl_rl` has to be importable where the server runs; what it imports here,
 vLLM depends on too.
 
 On a CPU, oneDNN repacks linear weights when the model is built, and nothing can be loaded into them afterwards. vLLM
 imports this module before it builds the model, so importing it switches that off.
 
-Not covered: quantised weights, which vLLM repacks on a GPU too.
+Not covered: quantised weights, which vLLM repacks on a GPU too; such a server is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ if not torch.cuda.is_available():
 class WeightsFromFiles:
     """Mixed into vLLM's worker class."""
 
+    _repl_rl_trouble: str | None = None
+    """Why the last weights were not loaded."""
+
     def repl_rl_load_weights(self, files: list[str]) -> dict[str, Any]:
         """Load safetensors files with the checkpoint's names. Returns `{"loaded": n}`, or `{"error": text}`."""
         return self._repl_rl_load(_tensors(files))
@@ -39,16 +43,39 @@ class WeightsFromFiles:
         loader = get_model_loader(worker.vllm_config.load_config)
         return self._repl_rl_load(loader.get_all_weights(worker.vllm_config.model_config, _model(worker)))
 
-    def _repl_rl_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-        from vllm.config import set_current_vllm_config
+    def repl_rl_require_loaded(self) -> None:
+        """Raises RuntimeError if the last weights were not loaded into this worker."""
+        if self._repl_rl_trouble is not None:
+            raise RuntimeError(f"a worker has not loaded its weights: {self._repl_rl_trouble}")
 
+    def _repl_rl_load(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+        """By vLLM's reload, which repacks weights where it had packed them: experts, scales, layouts of kernels."""
         worker: Any = self
+        names = []
+
+        def named() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                yield name, tensor
+                names.append(name)
+
         try:
-            with set_current_vllm_config(worker.vllm_config), torch.inference_mode():
-                loaded = _model(worker).load_weights(tensors)
+            with torch.inference_mode():
+                worker.reload_weights(weights_iterator=named())
         except Exception as error:  # noqa: BLE001 - whatever it is, the trainer has to hear of it
-            return {"error": f"{type(error).__name__}: {error}"}
-        return {"loaded": len(loaded or ())}
+            self._repl_rl_trouble = f"{type(error).__name__}: {error}"
+            _end_reload(worker)
+            return {"error": self._repl_rl_trouble}
+        self._repl_rl_trouble = None
+        return {"loaded": len(names)}
+
+
+def _end_reload(worker: Any) -> None:
+    """Put each layer together again, whatever is in it, so that the next reload does not go on from this one."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    with set_current_vllm_config(worker.vllm_config), torch.inference_mode():
+        finalize_layerwise_reload(_model(worker), worker.vllm_config.model_config)
 
 
 def _model(worker: Any) -> Any:

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
@@ -53,6 +54,8 @@ class VLLMEngine(ThreadedEngine[str]):
         **llm_kwargs: Any,
     ) -> None:
         self.llm = load_llm(path, model.dtype, config, seed, llm_kwargs)
+        self.adapter: LoRARequest | None = None
+        """What lines are sampled with, beside the weights."""
         self.stepper = make_stepper(self, vocabulary, is_deterministic=config.deterministic)
         self._names = itertools.count()
         (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
@@ -61,6 +64,17 @@ class VLLMEngine(ThreadedEngine[str]):
 
     def make_sequence(self, tokens: int) -> str:
         return f"slot-{next(self._names)}"
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether vLLM was started with `enable_lora`."""
+        return self.llm.llm_engine.vllm_config.lora_config is not None
+
+    def load_adapter(self, folder: str) -> None:
+        """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
+        load = LoRARequest("trained", 1, folder, load_inplace=True)
+        self.llm.llm_engine.model_executor.driver_worker.add_lora(load)
+        self.adapter = LoRARequest("trained", 1, folder)
 
     def close(self) -> None:
         if hasattr(self, "llm"):
@@ -104,7 +118,7 @@ def load_llm(path: str, dtype: str, config: EngineConfig, seed: int, extra: dict
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`torch.distributed.reduce_op` is deprecated", FutureWarning)
-            return LLM(**{**arguments, **device, **extra})
+            return LLM(**{**arguments, **device, **config.vllm, **extra})
     except (ValueError, OSError, RuntimeError) as error:
         raise ModelError(f"vLLM can't load {path!r}: {error}") from error
 
@@ -218,7 +232,8 @@ class LineStepper(VLLMStepper):
         # If blocks are parked, they are found by the slot's name. Otherwise each line has a new name, because vLLM
         # gives the tokens of a step in flight to whichever request has the id by then.
         name = slot if self._scheduler.parks_blocks else f"{slot}/{next(self._numbers)}"
-        request = LineRequest(name, ids, params, None, arrival_time=arrival, cache_salt=salt)
+        adapter = self._engine.adapter
+        request = LineRequest(name, ids, params, None, arrival_time=arrival, cache_salt=salt, lora_request=adapter)
         past = self._past.pop(slot, None)
         if past is not None and _goes_on_from(request, past):
             request.block_hashes = past.block_hashes
@@ -266,7 +281,7 @@ class RequestStepper(VLLMStepper):
         stopping = params.clone()
         stopping.stop_token_ids = self._stop_token_ids
         prompt = {"prompt_token_ids": ids, "cache_salt": salt}
-        self._llm.add_request(slot, prompt, stopping, arrival_time=arrival)
+        self._llm.add_request(slot, prompt, stopping, arrival_time=arrival, lora_request=self._engine.adapter)
 
     def step_vllm(self) -> Iterator[VLLMLine]:
         for output in self._llm.step():

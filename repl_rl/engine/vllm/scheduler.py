@@ -1,23 +1,32 @@
 """vLLM's scheduler, made to stop at the end of a line: a table says for each token whether it ends one.
 
 vLLM searches its own `stop_token_ids`, a list, for every sampled token: 72 µs with 5,000 ids. Here a byte of a table is
-read instead. Between two lines of a slot, the blocks of its keys and values stay allocated (`parked`), so that the next
-line only computes what is new. When blocks run short, parked ones are given back, and prefix caching keeps what it can
-of them.
+read instead.
+
+In our own process (`LineScheduler`), the blocks of a slot's keys and values stay allocated between two of its lines
+(`parked`), so that the next line only computes what is new. When blocks run short, parked ones are given back, and
+prefix caching keeps what it can of them.
+
+A server (`vllm serve --scheduler-cls repl_rl.engine.vllm.scheduler.ServerLineScheduler`) makes the table from its own
+tokenizer. A request asks for it by `extra_args: {"repl_rl_line": [stops, digest]}`, and otherwise stops as in vLLM.
 
 `scheduler_cls` is not a public interface of vLLM; `tests/engine/test_vllm_contract.py` tests what is relied on here.
 """
 
 from __future__ import annotations
 
+import logging
 from enum import IntEnum
 from typing import Any
 
+from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from repl_rl.engine.vocabulary import Vocabulary
+from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary, load_vocabulary
+
+_log = logging.getLogger(__name__)
 
 
 class Ends(IntEnum):
@@ -41,7 +50,34 @@ class LineRequest(Request):  # type: ignore[misc]
     """One line of a slot. Where blocks are parked, all lines of a slot have the same request id, one after another."""
 
 
-class LineScheduler(Scheduler):  # type: ignore[misc]
+class TableScheduler(Scheduler):  # type: ignore[misc]
+    """Stops the requests that `table_of` has a table for; others are handled as in vLLM."""
+
+    def table_of(self, request: Request) -> bytes | None:
+        """One `Ends` per row of the model's vocabulary, or None."""
+        raise NotImplementedError
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        table = self.table_of(request)
+        if table is None:
+            outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
+            return outcome
+        for position, token in enumerate(new_token_ids, 1):
+            request.append_output_token_ids(token)
+            if table[token]:
+                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
+            elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
+                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
+            else:
+                continue
+            del new_token_ids[position:]
+            return new_token_ids, True
+        return new_token_ids, False
+
+
+class LineScheduler(TableScheduler):
     """Stops `LineRequest`s by the table and parks their blocks; other requests are handled as in vLLM."""
 
     parks_blocks = True
@@ -83,23 +119,8 @@ class LineScheduler(Scheduler):  # type: ignore[misc]
             request.num_computed_tokens = 0
             self.waiting.add_request(request)
 
-    def _update_request_with_output(
-        self, request: Request, new_token_ids: list[int], is_stale: bool = False
-    ) -> tuple[list[int], bool]:
-        if not isinstance(request, LineRequest):
-            outcome: tuple[list[int], bool] = super()._update_request_with_output(request, new_token_ids, is_stale)
-            return outcome
-        for position, token in enumerate(new_token_ids, 1):
-            request.append_output_token_ids(token)
-            if self.stop_table[token]:
-                request.status, request.stop_reason = RequestStatus.FINISHED_STOPPED, token
-            elif request.num_output_tokens >= request.max_tokens or request.num_tokens >= self.max_model_len:
-                request.status = RequestStatus.FINISHED_LENGTH_CAPPED
-            else:
-                continue
-            del new_token_ids[position:]
-            return new_token_ids, True
-        return new_token_ids, False
+    def table_of(self, request: Request) -> bytes | None:
+        return self.stop_table if isinstance(request, LineRequest) else None
 
     def _free_request_blocks(self, request: Request) -> None:
         ended_a_line = request.status == RequestStatus.FINISHED_STOPPED and isinstance(request, LineRequest)
@@ -117,3 +138,57 @@ class AsyncLineScheduler(AsyncScheduler, LineScheduler):  # type: ignore[misc]
     """
 
     parks_blocks = False
+
+
+class _ServerScheduler(TableScheduler):
+    """Stops by a table the requests that ask for it, and parks nothing: a server's lines come from many trajectories.
+
+    What they ask for is `[stops, digest]`, see `Vocabulary.digest`. With another digest than that of this server's own
+    table, a request ends after one token, and its stop reason is the digest, or why there is no table.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._own: dict[str, tuple[str, bytes]] = {}
+        """By the bytes that end a turn: the digest and the table."""
+        self._size: int = self.vllm_config.model_config.get_vocab_size()
+        self._every_token = bytes([Ends.TEXT]) * self._size
+
+    def table_of(self, request: Request) -> bytes | None:
+        asked = _asked(request)
+        if asked is None:
+            return None
+        digest, table = self._own_table(asked[0])
+        return table if digest == asked[1] else self._every_token
+
+    def _own_table(self, stops: str) -> tuple[str, bytes]:
+        if stops not in self._own:
+            try:
+                vocabulary = load_vocabulary(self.vllm_config.model_config.model, stops.encode("ascii"))
+                self._own[stops] = vocabulary.digest, stop_table(vocabulary, self._size)
+            except Exception as error:  # noqa: BLE001 - the trainer has to hear of it, and the server keeps running
+                _log.exception("no table of the tokens that end a line")
+                self._own[stops] = f"none: {error}", self._every_token
+        return self._own[stops]
+
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], is_stale: bool = False
+    ) -> tuple[list[int], bool]:
+        tokens, has_stopped = super()._update_request_with_output(request, new_token_ids, is_stale)
+        asked = _asked(request) if has_stopped else None
+        if asked is not None and self._own[asked[0]][0] != asked[1]:
+            request.stop_reason = self._own[asked[0]][0]
+        return tokens, has_stopped
+
+
+def _asked(request: Request) -> Any:
+    extra = request.sampling_params and request.sampling_params.extra_args
+    return extra.get(LINE_KEY) if extra else None
+
+
+class _AsyncServerScheduler(AsyncScheduler, _ServerScheduler):  # type: ignore[misc]
+    pass
+
+
+ServerLineScheduler = _ServerScheduler if current_platform.is_cpu() else _AsyncServerScheduler
+"""For `vllm serve --scheduler-cls`."""
