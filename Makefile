@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
+DEEPSPEED := .venv/deepspeed/.installed
 # Two processes. A test's group says which tests share one of them (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -26,7 +27,7 @@ train: $(STAMP) ## train the quickstart: a small model learns to use the interpr
 test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real vLLM, real kernels, real training steps
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(STAMP) $(VERIFIERS) ## every test there is, those that take minutes each included
+test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, sympy's own tests
@@ -70,4 +71,10 @@ $(STAMP): pyproject.toml constraints.txt
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<
+	@touch $@
+
+# On no path either. It is built from source, without its kernels, and its build asks for the torch that is installed.
+$(DEEPSPEED): tests/deepspeed.txt | $(STAMP)
+	@rm -rf $(@D)
+	@DS_BUILD_OPS=0 $(PIP) install --no-deps --no-build-isolation --target $(@D) -r $<
 	@touch $@

@@ -1,6 +1,6 @@
 """A step on recorded rollouts for each of some settings, in as many processes as it is started in.
 
-    python one_step.py FOLDER '{"name": {"loss_type": "dapo"}}'
+    python one_step.py FOLDER '{"name": {"loss_type": "dapo"}}' [sharded]
 
 The main process writes, under the settings' name, the gradient that the optimizer is given, the weights after the step,
 and the step's metrics.
@@ -13,12 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import sharded
 import torch
 from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
+from trl.distributed import DistributedBackend
 
 from repl_rl.trajectory import StopReason, Task, Trajectory
-from repl_rl.utils.distributed import process_count
+from repl_rl.utils.distributed import is_main_process, process_count
 
 GROUPS, GROUP_SIZE = 4, 2
 
@@ -30,6 +33,20 @@ def uneven(task: Task, place: int) -> Trajectory:
     return recorded(task, place, is_right=place == 0, lines=2 + (index + place) % 4, stop_reason=reason)
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor that may be sharded; all processes have to ask for it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The whole gradient; with DeepSpeed, which keeps it elsewhere."""
+    if parameter.grad is None:
+        from deepspeed.utils import safe_get_full_grad
+
+        return safe_get_full_grad(parameter)
+    return whole(parameter.grad)
+
+
 class KeepGradient(TrainerCallback):
     """The gradient as the optimizer gets it: averaged over processes, and clipped."""
 
@@ -38,7 +55,7 @@ class KeepGradient(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
         self.gradient = {
-            name.removeprefix("module."): parameter.grad.detach().clone()
+            name.removeprefix("module."): gradient_of(parameter).detach().clone()
             for name, parameter in model.named_parameters()
         }
 
@@ -68,11 +85,15 @@ def take_step(path: Path, settings: dict[str, Any]) -> None:
     keep = KeepGradient()
     trainer.add_callback(keep)
     trainer.train()
-    if trainer.accelerator.is_main_process:
-        weights = dict(trainer.accelerator.unwrap_model(trainer.model).named_parameters())
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with DistributedBackend(trainer.accelerator).gather_params(list(model.parameters())):
+        weights = {name: whole(weight).detach().clone() for name, weight in model.named_parameters()}
+    if is_main_process():
         torch.save({"gradient": keep.gradient, "weights": weights, "row": trainer.state.log_history[0]}, path)
 
 
 if __name__ == "__main__":
+    for kind in sys.argv[3:]:
+        sharded.shard(kind)
     for name, settings in json.loads(sys.argv[2]).items():
         take_step(Path(sys.argv[1]) / name, settings)

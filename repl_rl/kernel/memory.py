@@ -42,7 +42,10 @@ _log = logging.getLogger(__name__)
 
 
 def default_budget_mb() -> float:
-    """Four fifths of the memory that is available now on this machine, or in the container of this process."""
+    """Four fifths of the memory that is available now on this machine, or in the container of this process.
+
+    Processes of one training run on this machine get equal parts of it.
+    """
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_mb = int(fields["MemAvailable"].split()[0]) / 1024
     for root, limit, usage, cached in _CGROUP_FILES:
@@ -51,7 +54,7 @@ def default_budget_mb() -> float:
                 numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
                 used = int((group / usage).read_text()) - int(numbers[cached])
                 available_mb = min(available_mb, (int((group / limit).read_text()) - used) / _MIB)
-    return available_mb * _SHARE
+    return available_mb * _SHARE / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def _own_groups(root: Path) -> list[Path]:

@@ -6,21 +6,24 @@ from its last complete checkpoint and sees the problems in the same order as wit
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import Config
+from repl_rl.config import Config, TrainConfig
+from repl_rl.config.section import nearest
+from repl_rl.config.train import KAHAN
 from repl_rl.dialect import require_dialect
-from repl_rl.engine.environment import prepare_environment
-from repl_rl.engine.factory import require_engine
-from repl_rl.errors import ConfigError
+from repl_rl.engine.environment import has_gpu_driver, prepare_environment
+from repl_rl.engine.factory import engine_backend, require_engine
+from repl_rl.errors import ConfigError, DependencyError
 from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
@@ -32,7 +35,7 @@ from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.trackers import place_trackio, require_trackers
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
-from repl_rl.utils.distributed import from_main, is_main_process, process_rank, require_processes
+from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
 from repl_rl.utils.folders import require_folder
 
 if TYPE_CHECKING:
@@ -91,9 +94,11 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None, overr
     assert config is not None
     require_processes(config.train.processes)
     inputs = check_inputs(config)
+    if config.train.processes > 1:
+        prepare_environment(config.engine.kv_cache_gib)
+        wait_s = config.train.trl.get("ddp_timeout")
+        join(wait_s if isinstance(wait_s, int) else WAIT_S)  # TRL refuses what is not a number
     if resume is None:
-        if config.train.processes > 1:
-            prepare_environment(config.engine.kv_cache_gib)
         folder = from_main(lambda: new_run(config, runs))  # one folder for all processes
     elif is_main_process():
         folder.label_evaluations(folder.config().eval_settings)
@@ -114,11 +119,19 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
     require_engine(config.engine)
+    if config.train.processes > 1 and engine_backend(config.engine) == "vllm" and has_gpu_driver():
+        raise ConfigError(
+            f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
+            "`vllm serve` on other GPUs and name it in engine.servers (docs/servers.md), or set train.processes to 1"
+        )
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = find_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
     load_extensions(config)
+    _require_adapter(config)
+    if config.train.trl.get("optim") == KAHAN and importlib.util.find_spec("optimi") is None:
+        raise DependencyError(f"train.trl.optim: {KAHAN} is torch-optimi's; bring it with: pip install torch-optimi")
     if config.tasks.is_from_hub and not asks_hub:
         return Inputs(model_path, [], [], table)
     train_tasks = load_tasks(config.tasks, "train", config.seed, config.tasks.train)
@@ -144,19 +157,9 @@ def _train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
     if "trackio" in config.train.report_to:
         place_trackio(prepared.folder)
     from repl_rl.run.trackers import open_trackers
-    from repl_rl.trainer import ReplGRPOTrainer
 
-    model_path = resolve_model(config.model.path)
     with progress.stage("loading the model, vLLM and the first kernels"):
-        trainer = ReplGRPOTrainer(
-            model_path,
-            training_arguments(config, prepared.folder),
-            prepared.inputs.train_tasks,
-            tools=config.tools.functions,
-            tools_where=config.tools.where,
-            environment=config.environment,
-            rollout=config.rollout,
-        )
+        trainer = open_trainer(prepared)
     try:
         with open_trackers(trainer, config, prepared.folder) as trackers:
             before = _evaluate(trainer, prepared, 0, progress, trackers)
@@ -167,10 +170,67 @@ def _train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
             if step < config.train.steps and is_in_time:
                 return TrainingOutcome(prepared.folder, before, None, seconds, stopped_at=step)
             after = _evaluate(trainer, prepared, step, progress, trackers)
-            trainer.save_model(str(prepared.folder.path / "model"))
+            trainer.save_whole(prepared.folder.path / "model")
             return TrainingOutcome(prepared.folder, before, after, seconds)
     finally:
         trainer.close()
+
+
+def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
+    """Load the model, the engine and the first kernels. `extra` are further arguments of the trainer."""
+    from repl_rl.trainer import ReplGRPOTrainer
+
+    config = prepared.config
+    return ReplGRPOTrainer(
+        resolve_model(config.model.path),
+        training_arguments(config, prepared.folder),
+        prepared.inputs.train_tasks,
+        tools=config.tools.functions,
+        tools_where=config.tools.where,
+        environment=config.environment,
+        rollout=config.rollout,
+        peft_config=lora_config(config.train),
+        **extra,
+    )
+
+
+def lora_config(config: TrainConfig) -> Any:
+    """PEFT's LoraConfig for `train.lora`; None without one. Raises DependencyError, or ConfigError for what PEFT
+    refuses."""
+    if config.lora is None:
+        return None
+    if importlib.util.find_spec("peft") is None:
+        raise DependencyError("train.lora needs PEFT; in the checkout, bring it with: pip install -e '.[lora]'")
+    from peft import LoraConfig
+
+    known = [field.name for field in fields(LoraConfig)]
+    for name in config.lora:
+        if name not in known:
+            raise ConfigError(f"train.lora: PEFT's LoraConfig has no argument {name!r}; {nearest(name, known)}")
+    try:
+        return LoraConfig(**{"task_type": "CAUSAL_LM", "target_modules": "all-linear", **config.lora})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"train.lora: PEFT refuses these arguments: {error}") from error
+
+
+def _require_adapter(config: Config) -> None:
+    """Raises ConfigError if there is an adapter that PEFT or vLLM refuses, or vLLM waits for one in vain."""
+    adapter, options = lora_config(config.train), config.engine.vllm
+    if not options.get("enable_lora"):
+        return
+    if adapter is None:
+        raise ConfigError("engine.vllm: enable_lora is for adapters, and none are trained; set train.lora as well")
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.peft_helper import PEFTHelper
+
+    try:
+        limits = LoRAConfig(**{name: options[name] for name in ("max_lora_rank",) if name in options})
+        PEFTHelper.from_dict(adapter.to_dict()).validate_legal(limits)
+    except ValueError as error:
+        raise ConfigError(
+            f"train.lora: vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, "
+            "and it gets merged weights"
+        ) from error
 
 
 def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplGRPOConfig:
@@ -196,6 +256,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "save_steps": plan.save_steps,
         "save_total_limit": 2,
         "logging_steps": 1,
+        "ddp_timeout": WAIT_S,
         "loss_type": plan.loss_type,
         "beta": plan.beta,
         "redraws": plan.redraws,
@@ -205,9 +266,10 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "top_k": config.sampling.top_k,
         "bf16": config.model.dtype == "bfloat16",
         "fp16": False,
-        # without `use_cpu`, accelerate does not look for other processes on a CPU
-        "use_cpu": plan.processes > 1 and not torch.cuda.is_available(),
-        "model_init_kwargs": {"dtype": config.model.dtype},
+        # without it, accelerate looks for no other processes on a CPU, and transformers for no bfloat16
+        "use_cpu": not torch.cuda.is_available(),
+        "model_init_kwargs": {"dtype": plan.dtype},
+        "sampler_dtype": config.model.dtype,
         "gradient_checkpointing": False,
         "report_to": list(plan.report_to),
         "project": config.name,

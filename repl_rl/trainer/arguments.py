@@ -87,6 +87,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     chat: bool | None = None
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
+    sampler_dtype: str | None = None
+    """Type of the engine's weights (float32, bfloat16, float16); None is that of the weights that are trained."""
     redraws: int = 0
     """How many times a step's groups without variance are rolled out again with other tasks; each time costs another
     rollout of those groups. See `repl_rl.trainer.redraw`."""

@@ -6,7 +6,7 @@ The loss, the optimiser, distribution, checkpoints and the weight sync are TRL's
 - interpreter tokens are masked (TRL's `env_mask`): loss, KL, entropy and ratios see typed tokens only;
 - advantages have the shape (B, T), one value per token, from rewards per line;
 - the forward pass sees rows without padding, and the LM head typed tokens only (`repl_rl.trainer.typed_tokens`);
-- the engine is ours, in the trainer's own dtype; TRL's weight sync, or its iteration over the weights, updates it.
+- the engine is ours, in a dtype of its own; TRL's weight sync, or its iteration over the weights, updates it.
 
 B batch, T completion tokens. `tests/trainer/test_trl_contract.py` checks the private methods of TRL that this
 overrides.
@@ -24,6 +24,7 @@ from typing import Any, Literal, cast
 
 import torch
 from datasets import Dataset
+from transformers import set_seed
 from trl.trainer.utils import pad
 
 from repl_rl.config import ModelConfig
@@ -48,6 +49,7 @@ from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
 from repl_rl.trainer.drift import logprob_drift, reencoded
+from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
@@ -122,6 +124,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         extra = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
         args.reward_weights = all_weights(args.reward_weights, self._table.component_names, len(extra))
         graded = not extra and owner is None and grader is grade
+        set_seed(args.seed)  # new adapters begin at random
         super().__init__(
             model=model,
             args=args,
@@ -141,12 +144,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def _open_engine(self, path: str, setup: RolloutSetup) -> None:
         """Start the engine and the kernels, and put the engine where TRL's weight sync looks for it."""
         args = cast(ReplGRPOConfig, self.args)
-        dtype = str(next(self.model.parameters()).dtype).removeprefix("torch.")
-        model = ModelConfig(path=path, dtype=dtype)
+        dtype = args.sampler_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
+        model = ModelConfig.model_validate({"path": path, "dtype": dtype})
         self.engine = make_engine(path, setup.vocabulary, model, args.engine, seed=args.seed)
         try:
             self.vllm_generation = EngineGeneration(
-                self.engine, model=self.model, accelerator=self.accelerator, processing_class=self.processing_class
+                self.engine,
+                getattr(torch, dtype),
+                enable_sleep_mode=bool(args.engine.vllm.get("enable_sleep_mode")),
+                model=self.model,
+                accelerator=self.accelerator,
+                processing_class=self.processing_class,
             )
             self.service = RolloutService(self.engine, setup)
         except BaseException:
@@ -167,6 +175,22 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.state.global_step != self._last_loaded_step:
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
+
+    def save_whole(self, folder: Path) -> None:
+        """Save what engines can load: whole weights, with adapters merged, and the tokenizer.
+
+        `save_model` saves an adapter alone, and under FSDP 2, unless it was told otherwise, no model at all. All
+        processes have to call this.
+        """
+        is_main = self.accelerator.is_main_process
+        weights = {}
+        for name, weight in self.vllm_generation.whole_weights():
+            if is_main:
+                weights[name] = weight.detach().to("cpu", copy=True)
+        if is_main:
+            base_of(self.accelerator.unwrap_model(self.model)).save_pretrained(folder, state_dict=weights)
+            self.processing_class.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._rows = list(inputs)  # TRL goes on with this same list, in which redrawing replaces rows
@@ -192,6 +216,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
         if self.model.training and self.args.redraws:
             self._redraw()
+        if self.vllm_generation.sleep():
+            self._last_loaded_step = -1  # it needs its weights again, the same ones too
         self._log_batch(self._last_scored, time.perf_counter() - started)
         rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}

@@ -3,18 +3,23 @@
 Rank and count are read from the environment (RANK, WORLD_SIZE), so a run in one process loads nothing for this. All
 processes have to call `from_main`, `gather`, `any_of_all` and, at the end, `leave` in step.
 
-Not covered: processes that share no file system, and vLLM in each of several processes (use servers).
+Not covered: processes that share no file system.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import TypeVar
 
 from repl_rl.errors import ConfigError
 
 Value = TypeVar("Value")
+
+WAIT_S = 7200
+"""How long a process waits for the others. One whose sessions are short waits for all that the others wait for: long
+sessions, held-out problems, servers that come back. torch's own limits are 10 minutes on GPUs and 30 on CPUs."""
 
 
 def process_count() -> int:
@@ -45,7 +50,7 @@ def from_main(make: Callable[[], Value]) -> Value:
         return make()
     from accelerate.utils import broadcast_object_list
 
-    _join()
+    join()
     (value,) = broadcast_object_list([make() if is_main_process() else None])
     return value  # type: ignore[no-any-return]
 
@@ -56,7 +61,7 @@ def gather(values: Sequence[Value]) -> list[Value]:
         return list(values)
     from accelerate.utils import gather_object
 
-    _join()
+    join()
     return list(gather_object(list(values)))
 
 
@@ -71,14 +76,19 @@ def leave() -> None:
         return
     from accelerate import PartialState
 
-    _join()
+    join()
     PartialState().wait_for_everyone()
     PartialState().destroy_process_group()
 
 
-def _join() -> None:
-    """Find the other processes, once. By default, accelerate would not look for any on a CPU."""
+def join(wait_s: float = WAIT_S) -> None:
+    """Find the other processes; the first call decides how long this one waits for them, and further ones do nothing.
+
+    By default, accelerate would not look for any on a CPU.
+    """
+    if process_count() == 1:
+        return
     import torch
     from accelerate import PartialState
 
-    PartialState(cpu=not torch.cuda.is_available())
+    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(seconds=wait_s))

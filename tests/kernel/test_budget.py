@@ -192,6 +192,12 @@ def test_a_pool_that_finds_no_folder_leaves_no_group(monkeypatch: pytest.MonkeyP
 
 def test_memory_is_measured() -> None:
     assert 100 < default_budget_mb() < 10_000_000
+
+
+def test_the_processes_of_a_run_share_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole_mb = default_budget_mb()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert default_budget_mb() == pytest.approx(whole_mb / 4, rel=0.2)
     assert tree_mb(2**22 + 1) == 0.0
 
 

@@ -89,6 +89,9 @@ def assert_same_bits(one: object, other: object, where: str = "") -> None:
         assert one == other, where
 
 
+@pytest.mark.covers(
+    "one process, vLLM or transformers", "killed and resumed, a run equals one that ran through, to the bit"
+)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [TINY, INSIDE_A_BATCH], ids=["vllm", "transformers, inside a batch"])
 def test_a_killed_and_resumed_run_equals_one_run_through(config: dict[str, Any], tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def test_groups_share_a_problem_and_their_advantages_are_centred(whole_run: Path
         assert sum(of_first_lines) == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.covers(
+    "one process, vLLM in it", "runs: trained, evaluated, saved; each step is sampled with its own weights"
+)
 def test_the_sampler_has_the_trainers_weights_in_every_step(whole_run: Path) -> None:
     for row in rows(whole_run, "train"):
         assert row["sampling/sampling_logp_difference/max"] < 1e-3  # type: ignore[operator]

@@ -1,16 +1,20 @@
-"""Two processes learn what one learns from the whole batch: real ones, on the CPU, over gloo."""
+"""Two processes learn what one learns from the whole batch, each with the whole model or with half of it (FSDP 2 and
+DeepSpeed's ZeRO-3): real ones, on the CPU, over gloo."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sharded import DEEPSPEED, NO_DEEPSPEED
 
 pytestmark = pytest.mark.slow
 
@@ -25,29 +29,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
 OWN_TO_A_PROCESS = ("time/", "kernel", "tokens_per_s", "step_time")
 
 
-def start(processes: int, folder: Path) -> subprocess.Popen[str]:
+def start(processes: int, folder: Path, *flags: str) -> subprocess.Popen[str]:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)] * (processes > 1)
-    command = [sys.executable, *launch, str(TESTS / "one_step.py"), str(folder), json.dumps(SETTINGS)]
-    paths = {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launch, str(TESTS / "one_step.py"), str(folder), json.dumps(SETTINGS), *flags]
+    folders = [TESTS, TESTS.parent, *([DEEPSPEED] if "zero3" in flags else [])]
+    paths = {"PYTHONPATH": os.pathsep.join(map(str, folders)), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, cwd=folder, env=os.environ | paths, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """What one process wrote, and what two wrote."""
-    made = [tmp_path_factory.mktemp(name) for name in ("one", "two")]
-    for processes, folder in enumerate(made, start=1):
-        started = start(processes, folder)
+def step_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+    """What the main process wrote, by the kind of processes and the name of the settings."""
+
+    @functools.cache
+    def folder(kind: str) -> Path:
+        made = tmp_path_factory.mktemp(kind)
+        started = start(1 if kind == "one" else 2, made, *([kind] if kind in ("fsdp2", "zero3") else []))
         output, _ = started.communicate(timeout=600)
         assert started.returncode == 0, output
-    return made
+        return made
+
+    return lambda kind, name: torch.load(folder(kind) / name, weights_only=True)
 
 
+KINDS = ["ddp", "fsdp2", pytest.param("zero3", marks=pytest.mark.skipif(bool(NO_DEEPSPEED), reason=NO_DEEPSPEED))]
+
+
+@pytest.mark.covers(
+    "two processes: DDP, FSDP 2, DeepSpeed ZeRO-3", "the gradient and the step of one process, within 1e-6"
+)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_take_the_step_of_one(folders: list[Path], name: str) -> None:
-    one, two = (torch.load(folder / name, weights_only=True) for folder in folders)
+def test_two_processes_take_the_step_of_one(step_of: Callable[[str, str], Any], name: str, kind: str) -> None:
+    one, two = (step_of(each, name) for each in ("one", kind))
     assert max(value.abs().max().item() for value in one["gradient"].values()) > 1e-3
     for kind in ("gradient", "weights"):
         assert one[kind].keys() == two[kind].keys()
@@ -56,9 +72,10 @@ def test_two_processes_take_the_step_of_one(folders: list[Path], name: str) -> N
             assert apart < 1e-6, f"{kind} of {parameter}"
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SETTINGS)
-def test_their_metrics_are_those_of_the_whole_batch(folders: list[Path], name: str) -> None:
-    one, two = (torch.load(folder / name, weights_only=True)["row"] for folder in folders)
+def test_their_metrics_are_those_of_the_whole_batch(step_of: Callable[[str, str], Any], name: str, kind: str) -> None:
+    one, two = (step_of(each, name)["row"] for each in ("one", kind))
     # TRL's entropy and KL are means over micro-batches of their means: they depend on how a step is split.
     apart = (*OWN_TO_A_PROCESS, *(("entropy", "kl") if name == "accumulated" else ()))
     same = {key: value for key, value in one.items() if not key.startswith(apart)}

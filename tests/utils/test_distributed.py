@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from repl_rl.cli import main
+from repl_rl.config import load_config
+from repl_rl.run import training
 from repl_rl.trajectory import read_jsonl
-from repl_rl.utils.distributed import any_of_all, from_main, gather, is_main_process
+from repl_rl.utils.distributed import WAIT_S, any_of_all, from_main, gather, is_main_process
 
 SMALL = {
     "name": "two",
@@ -53,6 +55,31 @@ def test_another_number_of_processes_than_the_config_names_is_refused(
     assert main(["train", "quickstart", "--set", f"train.processes={processes}"]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
+
+
+def test_several_processes_with_vllm_in_each_are_refused_where_they_would_share_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("repl_rl.run.training.has_gpu_driver", lambda: True)
+    two = ["train", "quickstart", "--dry-run", "--set", "train.processes=2", "--set"]
+    assert main([*two, "engine.backend=vllm"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "vLLM in each of 2 processes would put all on the first GPU; start `vllm serve` on other GPUs" in said
+
+
+@pytest.mark.parametrize(("given", "seconds"), [({}, WAIT_S), ({"ddp_timeout": 77}, 77)])
+def test_processes_wait_as_long_for_each_other_as_the_config_says(
+    given: dict[str, int], seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(training, "join", waits.append)
+    monkeypatch.setattr(training, "require_processes", lambda processes: None)
+    prepared = training.prepare(
+        load_config("quickstart", ("train.processes=2", f"train.trl={json.dumps(given)}")), tmp_path
+    )
+    made = training.training_arguments(prepared.config, prepared.folder, use_cpu=True)
+    assert (waits, made.ddp_timeout) == ([seconds], seconds)
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,13 @@ layers keep all columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, Cache, DynamicCache
+from transformers.integrations import deepspeed
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from repl_rl.config import SamplingConfig
@@ -148,6 +150,17 @@ AttentionInterface.register(ROWS_ATTENTION, sdpa_attention_forward)
 AttentionMaskInterface.register(ROWS_ATTENTION, _row_mask)
 
 
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Load whole models, also where a trainer has told transformers to shard what it loads (DeepSpeed's ZeRO-3)."""
+    kept = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = kept
+
+
 class RowModel:
     """The model, its rows, and forward passes over neighbouring rows. Not thread-safe."""
 
@@ -157,7 +170,8 @@ class RowModel:
         self.device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
         self.rows = KVRows()
         try:
-            self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+            with _whole():
+                self._model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
             self._model.eval().requires_grad_(False).to(self.device)
             self.bytes_per_token = self._prove(_TOLERANCE[dtype])
         except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, IndexError) as error:

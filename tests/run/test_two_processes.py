@@ -1,0 +1,152 @@
+"""Whole runs of two trainer processes on CPUs (gloo): each evaluates, trains, saves and resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from engine.serving import servers
+from sharded import DEEPSPEED, NO_DEEPSPEED
+from transformers import AutoModelForCausalLM
+
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.trajectory import Trajectory, read_jsonl
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.covers("two processes, the whole model in each (DDP)", "runs: evaluated, saved, resumed"),
+    pytest.mark.covers(
+        "two processes that share the model (FSDP 2, DeepSpeed ZeRO-3), all weights or LoRA",
+        "runs: evaluated, saved, resumed",
+    ),
+    pytest.mark.covers("two processes with LoRA, and a vLLM server", "runs: evaluated, saved, resumed"),
+]
+
+SHARDED = str(Path(__file__).parents[1] / "sharded.py")
+DDP = ["-m", "repl_rl.cli"]
+SMALL: dict[str, Any] = {
+    "name": "through",
+    "seed": 5,
+    "kernel": {"size": 8},
+    "budget": {"line_tokens": 32, "lines": 3, "tokens": 96},
+    "eval": {"problems": 6},
+}
+ENGINE = {"backend": "transformers", "context_tokens": 384, "places": 16, "deterministic": True}
+TRAIN = {
+    "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1,
+    "learning_rate": 1e-3,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How two processes train."""
+
+    program: list[str]
+    lora: bool = False
+    server: bool = False
+    dtype: str = "float32"
+    """Of the sampler, the passes and, with adapters, of the frozen weights."""
+
+    @property
+    def drift(self) -> float:
+        """Of log-probabilities, in nats: rounding, and no more."""
+        return 1e-3 if self.dtype == "float32" else 0.3
+
+
+KINDS = {
+    "ddp": Kind(DDP),
+    "fsdp 2": Kind([SHARDED, "fsdp2"]),
+    "fsdp 2, bfloat16": Kind([SHARDED, "fsdp2"], dtype="bfloat16"),
+    "fsdp 2, lora": Kind([SHARDED, "fsdp2"], lora=True),
+    "fsdp 2, lora on bfloat16": Kind([SHARDED, "fsdp2"], lora=True, dtype="bfloat16"),
+    "zero-3": Kind([SHARDED, "zero3"]),
+    "zero-3, lora": Kind([SHARDED, "zero3"], lora=True),
+    "ddp, lora, a server": Kind(DDP, lora=True, server=True),
+}
+
+
+def train(kind: Kind, folder: Path, *arguments: str) -> None:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launch, *kind.program, "train", *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else None,
+        capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS.keys())
+def kind(request: pytest.FixtureRequest) -> Kind:
+    own: Kind = request.param
+    if "zero3" in own.program and NO_DEEPSPEED:
+        pytest.skip(NO_DEEPSPEED)
+    return own
+
+
+@pytest.fixture(scope="module")
+def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A run of two steps, and one that was resumed after the first."""
+    folder = tmp_path_factory.mktemp("two")
+    with servers(folder, 1) if kind.server else nullcontext() as running:
+        engine: dict[str, Any] = ENGINE
+        if running is not None:
+            engine = {"servers": [running[0].url], "context_tokens": 384, "weights_folder": str(folder / "weights")}
+        lora = {"lora": {"r": 4}, "dtype": kind.dtype, "learning_rate": 2e-2} if kind.lora else {}
+        config = {**SMALL, "engine": engine, "train": TRAIN | lora, "model": {"dtype": kind.dtype}}
+        (folder / "c.yaml").write_text(yaml.safe_dump(config))
+        train(kind, folder, "c.yaml")
+        train(kind, folder, "c.yaml", "--set", "name=again", "--set", "train.steps=1")
+        train(kind, folder, "--resume", "runs/again", "--set", "train.steps=2")
+    return [folder / "runs" / name for name in ("through", "again")]
+
+
+def rows(run: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["kind"] == kind]
+
+
+def off_by(model: Any, trajectory: Trajectory) -> float:
+    """The most that a sampled log-probability differs from the model's, at temperature 1."""
+    ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.completion_ids]])
+    with torch.no_grad():
+        logprobs = model(ids).logits[0, len(trajectory.prompt_ids) - 1 : -1].log_softmax(-1)
+    own = logprobs.gather(1, torch.tensor(trajectory.completion_ids)[:, None])[:, 0]
+    sampled = torch.tensor(trajectory.sampled_mask)
+    return float((own - torch.tensor(trajectory.logprobs))[sampled].abs().max())
+
+
+def test_each_step_is_sampled_with_its_own_weights(kind: Kind, runs: list[Path]) -> None:
+    for run in runs:
+        assert [row["step"] for row in rows(run, "train")] == [1, 2]
+        assert max(row["drift/logprob_max"] for row in rows(run, "train")) < kind.drift
+
+
+def test_what_is_saved_is_the_whole_model_that_was_evaluated_last(kind: Kind, runs: list[Path]) -> None:
+    for run in runs:
+        model = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32).eval()
+        nano = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
+        assert not (run / "model" / "adapter_config.json").exists()
+        last, first = (list(read_jsonl(run / "eval" / f"step_0000{step}.jsonl")) for step in (2, 0))
+        of_model, of_nano = (max(off_by(each, trajectory) for trajectory in last) for each in (model, nano))
+        assert of_model < min(kind.drift, of_nano / 2)
+        assert max(off_by(nano, trajectory) for trajectory in first) < kind.drift
+
+
+def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]) -> None:
+    if kind.server:
+        pytest.skip("a server batches lines as they come: the same steps, with other samples")
+    through, again = (AutoModelForCausalLM.from_pretrained(run / "model").state_dict() for run in runs)
+    assert through.keys() == again.keys()
+    for name, weight in through.items():
+        assert torch.allclose(weight, again[name], atol=1e-6), name
+    first, second = (list(read_jsonl(run / "rollouts" / "step_00002.jsonl")) for run in runs)
+    assert [t.completion_ids for t in first] == [t.completion_ids for t in second]
