@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from repl_rl import __version__, bench
-from repl_rl.errors import ReplRLError
+from repl_rl.errors import ConfigError, ReplRLError
 from repl_rl.models.nano import SHIPPED
 from repl_rl.run import command as training
 from repl_rl.run import rollouts
@@ -78,7 +78,12 @@ def _parser() -> argparse.ArgumentParser:
 
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 
-    commands.add_parser("doctor", help="what this machine has, and what brings the rest").set_defaults(command=_doctor)
+    doctor = commands.add_parser("doctor", help="what this machine has, and what brings the rest")
+    doctor.add_argument("--train", action="store_true", help="train two steps with every engine that is here")
+    doctor.add_argument("--config", metavar="CONFIG", help="with --train: two steps of this config")
+    doctor.add_argument("--model", metavar="MODEL", help="with --train: of this model instead of nano")
+    doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
+    doctor.set_defaults(command=_doctor)
 
     nano = commands.add_parser("nano", help="the model that ships with the package")
     build = nano.add_subparsers(required=True, metavar="COMMAND").add_parser("build", help="train it from scratch")
@@ -102,7 +107,13 @@ class _PrintCompletion(argparse.Action):
 def _doctor(options: argparse.Namespace, console: Console) -> int:
     from repl_rl.doctor import print_report
 
-    return 0 if print_report(console) else 1
+    if not options.train:
+        if options.config or options.model or options.set:
+            raise ConfigError("--config, --model and --set say what to train: give --train with them")
+        return 0 if print_report(console) else 1
+    from repl_rl.run.trial import configs, run_trials
+
+    return 0 if run_trials(configs(options.config, options.model, options.set), console) else 1
 
 
 def _nano_build(options: argparse.Namespace, console: Console) -> int:

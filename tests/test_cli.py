@@ -139,7 +139,7 @@ def test_without_a_terminal_nothing_is_wrapped_at_80_columns(
     assert main(["train", "quickstart", "--set", f"model.path={long}"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert main(["train", "quickstart", "--dry-run"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 11
+    assert len(capsys.readouterr().out.splitlines()) == 12
 
 
 def test_a_config_that_is_not_there_names_the_shipped_ones(capsys: pytest.CaptureFixture[str]) -> None:

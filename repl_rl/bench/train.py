@@ -9,8 +9,6 @@ over the rounds.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import statistics
 import tempfile
 import time
@@ -28,6 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from repl_rl.bench import machine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")
@@ -133,27 +132,14 @@ def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
 
 def _step(trainer: Any, inputs: Batch) -> Step:
     trainer.model.zero_grad(set_to_none=True)
-    before_mb = _forget_peak()
+    before_mb = forget_peak()
     started = time.perf_counter()
     loss = trainer._compute_loss(trainer.model, inputs)
     loss.backward()
     seconds = time.perf_counter() - started
-    peak_mb = _status_mb("VmHWM") - before_mb
+    peak_mb = status_mb("VmHWM") - before_mb
     trainer.model.zero_grad(set_to_none=True)
     return Step(seconds, peak_mb, loss.item())
-
-
-def _forget_peak() -> float:
-    """Free unused memory and reset the peak; returns the memory that the process now holds, in MiB."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")
-    return _status_mb("VmRSS")
-
-
-def _status_mb(name: str) -> float:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
 
 
 def _checkpoint(vocabulary: int | None, folder: Path) -> Path:

@@ -4,7 +4,7 @@ Checked: the config, what the engine and the kernels need, rewards, tasks, the f
 tokenizer, the prompts in its tokens, and whether TRL accepts the arguments. Only reported: what would be fetched from a
 hub, which servers would be used, which GPUs there are. Writes nothing.
 
-Not covered: whether weights and activations fit into a GPU, and whether servers answer.
+Memory is estimated by formula. Not covered: whether servers answer.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from repl_rl.config import Config
+from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError, ModelError
@@ -36,8 +38,11 @@ from repl_rl.utils.folders import require_folder
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
 _STOCK_KERNEL_MB = 73.3
-_TRAINED_BYTES = {"float32": 16, "bfloat16": 8, "float16": 8}
-"""Bytes per parameter: weight, gradient and AdamW's two moments, all in the model's dtype."""
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_TRAINED = 4
+"""Values of each parameter that is trained: the weight, its gradient and AdamW's two moments, all in `train.dtype`.
+Kahan sums are one more."""
+_GIB = 2**30
 
 _PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
@@ -78,9 +83,11 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
         f"environment {config.environment}" if config.environment else "",
         f"loop {config.rollout}" if config.rollout else "",
     ]
+    longest, prompts = _prompts(config, inputs, notes)
     rows = (
         ("model", _model(config, inputs, notes)),
-        ("prompts", _prompts(config, inputs, notes)),
+        ("prompts", prompts),
+        ("memory", _memory(config, inputs, longest, notes)),
         ("engine", _engine(config)),
         ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
         ("GPUs", _gpu_needs(config, gpus, notes)),
@@ -153,12 +160,83 @@ def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
         return _absent_model(config.model.path, inputs.model_path, dtype, notes)
-    parameters = _parameters(path)
+    layers = set(_model_config(path).get("layer_types") or ())
+    if recurrent := sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"}):
+        notes.append(
+            f"this model has recurrent layers ({', '.join(recurrent)}): vLLM keeps their state at block boundaries, "
+            "and each line computes the tokens since the last one again; engine.vllm.mamba_block_size makes these fewer"
+        )
+    parameters = sum(map(math.prod, _shapes(path).values()))
     name = "nano, of this package" if path == NANO_PATH else str(path)
-    gib = parameters * _TRAINED_BYTES[dtype] / 2**30
+    return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, trained in {config.train.dtype}"
+
+
+def _memory(config: Config, inputs: Inputs, longest_prompt: int | None, notes: list[str]) -> str:
+    """What a trainer process and a sampler hold, by formula; measured, it is rather more than less.
+
+    A layer keeps for the backward pass, of each token: its input, two normalized ones and the residual in between;
+    queries, keys, values and what was attended to; the MLP's gate, its other half, the activation and their product.
+    With gradient checkpointing only the inputs are kept, and one layer at a time is computed again. The head projects
+    typed tokens in tiles, which are left out, and so is attention's matrix, which no kernel keeps.
+    """
+    path, train = Path(inputs.model_path), config.train
+    if not path.is_dir():
+        return "not known before the model is here"
+    shapes = _shapes(path)
+    model = _model_config(path)
+    try:
+        hidden, layers, heads = (model[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads"))
+        stored = model.get("num_key_value_heads") or heads
+        wide, narrow = ((model.get("head_dim") or hidden // heads) * each for each in (heads, stored))
+        per_layer = 4 * hidden + 2 * wide + 2 * narrow + 4 * model["intermediate_size"]
+    except (KeyError, TypeError):
+        return "not known for this kind of model: its config.json has other keys"
+    passes = _BYTES[config.model.dtype]
+    parameters = sum(map(math.prod, shapes.values()))
+    trained = parameters * (_TRAINED + (train.trl.get("optim") == KAHAN)) * _BYTES[train.dtype]
+    if train.lora is not None:
+        rank = train.lora.get("r", 8)
+        adapted = sum(rank * sum(shape) for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
+        trained = parameters * _BYTES[train.dtype] + adapted * _TRAINED * _BYTES["float32"]
+    copies = parameters * passes if passes < _BYTES[train.dtype] else 0  # autocast keeps them through a pass
+    tokens = min(config.engine.context_tokens, (longest_prompt or 0) + config.budget.tokens)
+    tokens *= train.micro_batch or train.trajectories_per_process
+    kept = layers * hidden + per_layer if train.trl.get("gradient_checkpointing") else layers * per_layer
+    activations = tokens * kept * passes
+    trainer_gib = (trained + copies + activations) / _GIB
+    weights_gib = parameters * passes / _GIB
+    context, places = config.engine.context_tokens, config.engine.places
+    cache_gib = places * context * 2 * layers * narrow * passes / _GIB
+    sharded = "; FSDP or ZeRO-3 divide the first by the processes" if train.processes > 1 else ""
+    gpu_gib = _gpu_gib()
+    share_gib = 0.0 if config.engine.servers else config.engine.gpu_memory_utilization * gpu_gib
+    if gpu_gib and trainer_gib + share_gib > gpu_gib and not sharded:
+        notes.append(
+            f"does not fit: the trainer takes about {trainer_gib:,.1f} GiB, the sampler's share is {share_gib:,.1f}, "
+            f"and the GPU has {gpu_gib:,.1f}; lower train.micro_batch or engine.gpu_memory_utilization, set "
+            "train.trl.gradient_checkpointing, or train adapters (train.lora)"
+        )
     return (
-        f"{name}: {parameters / 1e6:,.1f} million parameters, {dtype}; weights, gradients and AdamW take {gib:,.2f} GiB"
+        f"about {trainer_gib:,.2f} GiB to train: {trained / _GIB:,.2f} for weights, gradients and AdamW, "
+        f"{copies / _GIB:,.2f} for copies in {config.model.dtype}, {activations / _GIB:,.2f} for activations of "
+        f"{tokens:,} tokens{sharded}; to sample, {weights_gib:,.2f} GiB for weights and up to {cache_gib:,.2f} for "
+        f"keys and values of {places} sessions of {context:,} tokens"
     )
+
+
+def _model_config(path: Path) -> dict[str, Any]:
+    """transformers' config of the checkpoint, or of the language model in it."""
+    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return config.get("text_config") or config
+
+
+def _gpu_gib() -> float:
+    """The memory of a GPU of this machine; 0 if there is none."""
+    if not _gpus():
+        return 0.0
+    import torch
+
+    return float(torch.cuda.get_device_properties(0).total_memory) / _GIB
 
 
 def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
@@ -169,30 +247,31 @@ def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
     return f"{path}, from the hub, {dtype}"
 
 
-def _parameters(folder: Path) -> int:
-    """Count the parameters in the headers of the safetensors files. Raises ModelError if there are no files, or if one
-    can't be read."""
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """The parameters' shapes, from the headers of the safetensors files. Raises ModelError if there are no files, or if
+    one can't be read."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ModelError(f"{folder} holds no *.safetensors file, so no weights; save the model with save_pretrained")
-    count = 0
+    shapes: dict[str, list[int]] = {}
     for path in files:
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(length))
-            count += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+            shapes |= {name: list(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
         except (OSError, ValueError, struct.error, KeyError, TypeError, MemoryError) as error:
             raise ModelError(f"{path} can't be read as safetensors: {error!r}; save the model again") from error
-    return count
+    return shapes
 
 
-def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
-    """The length of the longest prompt and the budgets, in tokens. Raises ConfigError if it fills the context."""
+def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | None, str]:
+    """The length of the longest prompt, None if it isn't known, and a text with the budgets, in tokens. Raises
+    ConfigError if it fills the context."""
     context, budget = config.engine.context_tokens, config.budget.tokens
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks or not Path(inputs.model_path).is_dir():
-        return f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
+        return None, f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
     longest = max(prompt_tokens(config, tasks))
     if longest >= context:
         raise ConfigError(
@@ -204,7 +283,7 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> str:
             f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
             "such trajectories stop at the context"
         )
-    return f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
+    return longest, f"{longest} tokens at most, beside {budget} of completion, in a context of {context}"
 
 
 def _engine(config: Config) -> str:

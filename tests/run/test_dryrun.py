@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -65,11 +66,50 @@ def test_trl_takes_what_a_dry_run_does_not_show_it(name: str, tmp_path: Path) ->
 
 def test_a_local_checkpoint_is_looked_into(capsys: pytest.CaptureFixture[str]) -> None:
     made = dict(dryrun.dry_run(load_config("quickstart"), Path("runs")).rows)
-    assert made["model"].startswith("nano, of this package: 0.9 million parameters, float32; weights, gradients")
+    assert made["model"] == "nano, of this package: 0.9 million parameters, sampled in float32, trained in float32"
+    assert made["memory"].startswith("about 0."), made["memory"]
     assert made["prompts"].endswith("tokens at most, beside 256 of completion, in a context of 512")
     assert made["engine"] == "vLLM in this process, 64 sequences at once"
     assert made["a step"] == ("8 problems x 8 = 64 trajectories = 64 at a time x 1 processes x 1 accumulated; 60 steps")
     assert made["kernels"].startswith("64 (fork, auto): about 269 MB, at most 512 MB a session and ")
+
+
+def test_recurrent_layers_are_noted(tmp_path: Path) -> None:
+    shutil.copytree(NANO_PATH, tmp_path / "hybrid")
+    config = json.loads((tmp_path / "hybrid" / "config.json").read_text())
+    for layers, note in (("linear_attention", "recurrent layers (linear_attention)"), ("sliding_attention", None)):
+        mixed = config | {"layer_types": [layers] * 3 + ["full_attention"]}
+        (tmp_path / "hybrid" / "config.json").write_text(json.dumps(mixed))
+        found = dryrun.dry_run(
+            load_config("quickstart", (f"model.path={tmp_path / 'hybrid'}",)), tmp_path / "runs"
+        ).notes
+        assert any("recurrent layers" in each for each in found) == (note is not None)
+        assert note is None or any(note in each for each in found)
+
+
+def test_what_is_trained_and_how_decides_about_memory() -> None:
+    def gib(*overrides: str) -> dict[str, float]:
+        text = dict(dryrun.dry_run(load_config("quickstart", overrides), Path("runs")).rows)["memory"]
+        trained, copies, kept = re.findall(r"([\d.]+) for", text)[:3]
+        return {"trained": float(trained), "copies": float(copies), "kept": float(kept)}
+
+    whole, big = gib(), ("train.prompts_per_step=64",)
+    assert gib("model.dtype=bfloat16")["trained"] == whole["trained"]
+    assert gib("train.lora={r: 1}")["trained"] < whole["trained"]
+    kept, halved, again = (gib(*big, *more)["kept"] for more in ((), ("train.micro_batch=256",), (
+        "train.trl={gradient_checkpointing: true}",
+    )))  # fmt: skip
+    assert halved == pytest.approx(kept / 2, rel=0.05)
+    assert again < kept / 2
+
+
+def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dryrun, "_gpus", lambda: 1)
+    monkeypatch.setattr(dryrun, "_gpu_gib", lambda: 0.5)
+    monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
+    notes = " ".join(dryrun.dry_run(load_config("quickstart", ("train.prompts_per_step=64",)), Path("runs")).notes)
+    assert "does not fit: the trainer takes about" in notes
+    assert "train adapters (train.lora)" in notes
 
 
 def test_trackers_are_named_and_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +165,15 @@ def test_gpus_are_counted_and_missing_ones_are_no_failure(
         (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
         (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
         (["kernel.profile=./none-such.toml"], "/none-such.toml; a path is looked up in the working folder, and then"),
+        (["engine.vllm={enable_lora: true}"], "enable_lora is for adapters, and none are trained"),
+        (["engine.vllm={enable_lora: true}", "train.lora={r: 64}"], "train.lora: vLLM can't sample with this adapter"),
+        (["engine.vllm={enable_lora: true}", "train.lora={use_dora: true}"], "vLLM does not yet support DoRA"),
+        (["train.lora={rank: 8}"], "train.lora: PEFT's LoraConfig has no argument 'rank'; did you mean"),
+        (
+            ["train.lora={layers_to_transform: [1]}"],
+            "train.lora: PEFT refuses",
+        ),
+        (["train.dtype=bfloat16"], "dtype: AdamW hardly moves weights in bfloat16"),
         (["model.path=no-such-model"], "'no-such-model' is not a model"),
         (["train.report_to=dvclive"], "dvclive, which is not installed; bring it with: pip install 'dvclive'"),
     ],
@@ -158,12 +207,12 @@ def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
     assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in shown
 
 
-def test_parameters_are_counted_in_the_headers_of_all_files(tmp_path: Path) -> None:
+def test_shapes_are_read_from_the_headers_of_all_files(tmp_path: Path) -> None:
     for name, shapes in {"a": [[2, 3], [5]], "b": [[]]}.items():
         header = {f"{name}{n}": {"shape": shape} for n, shape in enumerate(shapes)} | {"__metadata__": {"x": "y"}}
         data = json.dumps(header).encode()
         (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
-    assert dryrun._parameters(tmp_path) == 2 * 3 + 5 + 1
+    assert dryrun._shapes(tmp_path) == {"a0": [2, 3], "a1": [5], "b0": []}
 
 
 def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,11 +273,11 @@ def test_the_problems_of_a_data_set_are_checked_before_a_run(
 def test_a_local_model_is_looked_into_though_its_data_set_is_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "qwen3-1.7b-gsm8k", "--set", "model.path=nano")
     assert code == 0
-    assert "nano, of this package: 0.9 million parameters, bfloat16" in shown
+    assert "nano, of this package: 0.9 million parameters, sampled in bfloat16, trained in float32" in shown
     assert "context of 2,048 tokens, of which a completion takes 1,024 at most" in shown
 
 
-@pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k"])
+@pytest.mark.parametrize("name", ["gpu-8", "qwen3-4b-gsm8k", "qwen3-32b-lora"])
 def test_the_servers_of_eight_gpus_are_started_as_the_engine_asks_for_them(name: str) -> None:
     config = load_config(name)
     wanted = Wanted(

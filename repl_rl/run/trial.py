@@ -1,0 +1,321 @@
+"""`repl-rl doctor --train`: two real training steps with every engine that is here, and what they cost.
+
+Each trial is a process of its own, so that none finds memory or a GPU as another one left it. It trains as `repl-rl
+train` would, with kernels, rewards, credit and weight sync; only the reward of a session's last line is a number made
+from its tokens, for a model that solves nothing yet, or everything, would have no gradient. What is off comes with the
+one line to change.
+
+Not covered: several processes, and servers that are not up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import gc
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from repl_rl.config import Config, load_config
+from repl_rl.engine.environment import has_gpu_driver, prepare_environment, silence_libraries
+from repl_rl.errors import ReplRLError
+from repl_rl.trajectory import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+_SMALL = (
+    "name=doctor", "model.path=nano", "engine.context_tokens=512", "engine.places=32", "kernel.size=32",
+    "budget.line_tokens=48", "budget.lines=8", "budget.tokens=256", "train.prompts_per_step=4", "train.group_size=8",
+    "train.learning_rate=1e-6",
+)  # fmt: skip
+_SHORT = (
+    "train.steps=2", "train.save_steps=100", "train.report_to=[]", "train.redraws=0", "train.processes=1",
+    "train.schedule=constant", "train.warmup_steps=0", "eval.problems=1",
+)  # fmt: skip
+_MOST_DRIFT = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
+"""Mean |trainer - sampler| over typed tokens, in nats: beyond it, something else than rounding is at work."""
+_LEAST_MOVED = 0.5
+"""Share of the trained weights that two steps have to change. AdamW's first steps change each by the learning rate."""
+_PARTS = ("sync", "rollout", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What two steps cost. Seconds and tokens are those of the second step, memory is the most of both."""
+
+    engine: str
+    dtype: str
+    device: str
+    load_s: float
+    step_s: float
+    parts_s: dict[str, float]
+    peaks_mb: dict[str, float]
+    """By part, and `load`: torch's own on a GPU, that of the whole process on a CPU."""
+    sampled_tokens: int
+    tokens_per_s: float
+    drift_mean: float
+    drift_max: float
+    moved: float
+    """Share of the trained weights that have changed."""
+    is_packed: bool
+    attention: str
+    graphs: str
+
+
+def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> list[Config]:
+    """The trials of this machine: with a config its own; without, a small model with each engine and type of number
+    that can be had here. Raises ConfigError."""
+    named = (f"model.path={model}",) if model else ()
+    if config is not None:
+        return [load_config(config, (*named, *_SHORT, *overrides))]
+    engines = ["vllm"] * (importlib.util.find_spec("vllm") is not None) + ["transformers"]
+    dtypes = ("bfloat16", "float32") if has_gpu_driver() else ("float32",)
+    each = [(f"engine.backend={engine}", f"model.dtype={dtype}") for engine in engines for dtype in dtypes]
+    made = [load_config("quickstart", (*_SMALL, *named, *_SHORT, *own, *overrides)) for own in each]
+    return [config for number, config in enumerate(made) if config not in made[:number]]
+
+
+def run_trials(configs: Sequence[Config], console: Console) -> bool:
+    """Run one after another and print what they cost; True if nothing is off."""
+    trials, troubles = [], []
+    for config in configs:
+        name = f"{config.engine.backend}, {config.model.dtype}"
+        console.print(f"two steps with {name}", style="dim", highlight=False)
+        found = _in_a_process(config)
+        if isinstance(found, Trial):
+            trials.append(found)
+            troubles += [f"{name}: {trouble}" for trouble in off(found, config)]
+        else:
+            troubles.append(f"{name}: {found}")
+    if trials:
+        console.print(_table(trials))
+    for trouble in troubles:
+        console.print(Text(trouble, style="bold red"), soft_wrap=True)
+    return not troubles
+
+
+def off(trial: Trial, config: Config) -> list[str]:
+    """What is wrong with a trial, each with what to change."""
+    troubles = []
+    if not trial.is_packed:
+        troubles.append(
+            "the loss pads its batches, because this model's passes can't be packed; give it a packed attention with "
+            "train.trl: {model_init_kwargs: {attn_implementation: sdpa}}, or expect its memory and time"
+        )
+    if not trial.drift_mean <= _MOST_DRIFT[trial.dtype]:
+        troubles.append(
+            f"sampler and trainer differ by {trial.drift_mean:.2g} nats a token: see the FAQ on drift; set "
+            "sampling.top_p=1 and sampling.top_k=0, and leave engine.vllm: {kv_cache_dtype: ...} out"
+        )
+    if trial.moved < _LEAST_MOVED:
+        troubles.append(
+            f"two steps changed {trial.moved:.1%} of the trained weights: set train.dtype=float32, or raise "
+            f"train.learning_rate from {config.train.learning_rate:g}"
+        )
+    if trial.device != "cpu" and trial.graphs == "none" and config.engine.backend != "transformers":
+        troubles.append("vLLM runs without CUDA graphs: leave engine.vllm: {enforce_eager: ...} out")
+    return troubles
+
+
+def _in_a_process(config: Config) -> Trial | str:
+    """The trial, or the error that ended it."""
+    with tempfile.TemporaryDirectory(prefix="repl_rl_doctor_") as folder:
+        given, made = Path(folder) / "config.json", Path(folder) / "trial.json"
+        given.write_text(config.model_dump_json(), encoding="utf-8")
+        command = [sys.executable, "-W", "ignore", "-m", "repl_rl.run.trial", str(given), str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.is_file():
+            return Trial(**json.loads(made.read_text(encoding="utf-8")))
+        return (done.stderr.strip().splitlines() or [f"ended with status {done.returncode}"])[-1]
+
+
+def measure(config: Config, runs: Path) -> Trial:
+    """Train two steps in this process. Raises a ReplRLError, or whatever the training raises."""
+    prepare_environment(config.engine.kv_cache_gib)
+    import torch
+
+    from repl_rl.run.training import open_trainer, prepare
+
+    started = time.perf_counter()
+    trainer = open_trainer(prepare(config, runs), line_rewards=[_by_its_tokens])
+    watch = _Watch()
+    try:
+        watch.peaks_mb["load"] = _peak_mb()
+        load_s = time.perf_counter() - started
+        before = {name: weight.detach().clone() for name, weight in _trained(trainer.model)}
+        watch.follow(trainer.vllm_generation, "sync_weights", "sync")
+        watch.follow(trainer, "roll_out", "rollout")
+        watch.follow(trainer, "_compute_loss", "loss")
+        watch.follow(trainer.accelerator, "backward", "backward")
+        trainer.add_callback(_optimizer_of(watch))
+        trainer.train()
+        after = dict(_trained(trainer.model))
+        moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
+        logged = [row for row in trainer.state.log_history if "reward" in row][-1]
+        last = {part: seconds[-1] for part, seconds in watch.seconds.items()}
+        device = str(trainer.accelerator.device.type)
+        return Trial(
+            engine=type(trainer.engine).__name__,
+            dtype=config.model.dtype,
+            device=torch.cuda.get_device_name() if device == "cuda" else device,
+            load_s=load_s,
+            step_s=logged["step_time"],
+            parts_s=last,
+            peaks_mb=dict(watch.peaks_mb),
+            sampled_tokens=round(logged["tokens_per_s"] * last["rollout"]),
+            tokens_per_s=logged["tokens_per_s"],
+            drift_mean=logged["drift/logprob_mean"],
+            drift_max=logged["drift/logprob_max"],
+            moved=moved / sum(weight.numel() for weight in before.values()),
+            is_packed=trainer.packs,
+            attention=str(trainer.model.config._attn_implementation),
+            graphs=_graphs(trainer.engine),
+        )
+    finally:
+        trainer.close()
+
+
+class _Watch:
+    """Times methods, and reads the most memory that was held while they ran."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.peaks_mb: defaultdict[str, float] = defaultdict(float)
+        self._began: dict[str, float] = {}
+
+    def follow(self, owner: Any, name: str, part: str) -> None:
+        method: Callable[..., Any] = getattr(owner, name)
+
+        @functools.wraps(method)
+        def followed(*arguments: Any, **named: Any) -> Any:
+            self.begin(part)
+            result = method(*arguments, **named)
+            self.end(part)
+            return result
+
+        setattr(owner, name, followed)
+
+    def begin(self, part: str) -> None:
+        forget_peak()
+        self._began[part] = time.perf_counter()
+
+    def end(self, part: str) -> None:
+        peak_mb = _peak_mb()  # waits for a GPU
+        self.seconds[part].append(time.perf_counter() - self._began[part])
+        self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
+
+
+def _optimizer_of(watch: _Watch) -> Any:
+    from transformers import TrainerCallback
+
+    class Follow(TrainerCallback):  # type: ignore[misc]
+        def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+            watch.begin("optimizer")
+
+        def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+            watch.end("optimizer")
+
+    return Follow()
+
+
+def forget_peak() -> float:
+    """Free unused memory and reset the peak; returns the memory in MiB that is held now."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return float(torch.cuda.memory_allocated()) / 2**20
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return status_mb("VmRSS")
+
+
+def _peak_mb() -> float:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        return float(torch.cuda.max_memory_allocated()) / 2**20
+    return status_mb("VmHWM")
+
+
+def status_mb(name: str) -> float:
+    """A field of this process's status file, in MiB."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) / 1024
+
+
+def _trained(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((name, weight) for name, weight in model.named_parameters() if weight.requires_grad)
+
+
+def _by_its_tokens(trajectory: Trajectory) -> list[float]:
+    """A reward between 0 and 1 for the last line."""
+    last = sum(trajectory.completion_ids) % 97 / 96
+    return [0.0] * (len(trajectory.lines) - 1) + [last] * bool(trajectory.lines)
+
+
+def _graphs(engine: Any) -> str:
+    """The CUDA graphs that vLLM in this process captured."""
+    if not hasattr(engine, "llm"):
+        return "none"
+    compilation = engine.llm.llm_engine.vllm_config.compilation_config
+    sizes = compilation.cudagraph_capture_sizes or []
+    return f"{compilation.cudagraph_mode.name}, up to {max(sizes)} tokens" if sizes else "none"
+
+
+def _table(trials: Sequence[Trial]) -> Table:
+    shown = Table(box=None, pad_edge=False)
+    shown.add_column("")
+    for trial in trials:
+        shown.add_column(f"{trial.engine}, {trial.dtype}", justify="right")
+    rows: dict[str, Callable[[Trial], str]] = {
+        "device": lambda trial: trial.device,
+        "loading": lambda trial: f"{trial.load_s:.1f} s",
+        "a step": lambda trial: f"{trial.step_s:.2f} s",
+        **{f"  {part}": lambda trial, part=part: f"{trial.parts_s.get(part, 0):.2f} s" for part in _PARTS},  # type: ignore[misc]
+        "sampled": lambda trial: f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s",
+        **{
+            f"peak memory, {part}": lambda trial, part=part: f"{trial.peaks_mb.get(part, 0):,.0f} MB"  # type: ignore[misc]
+            for part in ("load", *_PARTS)
+        },
+        "drift, mean and most": lambda trial: f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",
+        "weights that moved": lambda trial: f"{trial.moved:.1%}",
+        "packed rows": lambda trial: "yes" if trial.is_packed else "no",
+        "attention": lambda trial: trial.attention,
+        "CUDA graphs": lambda trial: trial.graphs,
+    }
+    for name, text in rows.items():
+        shown.add_row(name, *map(text, trials))
+    return shown
+
+
+def main(given: str, made: str) -> None:
+    """One trial, as a process of its own."""
+    silence_libraries(python_warnings=True)
+    config = Config.model_validate_json(Path(given).read_text(encoding="utf-8"))
+    try:
+        trial = measure(config, Path(made).parent)
+    except ReplRLError as error:
+        sys.exit(str(error))
+    Path(made).write_text(json.dumps(asdict(trial)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,77 @@
+"""`repl-rl doctor --train`: real steps with each engine, and what it says of a trial that is off."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from repl_rl.cli import main
+from repl_rl.config import load_config
+from repl_rl.run.trial import Trial, configs, off
+
+GOOD = Trial(
+    engine="VLLMEngine", dtype="bfloat16", device="a GPU", load_s=1.0, step_s=1.0, parts_s={}, peaks_mb={},
+    sampled_tokens=1, tokens_per_s=1.0, drift_mean=0.01, drift_max=0.1, moved=0.99, is_packed=True,
+    attention="sdpa", graphs="FULL, up to 512 tokens",
+)  # fmt: skip
+
+
+def test_a_small_run_takes_two_steps_and_nothing_is_off(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--train", "--set", "engine.backend=transformers"])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    for name, form in {
+        "device": "cpu", "a step": r"[\d.]+ s", "sync": r"[\d.]+ s", "optimizer": r"[\d.]+ s", "packed rows": "yes",
+        "peak memory, backward": r"[\d,]+ MB", "drift, mean and most": r"[\d.]+e-\d+, [\d.]+e-\d+ nats",
+        "weights that moved": r"[5-9]\d\.\d%|100\.0%",
+    }.items():  # fmt: skip
+        assert re.search(rf"{name} +({form})", shown), (name, shown)
+
+
+@pytest.mark.slow
+def test_every_engine_of_this_machine_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--train"])
+    shown = capsys.readouterr().out
+    assert code == 0, shown
+    assert "VLLMEngine, float32" in shown
+    assert "TransformersEngine, float32" in shown
+
+
+def test_a_config_of_ones_own_is_shortened() -> None:
+    (own,) = configs("quickstart", "some/model", ["train.group_size=4"])
+    assert (own.model.path, own.train.steps, own.train.group_size) == ("some/model", 2, 4)
+    assert own.budget == load_config("quickstart").budget
+
+
+def test_a_run_that_fails_is_said_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(
+        ["doctor", "--train", "--config", "quickstart", "--set", "engine.backend=transformers", "--model", "./no"]
+    )
+    shown = capsys.readouterr().out
+    assert code == 1
+    assert "transformers, float32: there is no folder './no'" in shown
+
+
+def test_options_without_train_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--config", "quickstart"]) == 2
+    assert "give --train with them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"is_packed": False}, "the loss pads its batches"),
+        ({"drift_mean": 0.3}, "sampler and trainer differ by 0.3 nats"),
+        ({"drift_mean": float("nan")}, "sampler and trainer differ by nan"),
+        ({"moved": 0.02}, "two steps changed 2.0% of the trained weights: set train.dtype=float32"),
+        ({"graphs": "none"}, "vLLM runs without CUDA graphs"),
+        ({"graphs": "none", "device": "cpu"}, None),
+    ],
+)
+def test_what_is_off_comes_with_what_to_change(changes: dict[str, object], said: str | None) -> None:
+    found = off(replace(GOOD, **changes), load_config("quickstart"))  # type: ignore[arg-type]
+    assert [said in trouble for trouble in found if said] == [True] * (said is not None)
+    assert len(found) == (said is not None)
