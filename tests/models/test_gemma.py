@@ -61,7 +61,8 @@ def test_the_conversion_keeps_the_checkpoint_and_nothing_else(
     assert (gemma / "model.safetensors").stat().st_mtime_ns == written
 
     rows = dict(dry_run(load_config("gemma-270m"), tmp_path).rows)
-    assert ": 268.1 million parameters, float32; weights, gradients and AdamW take 3.99 GiB" in rows["model"]
+    assert ": 268.1 million parameters, sampled in float32, trained in float32" in rows["model"]
+    assert "GiB to train: 3.99 for weights, gradients and AdamW, 0.00 for copies" in rows["memory"]
     assert "beside 64 of completion, in a context of 256" in rows["prompts"]
 
 
