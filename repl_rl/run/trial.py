@@ -161,19 +161,19 @@ def measure(config: Config, runs: Path) -> Trial:
         watch.follow(trainer, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
-        trainer.add_callback(_optimizer_of(watch))
+        trainer.add_callback(_steps_of(watch))
         trainer.train()
         after = dict(_trained(trainer.model))
         moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
         logged = [row for row in trainer.state.log_history if "reward" in row][-1]
-        last = {part: seconds[-1] for part, seconds in watch.seconds.items()}
+        last = dict(watch.seconds)
         device = str(trainer.accelerator.device.type)
         return Trial(
             engine=type(trainer.engine).__name__,
             dtype=config.model.dtype,
             device=torch.cuda.get_device_name() if device == "cuda" else device,
             load_s=load_s,
-            step_s=logged["step_time"],
+            step_s=logged["step_time"] - watch.own_s,
             parts_s=last,
             peaks_mb=dict(watch.peaks_mb),
             sampled_tokens=round(logged["tokens_per_s"] * last["rollout"]),
@@ -190,10 +190,12 @@ def measure(config: Config, runs: Path) -> Trial:
 
 
 class _Watch:
-    """Times methods, and reads the most memory that was held while they ran."""
+    """Times methods in the current step, and reads the most memory that was held while they ran in any."""
 
     def __init__(self) -> None:
-        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.own_s = 0.0
+        """What watching took of this step: Python's garbage is collected before each part."""
         self.peaks_mb: defaultdict[str, float] = defaultdict(float)
         self._began: dict[str, float] = {}
 
@@ -209,20 +211,30 @@ class _Watch:
 
         setattr(owner, name, followed)
 
+    def begin_step(self) -> None:
+        self.seconds.clear()
+        self.own_s = 0.0
+
     def begin(self, part: str) -> None:
+        asked = time.perf_counter()
         forget_peak()
         self._began[part] = time.perf_counter()
+        self.own_s += self._began[part] - asked
 
     def end(self, part: str) -> None:
         peak_mb = _peak_mb()  # waits for a GPU
-        self.seconds[part].append(time.perf_counter() - self._began[part])
+        self.seconds[part] += time.perf_counter() - self._began[part]
         self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
 
 
-def _optimizer_of(watch: _Watch) -> Any:
+def _steps_of(watch: _Watch) -> Any:
+    """A callback that tells it where steps and their optimizers begin."""
     from transformers import TrainerCallback
 
     class Follow(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
+            watch.begin_step()
+
         def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
             watch.begin("optimizer")
 

@@ -83,9 +83,9 @@ def start_server(log: Path, *flags: str, port: int | None = None, program: Path 
 
 
 @contextmanager
-def servers(folder: Path, count: int) -> Iterator[list[RunningServer]]:
+def servers(folder: Path, count: int, *flags: str, program: Path | None = None) -> Iterator[list[RunningServer]]:
     """Several servers, up. All are gone after the block."""
-    running = [start_server(folder / f"server{number}.log") for number in range(count)]
+    running = [start_server(folder / f"server{number}.log", *flags, program=program) for number in range(count)]
     try:
         for server in running:
             server.wait_until_up()

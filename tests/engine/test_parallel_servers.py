@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from serving import start_server
+from serving import servers
 from test_transfer import Scaled, open_engine, sample
 
 from repl_rl.engine import SampledLine, load_vocabulary
@@ -28,10 +28,8 @@ async def sample_many(engine: VLLMServerEngine, ids: list[int]) -> list[SampledL
 def test_every_rank_samples_with_new_weights(flag: str, tmp_path: Path) -> None:
     vocabulary = load_vocabulary(str(NANO_PATH))
     ids = list(vocabulary.encode_prompt("What is 3 * 4?"))
-    server = start_server(tmp_path / "server.log", flag)
-    try:
-        server.wait_until_up()
-        engine = open_engine([server], vocabulary)
+    with servers(tmp_path, 1, flag) as running:
+        engine = open_engine(running, vocabulary)
         try:
             for factor in (1.1, 0.95):
                 weights = Scaled(factor)
@@ -40,5 +38,3 @@ def test_every_rank_samples_with_new_weights(flag: str, tmp_path: Path) -> None:
                     assert weights.apart(ids, line) < 1e-4
         finally:
             engine.close()
-    finally:
-        server.kill()

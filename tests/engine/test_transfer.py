@@ -10,7 +10,7 @@ import pytest
 import tcp_transfer
 import torch
 from fake_vllm import FakeVLLM
-from serving import RunningServer, start_server
+from serving import RunningServer, servers
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
@@ -50,18 +50,11 @@ class Scaled:
 
 
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[list[RunningServer]]:
+def running(tmp_path: Path) -> Iterator[list[RunningServer]]:
     tcp_transfer.register()
     program = Path(tcp_transfer.__file__).with_name("serve_with_tcp.py")
-    flags = ('--weight-transfer-config={"backend": "tcp"}',)
-    running = [start_server(tmp_path / f"server{number}.log", *flags, program=program) for number in range(2)]
-    try:
-        for server in running:
-            server.wait_until_up()
-        yield running
-    finally:
-        for server in running:
-            server.kill()
+    with servers(tmp_path, 2, '--weight-transfer-config={"backend": "tcp"}', program=program) as both:
+        yield both
 
 
 def open_engine(servers: list[RunningServer], vocabulary: Vocabulary) -> VLLMServerEngine:
@@ -82,10 +75,10 @@ async def sample_of_each(engine: VLLMServerEngine, ids: list[int]) -> list[Sampl
     "two vLLM servers, weights sent without files", "all servers get them, or none is used; sockets in place of NCCL"
 )
 @pytest.mark.slow
-def test_all_servers_get_weights_without_files_or_none_is_used(servers: list[RunningServer], tmp_path: Path) -> None:
+def test_all_servers_get_weights_without_files_or_none_is_used(running: list[RunningServer]) -> None:
     vocabulary = load_vocabulary(str(NANO_PATH))
     ids = list(vocabulary.encode_prompt("What is 3 * 4?"))
-    engine = open_engine(servers, vocabulary)
+    engine = open_engine(running, vocabulary)
     try:
         for number, factor in enumerate((1.1, 0.95), start=1):
             tcp_transfer.Sender.sent.clear()
@@ -99,7 +92,7 @@ def test_all_servers_get_weights_without_files_or_none_is_used(servers: list[Run
 
         def kill_one_in_the_middle(name: str) -> None:
             if "layers.1" in name:
-                servers[1].kill()
+                running[1].kill()
 
         with pytest.raises(EngineError, match=r"the transfer of new weights \(tcp\) to .* failed: .*; start these"):
             engine.load_weights(Scaled(1.05, kill_one_in_the_middle))
