@@ -12,6 +12,7 @@
     └── KernelError          the machinery around an interpreter failed
         ├── KernelStartError   a kernel did not start
         ├── KernelDiedError    a kernel ended between two lines, not because of the code it ran
+        ├── ForkRefusedError   a session can't be forked so that the copy is exact
         ├── SandboxError       this machine can't isolate a kernel
         └── EnvironmentFailure the code of the user's environment failed
 
@@ -66,6 +67,10 @@ class KernelStartError(KernelError):
 
 class KernelDiedError(KernelError):
     """A kernel ended while no code was running in it, or its connection broke."""
+
+
+class ForkRefusedError(KernelError):
+    """A session can't be forked so that the copy is exact and apart from it; the message says why. It lives on."""
 
 
 class SandboxError(KernelError):

@@ -10,6 +10,7 @@ filter refuses system calls that a session does not need (seccomp_filter.py). In
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import signal
@@ -19,7 +20,9 @@ import seccomp_filter
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 1, 2, 4, 8, 0x4000, 1 << 18
+_PROC = (b"proc", b"/proc", b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC | _MS_RDONLY, None)
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 1, 4, 23, 24, 38
+_NS_GET_PARENT = 0xB702
 _CAPABILITY_VERSION_3, _MOST_CAPABILITIES = 0x20080522, 64
 _UID_INSIDE = 1000
 _NICENESS = 10
@@ -67,9 +70,10 @@ class Walls:
         self._filter = None if self._kind == "none" else seccomp_filter.Filter(may_fork=self._kind == "bwrap")
 
     def enter(self, request, server_pid):
-        """Confine this process for good; returns the soft and the hard limit on its address space in bytes, or None.
+        """Confine this process for good.
 
-        `request` is the one for this session. Raises OSError where a wall can't be put up.
+        Returns the soft and the hard limit on its address space in bytes, or None; and what `Filter.install` returns,
+        or None. `request` is the one for this session. Raises OSError where a wall can't be put up.
         """
         os.setsid()  # signals to a process group cross PID namespaces
         own_proc = os.open("/proc/self", os.O_RDONLY)  # the /proc that is mounted below is read-only
@@ -96,9 +100,40 @@ class Walls:
         _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
         if self._kind == "sandlock":
             _landlock(self._readable, [request["tmp"], "/dev/null"])
-        if self._filter is not None:
-            self._filter.install()
-        return memory_bytes
+        listener = None if self._filter is None else self._filter.install()
+        return memory_bytes, listener
+
+
+def furnish(pidfd, tmp_mb):
+    """Give a session's fork of itself what its new namespaces lack: the user, a /proc, and folders of its own.
+
+    It keeps the session's folders if `tmp_mb` is None. Called in a process of the fork server's, which is of no use
+    afterwards. Raises OSError.
+    """
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
+        pid = next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+    folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+    os.setresuid(*[_user_of(folder)] * 3)  # to whom the session's user namespace belongs, with all that is in it
+    user, processes, mounts = (os.open(f"ns/{name}", os.O_RDONLY, dir_fd=folder) for name in ("user", "pid", "mnt"))
+    above = fcntl.ioctl(user, _NS_GET_PARENT)  # from where Linux takes the maps
+    _check(_libc.setns(above, _CLONE_NEWUSER), "setns")
+    _write(folder, "uid_map", b"%d %d 1" % (_UID_INSIDE, _UID_INSIDE))
+    _write(folder, "gid_map", b"%d %d 1" % (_UID_INSIDE, _UID_INSIDE))
+    for namespace, kind in ((user, _CLONE_NEWUSER), (processes, _CLONE_NEWPID), (mounts, _CLONE_NEWNS)):
+        _check(_libc.setns(namespace, kind), "setns")
+    inside = os.fork()  # only a child is in the other's PID namespace, and /proc shows that of whoever mounts it
+    if inside == 0:
+        _mount_all(([] if tmp_mb is None else _folders(tmp_mb)) + [_PROC])
+        os._exit(0)
+    if os.waitpid(inside, 0)[1] != 0:
+        raise OSError("its folders could not be mounted")
+
+
+def _user_of(folder):
+    """The effective user id of a process, from its folder in /proc."""
+    descriptor = os.open("status", os.O_RDONLY, dir_fd=folder)
+    with open(descriptor, encoding="ascii", errors="replace") as status:
+        return next(int(line.split()[2]) for line in status if line.startswith("Uid:"))
 
 
 def die_with_parent(parent_pid):
@@ -117,18 +152,23 @@ def _landlock(readable, writable):
 
 def _mount(tmp_mb):
     _check(_libc.unshare(_CLONE_NEWNS | _CLONE_NEWIPC | _CLONE_NEWNET), "unshare")
-    plain = _MS_NOSUID | _MS_NODEV
+    _mount_all([(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None), *_folders(tmp_mb), _PROC])
+    os.chdir("/tmp")
+
+
+def _folders(tmp_mb):
     size = f"size={tmp_mb * _MIB},nr_inodes={tmp_mb * _FILES_PER_MIB},mode=1777".encode()
     terminals = f"newinstance,ptmxmode=0666,mode=620,max={_MOST_TERMINALS}".encode()
-    for arguments in (
-        (b"none", b"/", None, _MS_REC | _MS_PRIVATE, None),
-        (b"tmpfs", b"/tmp", b"tmpfs", plain, size),
-        (b"tmpfs", b"/dev/shm", b"tmpfs", plain, size),
+    return [
+        (b"tmpfs", b"/tmp", b"tmpfs", _MS_NOSUID | _MS_NODEV, size),
+        (b"tmpfs", b"/dev/shm", b"tmpfs", _MS_NOSUID | _MS_NODEV, size),
         (b"devpts", b"/dev/pts", b"devpts", _MS_NOSUID | _MS_NOEXEC, terminals),
-        (b"proc", b"/proc", b"proc", plain | _MS_NOEXEC | _MS_RDONLY, None),
-    ):
-        _check(_libc.mount(*arguments[:3], ctypes.c_ulong(arguments[3]), arguments[4]), f"mount {arguments[1]}")
-    os.chdir("/tmp")
+    ]
+
+
+def _mount_all(mounts):
+    for source, target, kind, flags, options in mounts:
+        _check(_libc.mount(source, target, kind, ctypes.c_ulong(flags), options), f"mount {target}")
 
 
 def _settle_in(tmp):

@@ -3,6 +3,7 @@
 Its boot record holds
 
     control        a SOCK_SEQPACKET socket to the owner; when the owner hangs up, the server ends
+    furnish        another one, or null where sessions can't be forked (repl_fork.py)
     walls          "bwrap", "sandlock" or "none": the sandbox around the server, see confinement.py
     rlimits        {"RLIMIT_CPU": [soft, hard], ...} of each session; RLIMIT_AS counts from what a session starts with,
                    and is held at its soft value while a cell runs
@@ -17,6 +18,10 @@ It first sends {"ready": true, "missing": [modules that can't be imported], "war
 each request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the
 session's channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or
 {"fork": number, "error": text}. The session then does what repl_session.py documents.
+
+Requests {"folders": bool} to furnish a session's fork of itself come with two descriptors: its pidfd, and a pipe on
+which "ok" is written once it has a user and a /proc of its own, and folders if it is to have them, or else what went
+wrong.
 """
 
 import fcntl
@@ -33,6 +38,9 @@ import huge_pages
 import slim_imports
 
 _MOST_BYTES = 1 << 16
+_FURNISHERS = 3
+_OWNER_IS_GONE = 3
+"""An exit code."""
 _CHANNEL = 3
 """Where a session has its channel: the first descriptor after the standard ones."""
 
@@ -48,8 +56,12 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the sessions
         if boot["walls"] != "bwrap":
             confinement.die_with_parent(os.getppid())
+        if boot["furnish"] is not None:
+            self._start_furnishers(socket.socket(fileno=boot["furnish"]), boot["tmp_mb"])
         with slim_imports.stand_ins():
+            import repl_fork
             import repl_session
+        self._draw_new_chances = repl_fork.reseed
         self._session_class = repl_session.Session
         self._warm_up = repl_session.warm_up
         preload = [*boot["preload"], "sandlock"] if boot["walls"] == "sandlock" else boot["preload"]
@@ -71,6 +83,17 @@ class ForkServer:
             if not message:
                 os._exit(0)
             self._fork(json.loads(message), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _start_furnishers(self, requests, tmp_mb):
+        if os.fork() == 0:
+            try:
+                self._control.close()
+                _keep_furnishers(requests, tmp_mb)
+            finally:
+                os._exit(1)
+        requests.close()
 
     def _fork(self, request, descriptors):
         server_pid = os.getpid()
@@ -82,8 +105,6 @@ class ForkServer:
             if pid == 0:
                 self._become_session(request, server_pid, *descriptors)
             self._introduce(pid, request)
-        for descriptor in descriptors:
-            os.close(descriptor)
 
     def _introduce(self, pid, request):
         """Answer with a pidfd of the session. A session that is gone already has been reaped, and has none."""
@@ -100,10 +121,10 @@ class ForkServer:
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _keep_only(channel, output)
-            memory_bytes = self._walls.enter(request, server_pid)
+            memory_bytes, listener = self._walls.enter(request, server_pid)
             gc.enable()
-            _draw_new_chances()
-            self._session_class(_CHANNEL, memory_bytes).serve()
+            self._draw_new_chances()
+            self._session_class(_CHANNEL, memory_bytes).serve(listener)
         except BaseException:  # noqa: BLE001 - nothing of the server may run on in a session
             sys.__excepthook__(*sys.exc_info())
             sys.__stderr__.flush()
@@ -114,19 +135,45 @@ class ForkServer:
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
 
+def _keep_furnishers(requests, tmp_mb):
+    """Keep some processes waiting, each to furnish one fork of a session. Returns when the owner has ended.
+
+    This is a process of its own, forked from the server before that grows, because small ones fork fast.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    waiting = 0
+    while True:
+        while waiting < _FURNISHERS:
+            if os.fork() == 0:
+                _furnish_one(requests, tmp_mb)
+            waiting += 1
+        _, status = os.wait()
+        waiting -= 1
+        if os.waitstatus_to_exitcode(status) == _OWNER_IS_GONE:
+            return
+
+
+def _furnish_one(requests, tmp_mb):
+    """Never returns."""
+    message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
+    if not message:
+        os._exit(_OWNER_IS_GONE)
+    pidfd, report = descriptors
+    try:
+        confinement.furnish(pidfd, tmp_mb if json.loads(message)["folders"] else None)
+        os.write(report, b"ok")
+    except BaseException as error:  # noqa: BLE001 - it goes to whoever asked
+        os.write(report, (str(error) or type(error).__name__).encode())
+    finally:
+        os._exit(0)
+
+
 def _imported(name):
     try:
         importlib.import_module(name)
     except ImportError:
         return False
     return True
-
-
-def _draw_new_chances():
-    """Seed the random generators of packages anew; for Python's own, each fork does so."""
-    for name in ("numpy.random", "sympy.core.random"):
-        if name in sys.modules:
-            sys.modules[name].seed()
 
 
 def _error_of(code):

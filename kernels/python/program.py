@@ -38,6 +38,7 @@ _OWN_MODULES = (
             "cell",
             "channel",
             "fingerprint",
+            "fork",
             "host",
             "interpreter",
             "kernel",

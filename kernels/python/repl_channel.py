@@ -6,6 +6,7 @@ descriptors (SCM_RIGHTS). The other end is `repl_rl.kernel.forked.channel`.
 
 import array
 import json
+import os
 import socket
 import struct
 from _thread import allocate_lock
@@ -13,7 +14,7 @@ from select import select
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
-_ANCILLARY_BYTES = socket.CMSG_SPACE(8 * array.array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
 
 
 class Channel:
@@ -43,8 +44,15 @@ class Channel:
         descriptors, self._descriptors = self._descriptors, []
         return descriptors
 
-    def send(self, message):
-        self.send_frame(frame(message))
+    def send(self, message, descriptors=()):
+        if descriptors:
+            socket.send_fds(self._socket, [frame(message)], descriptors)
+        else:
+            self.send_frame(frame(message))
+
+    def move_to(self, descriptor):
+        """Go on with another socket in the place of this one."""
+        os.dup2(descriptor, self._socket.fileno(), inheritable=False)
 
     def send_frame(self, text):
         self._socket.sendall(text)

@@ -6,6 +6,13 @@ Sends {"id": "ready"}, then answers each request with one result that carries th
     {"id": id, "run": source}              {"id", "status", "error_name", "error_message", "compiled", "answer",
                                             "fingerprint", "calls", "images"}
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
+    {"id": id, "can_fork": true}           {"id", "refused"}: why it can't be forked, or null
+    {"id": id, "fork": true}               {"id", "refused"}; comes with the channel and the output of each twin
+    {"id": id, "stay": true}               {"id"}; nothing came of the forks
+
+`ready` comes with the descriptor that repl_rl/kernel/forked/fork.py listens on, where there is one. A fork sends
+`ready` without one; it is then asked to {"id": id, "settle": {"moves": bool, "reseed": bool}}, answers with {"id"}, and
+goes on as its session would.
 
 Before the result of a `run`, its calls of the host's tools may go out and be answered, see repl_host.py.
 `connection` is what a Jupyter connection file holds. The text that a cell prints is in the output's pipe before its
@@ -18,6 +25,7 @@ import os
 import socket
 import sys
 
+import repl_fork
 import repl_kernel
 from repl_cell import Cells
 from repl_channel import Channel, frame
@@ -67,9 +75,11 @@ class Session:
         self._not_the_models = frozenset(self._interpreter.namespace)
         self._kernel = None
 
-    def serve(self):
+    def serve(self, listener=None):
         """Answer until the other end is gone. Never returns."""
-        self._channel.send({"id": "ready"})
+        self._channel.send({"id": "ready"}, [] if listener is None else [listener])
+        if listener is not None:
+            os.close(listener)
         while self._kernel is None:
             self.answer_one()
         self._kernel.serve(self._channel.fileno(), self.answer_one)
@@ -87,6 +97,13 @@ class Session:
             self._run(request)
         elif "prepare" in request:
             self._prepare(request)
+        elif "can_fork" in request:
+            self._channel.send({"id": request["id"], "refused": repl_fork.objection()})
+        elif "fork" in request:
+            self._fork(request, self._channel.descriptors())
+        elif "stay" in request:
+            repl_fork.go_on()
+            self._channel.send({"id": request["id"]})
         elif "jupyter" in request:
             self._open_jupyter(request, self._channel.descriptors())
 
@@ -102,6 +119,43 @@ class Session:
             os._exit(0)
         if self._kernel is not None:
             self._kernel.show(outcome)
+
+    def _fork(self, request, descriptors):
+        try:
+            refused = repl_fork.objection(descriptors)
+            for channel, output in zip(descriptors[::2], descriptors[1::2], strict=True) if refused is None else ():
+                if repl_fork.clone() == 0:
+                    self._become_twin(channel, output, descriptors)
+                    return
+        except OSError as error:
+            refused = str(error)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._channel.send({"id": request["id"], "refused": refused})
+
+    def _become_twin(self, channel, output, descriptors):
+        try:
+            self._channel.move_to(channel)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            belongings = repl_fork.Belongings()
+            self._channel.send({"id": "ready"})
+            request = self._channel.read()
+            if request is None:
+                os._exit(0)
+            if request["settle"]["moves"]:
+                belongings.move()
+            belongings.leave()
+            repl_fork.be_apart()
+            if request["settle"]["reseed"]:
+                repl_fork.reseed()
+        except BaseException:  # noqa: BLE001 - it must not go on with what is its session's
+            sys.__excepthook__(*sys.exc_info())
+            sys.__stderr__.flush()
+            os._exit(1)
+        self._channel.send({"id": request["id"]})
 
     def _result(self, request, outcome):
         tools = self._interpreter.tools.names()

@@ -7,6 +7,9 @@ and fall back from (`clone3`, whose flags a filter can't read, and all newer tha
 AF_UNIX only; others answer EAFNOSUPPORT. Of `clone`, `fcntl`, `ioctl`, `madvise`, `mmap`, `prctl` and `setsockopt`,
 what is asked for decides. A call made through another architecture's table ends the process.
 
+One `clone` waits for the host's word: that with which a session forks itself into namespaces of its own (repl_fork.py).
+The host says yes only while it forks a session, through the descriptor that `install` returns.
+
 A session that may not fork is one without namespaces: it shares the host's process ids and paths. There, calls that
 start programs, change other processes or change the metadata of files are refused as well, and sockets reach no path.
 
@@ -20,11 +23,14 @@ import ctypes
 import errno
 import os
 import platform
+import signal
 import socket
 import struct
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _SECCOMP_MODE_FILTER = 2
+_SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER = 1, 8
+_SECCOMP_NUMBERS = {"x86_64": 317, "aarch64": 277}
 
 _AUDIT_ARCHES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _COLUMNS = {machine: column for column, machine in enumerate(_AUDIT_ARCHES)}
@@ -73,8 +79,7 @@ ALLOWED = {
     "time": {
         "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "gettimeofday": (96, 169), "time": (201, None),
         "clock_gettime": (228, 113), "clock_getres": (229, 114), "getitimer": (36, 102), "setitimer": (38, 103),
-        "alarm": (37, None), "timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108),
-        "timer_getoverrun": (225, 109), "timer_delete": (226, 111), "times": (100, 153),
+        "alarm": (37, None), "times": (100, 153),
     },
     "threads": {
         "futex": (202, 98), "set_robust_list": (273, 99), "set_tid_address": (218, 96), "rseq": (334, 293),
@@ -111,6 +116,9 @@ ALLOWED_APART = {
     "names of sockets": {
         "connect": (42, 203), "bind": (49, 200),
     },
+    "capabilities": {
+        "capset": (126, 91),
+    },
     "scheduling": {
         "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
         "sched_setattr": (314, 274), "sched_setaffinity": (203, 122),
@@ -139,12 +147,15 @@ _CLONE_THREAD = 0x00010000
 _CLONE_FLAGS = 0x017D5FFF
 """A signal's number and VM, FS, FILES, SIGHAND, PIDFD, VFORK, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID,
 DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
+TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | signal.SIGCHLD
+"""A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _MAP_HUGETLB = 0x40000
 
 _ALLOWED_OPTIONS = {
-    # DUPFD, GETFD, SETFD, GETFL, SETFL; GETLK, SETLK, SETLKW; SETOWN, GETOWN, SETSIG, GETSIG, SETOWN_EX, GETOWN_EX;
-    # OFD_GETLK, OFD_SETLK, OFD_SETLKW; DUPFD_QUERY, DUPFD_CLOEXEC, GETPIPE_SZ
-    "fcntl": (1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 15, 16, 36, 37, 38, 1027, 1030, 1032]),
+    # DUPFD, GETFD, SETFD, GETFL, SETFL; GETLK, SETLK, SETLKW; SETOWN, GETOWN, GETSIG, SETOWN_EX, GETOWN_EX; OFD_GETLK,
+    # OFD_SETLK, OFD_SETLKW; DUPFD_QUERY, DUPFD_CLOEXEC, GETPIPE_SZ; not SETSIG, with which a session that was stopped
+    # for good (repl_fork.py) would wake itself, as it would with a timer_create's signal
+    "fcntl": (1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 15, 16, 36, 37, 38, 1027, 1030, 1032]),
     "ioctl": (
         1,
         [
@@ -171,7 +182,7 @@ _ALLOWED_OPTIONS = {
     "prctl": (0, [2, 3, 15, 16, 21, 23, 29, 30, 36, 37, 38, 39, 40, 42, 50, 51, 54, 55, 56, 0x53564D41]),
 }
 """Call -> the argument that decides, and its allowed values."""
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _WITHOUT_CONNECTION = 2  # the bit that SOCK_DGRAM and SOCK_RAW have, and SOCK_STREAM and SOCK_SEQPACKET lack
 
 _LOAD, _GO, _JUMP_EQUAL, _JUMP_NOT_BELOW, _JUMP_ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
@@ -180,6 +191,7 @@ _RET_ERRNO = 0x00050000
 _RESULTS = {
     "allow": 0x7FFF0000,
     "kill": 0x80000000,
+    "ask": 0x7FC00000,
     "EPERM": _RET_ERRNO | errno.EPERM,
     "ENOSYS": _RET_ERRNO | errno.ENOSYS,
     "EAFNOSUPPORT": _RET_ERRNO | errno.EAFNOSUPPORT,
@@ -197,10 +209,17 @@ class Filter:
     def install(self):
         """Put it on the calling thread, for good; this also gives up new privileges (setuid programs) for good.
 
-        Raises OSError where the kernel refuses.
+        Returns the descriptor through which calls that wait are answered; None where this Linux has none, and they are
+        refused. Raises OSError where the kernel refuses.
         """
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.addressof(self._header))
+        address = ctypes.addressof(self._header)
+        number = _SECCOMP_NUMBERS[platform.machine()]
+        listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER, address)
+        if listener >= 0:
+            return listener
+        _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address)
+        return None
 
 
 class _Program(ctypes.Structure):
@@ -209,7 +228,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-_prctl_call = ctypes.CDLL(None, use_errno=True).prctl
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.argtypes = [ctypes.c_long] * 4
+_libc.syscall.restype = ctypes.c_long
+_prctl_call = _libc.prctl
 _prctl_call.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
 
 
@@ -218,6 +240,11 @@ def _prctl(option, *arguments):
     if _prctl_call(option, *padded) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}) for the seccomp filter: {os.strerror(number)}")
+
+
+def clone_number():
+    """The number of `clone` on this machine."""
+    return EXAMINED["clone"][_COLUMNS[platform.machine()]]
 
 
 def build(machine, may_fork):
@@ -275,7 +302,8 @@ def _examinations(may_fork):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
-        (None, _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
+        *([(None, _JUMP_EQUAL, TWIN_FLAGS, "ask", "flags")] if may_fork else []),
+        ("flags", _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
         *(line for call in _ALLOWED_OPTIONS for line in _choice(call, may_fork)),
         *_socket_examination("socket", may_fork),
@@ -291,7 +319,7 @@ def _choice(call, may_fork):
     """The call is allowed if the argument that decides is one of its allowed values."""
     index, values = _ALLOWED_OPTIONS[call]
     if call == "prctl" and may_fork:
-        values = [_PR_SET_PDEATHSIG, *values]
+        values = [_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, *values]
     labels = [f"{call} {value}" for value in values[1:]]
     return [
         (call, _LOAD, _argument_offset(index)),

@@ -8,7 +8,9 @@ Every session imports sympy and numpy first. Times are measured in this process,
 - line: cheap lines in one session, the others idle; raise: the same for a line that ends in a traceback;
 - lines per second: all sessions at once, each runs lines one after another, driven by this one process;
 - unique memory: private pages (USS) of the processes that appear as the sessions open, per session, before any line;
-- many: lines per second with many live sessions and with 16, the same number of lines in both, each in a fresh pool.
+- many: lines per second with many live sessions and with 16, the same number of lines in both, each in a fresh pool;
+- fork: a twin of a session of 20 lines until it answers to the line `1`, and the other way to its state: those lines
+  once more in a fresh session, which was not prepared.
 
 They are compared with stock Jupyter kernels, one ipykernel process each, driven by jupyter_client as its users do:
 starting is `start_kernel` and `wait_for_ready`, which ends by listening for 0.2 s; a line is done once its reply has
@@ -41,7 +43,7 @@ from rich.console import Group
 from rich.table import Table
 
 from repl_rl.bench import cores, machine
-from repl_rl.errors import ConfigError, KernelDiedError, KernelError, KernelStartError
+from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
 
 IMPORTS = "import sympy, numpy"
@@ -60,6 +62,7 @@ RAISING = "1 / 0"
 FEW = 16
 """The number of sessions that many sessions are compared with."""
 
+_FORKED_LINES = 20
 _PACKAGES = ("repl-rl", "ipykernel", "ipython", "jupyter_client", "pyzmq", "numpy", "sympy")
 _MIB = 1024 * 1024
 _STOCK_MB = 400
@@ -86,6 +89,8 @@ class KernelsSettings:
     fleet_lines: int = 90
     many_lines: int = 18
     many_rounds: int = 3
+    forks: int = 30
+    """In all, as of the lines run again."""
 
     def __post_init__(self) -> None:
         for name in ("sessions", "rounds", "stock_kernels"):
@@ -103,7 +108,9 @@ class KernelsSettings:
 
 
 DEFAULT = KernelsSettings()
-QUICK = KernelsSettings(8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1)
+QUICK = KernelsSettings(
+    8, 2, 2, 32, starts=1, solo_lines=45, raises=5, fleet_lines=27, many_lines=9, many_rounds=1, forks=5
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +187,7 @@ async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
     stock_size = settings.stock_size()
     ours, stock = await _measure_both(replace(settings, stock_kernels=stock_size), say)
     many = await _measure_many(settings, ours.unique_mb, say) if settings.many else None
+    fork = await _measure_forks(settings, say)
     return {
         "kernels": settings.sessions,
         "stock_kernels": stock_size,
@@ -187,6 +195,7 @@ async def _measure(settings: KernelsSettings, say: Say) -> dict[str, Any]:
         "stock": asdict(stock),
         "ratio_lines_per_s": ours.lines_per_s / stock.lines_per_s,
         "many": many,
+        "fork": fork,
         "rounds": settings.rounds,
         "duration_s": time.monotonic() - began,
         **machine(_PACKAGES),
@@ -203,7 +212,7 @@ def table(report: dict[str, Any]) -> Group:
         ours, stock = report[key], report["stock"][key]
         ratio = ours / stock if key == "lines_per_s" else stock / ours
         shown.add_row(name, _figure(ours), _figure(stock), f"{_figure(ratio)}x")
-    return Group(shown, *filter(None, [_many_line(report)]))
+    return Group(shown, *filter(None, [_many_line(report), _fork_line(report)]))
 
 
 def _many_line(report: dict[str, Any]) -> str | None:
@@ -213,6 +222,16 @@ def _many_line(report: dict[str, Any]) -> str | None:
     return (
         f"{many['sessions']} live sessions: {many['total_mb']:,.0f} MB in all, {many['lines_per_s_many']:,.0f} lines/s "
         f"({many[f'lines_per_s_{FEW}']:,.0f} with {FEW}): a line costs {many['cost_ratio']:.2f}x as much"
+    )
+
+
+def _fork_line(report: dict[str, Any]) -> str | None:
+    """The cost of a fork in a sentence; None if sessions can't be forked here."""
+    if (fork := report["fork"]) is None:
+        return None
+    return (
+        f"a fork of a session of {fork['lines']} lines: {fork['fork_ms_p50']:.1f} ms; the same lines in a fresh "
+        f"session: {fork['again_ms_p50']:.1f} ms"
     )
 
 
@@ -310,6 +329,32 @@ async def _measure_many(settings: KernelsSettings, unique_mb: float, say: Say) -
         f"lines_per_s_{FEW}": few,
         "lines_per_s_many": many,
         "cost_ratio": few / many,
+    }
+
+
+async def _measure_forks(settings: KernelsSettings, say: Say) -> dict[str, Any] | None:
+    lines = [IMPORTS, *islice(cycle(LINES), _FORKED_LINES - 1)]
+    fork_s, again_s = list[float](), list[float]()
+    say(f"{settings.forks} forks")
+    async with KernelPool(3, _LIMITS, warm=0) as pool:
+        for _ in range(settings.forks):
+            began = time.perf_counter()
+            async with pool.session() as kernel:
+                for line in lines:
+                    await timed_s(kernel, line)
+                again_s.append(time.perf_counter() - began)
+                began = time.perf_counter()
+                try:
+                    async with pool.fork(kernel) as twin:
+                        await timed_s(twin, "1")
+                        fork_s.append(time.perf_counter() - began)
+                except ForkRefusedError as error:
+                    say(f"left out: forks; {error}")
+                    return None
+    return {
+        "lines": _FORKED_LINES,
+        "fork_ms_p50": 1000 * _percentile(fork_s, 50),
+        "again_ms_p50": 1000 * _percentile(again_s, 50),
     }
 
 

@@ -3,6 +3,8 @@
     async with KernelPool(size=8, limits=Limits(line_s=5.0, memory_mb=512)) as pool:
         async with pool.session() as kernel:              # fresh interpreter, gone at exit
             result = await kernel.execute("1 + 1")
+            async with pool.fork(kernel) as twin:         # the same state, in a session of its own
+                await twin.execute("_ + 1")
 
 A pool belongs to one event loop and may live there for hours; it starts kernels in the background. No kernel is used
 twice. Leaving the pool kills all of them and removes its folder; so does the death of the process, SIGKILL included.
@@ -22,16 +24,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from repl_rl.errors import ConfigError, KernelError, KernelStartError
+from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelStartError
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
-from repl_rl.kernel.results import Backend, ExecResult, HostCalls, Kernel
+from repl_rl.kernel.results import Backend, ExecResult, ExecStatus, HostCalls, Kernel
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
 
 FORK = "fork"
 
 _START_ATTEMPTS = 3
+_PATIENCE_S = 1.0
+"""A fork that waits for longer is worth a line in the log."""
 _DESCRIPTORS_PER_KERNEL = 8
 _DESCRIPTORS_SPARE = 256
 _WINDOW = 10_000
@@ -47,7 +51,8 @@ class PoolStats:
     `alive` counts running kernels, handed out or ready; `starting`, those being started; `queued`, callers that wait.
 
     `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` counts kernels killed to keep
-    it, and `restarts` counts fork servers that died and were replaced.
+    it, and `restarts` counts fork servers that died and were replaced. `forks` counts twins, `refused_forks` the times
+    that a session could not be forked.
     """
 
     alive: int = 0
@@ -58,6 +63,8 @@ class PoolStats:
     sessions: int = 0
     executions: int = 0
     restarts: int = 0
+    forks: int = 0
+    refused_forks: int = 0
     killed_for_memory: int = 0
     used_mb: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -69,7 +76,7 @@ class PoolStats:
     def summary(self) -> dict[str, float]:
         """Flat numbers for a metrics log; percentiles over the latest executions, sessions and starts."""
         counts: tuple[str, ...] = ("alive", "starting", "queued", "started", "failed_starts", "sessions", "executions")
-        counts += ("restarts", "killed_for_memory", "used_mb")
+        counts += ("restarts", "forks", "refused_forks", "killed_for_memory", "used_mb")
         import numpy as np  # here, because a pool that nobody asks for numbers does without it
 
         numbers: dict[str, float] = {name: getattr(self, name) for name in counts}
@@ -104,6 +111,7 @@ class PooledKernel:
     def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
         self._kernel = kernel
         self._pool = pool
+        self._is_in_block = False
 
     @property
     def is_alive(self) -> bool:
@@ -113,6 +121,12 @@ class PooledKernel:
     async def open_jupyter(self) -> Path:
         """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
         return await self._kernel.open_jupyter()
+
+    async def can_fork(self) -> str | None:
+        """Why `KernelPool.fork` would refuse it now, or None. Raises KernelDiedError if the kernel is gone."""
+        if self._is_in_block:
+            return "the line before left a block open; fork it where a statement has ended"
+        return await self._kernel.can_fork()
 
     async def prepare(self, source: str) -> None:
         """Run set-up code before the first cell. Raises KernelStartError, with what it printed, if it fails."""
@@ -130,6 +144,7 @@ class PooledKernel:
         finally:
             if (result is None or result.state_lost) and not self._kernel.is_alive:
                 self._pool._forget(self._kernel)
+        self._is_in_block = result.status is ExecStatus.INCOMPLETE
         stats = self._pool.stats
         stats.executions += 1
         stats.statuses[result.status] += 1
@@ -171,6 +186,8 @@ class KernelPool:
         self._few = start_concurrency or os.cpu_count() or 1
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
+        self._reserved = 0
+        self._waiting_forks: deque[asyncio.Future[None]] = deque()
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
@@ -193,6 +210,7 @@ class KernelPool:
             if not waiter.done():
                 waiter.set_exception(KernelError("the kernel pool was closed"))
         self._waiting.clear()
+        self._let_forks_on()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -213,6 +231,42 @@ class KernelPool:
         self.stats.queue_s.append(time.monotonic() - asked)
         self._top_up()
         self.stats.sessions += 1
+        async with self._handed_out(kernel) as session:
+            yield session
+
+    @asynccontextmanager
+    async def fork(self, kernel: PooledKernel, *, reseed: bool = False) -> AsyncIterator[PooledKernel]:
+        """A twin: a session with the state that `kernel`'s has now, killed at exit, with limits and time of its own.
+
+        Variables, files, what is open and where in it, and random states are the same; with `reseed`, the twin's random
+        states are drawn anew. From here on the two are as apart as strangers. Waits while `size` kernels are taken or
+        the memory budget is used up, `kernel`'s own place not among what may become free: leave one. Raises
+        ForkRefusedError with the reason if the session can't be forked so that the twin is exact; it lives on then.
+        """
+        reason = await kernel.can_fork()
+        if reason is None and self.size == 1:
+            reason = "its pool has one place; make it larger"
+        if reason is not None:
+            self.stats.refused_forks += 1
+            raise ForkRefusedError(f"the session can't be forked: {reason}")
+        await self._reserve_place()
+        try:
+            [twin] = await kernel._kernel.fork(1, reseed=reseed)
+            self._alive.add(twin)
+        except ForkRefusedError:
+            self.stats.refused_forks += 1
+            raise
+        finally:
+            self._reserved -= 1
+            if not kernel.is_alive:
+                self._forget(kernel._kernel)
+            self._top_up()
+        self.stats.forks += 1
+        async with self._handed_out(twin) as session:
+            yield session
+
+    @asynccontextmanager
+    async def _handed_out(self, kernel: Kernel) -> AsyncIterator[PooledKernel]:
         self._open_sessions += 1
         end = asyncio.get_running_loop().call_later(self.limits.session_s, kernel.kill)
         try:
@@ -221,6 +275,42 @@ class KernelPool:
             end.cancel()
             self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(kernel)))
+
+    async def _reserve_place(self) -> None:
+        """Wait for a place that no session is to have. Kernels that nobody has asked for give theirs up."""
+        self._reserved += 1  # from now on, no kernel is started in the place that this waits for
+        loop = asyncio.get_running_loop()
+        notice = loop.call_later(_PATIENCE_S, self._say_that_a_fork_waits)
+        try:
+            while True:
+                if not self._is_open:
+                    raise KernelError("the kernel pool was closed")
+                taken = len(self._alive) + self._reserved + self.stats.starting
+                if taken <= self.size and self._budget.has_room(self._reserved + self.stats.starting - 1):
+                    return
+                if taken > self.size and self._ready:
+                    await self._discard(self._ready.pop())
+                    continue
+                waiter: asyncio.Future[None] = loop.create_future()
+                self._waiting_forks.append(waiter)
+                await waiter
+        except BaseException:
+            self._reserved -= 1
+            raise
+        finally:
+            notice.cancel()
+
+    def _say_that_a_fork_waits(self) -> None:
+        _log.warning(
+            "a fork waits for one of %d places, of which %d are taken; kernels hold %.0f of %.0f MB",
+            self.size, len(self._alive), self._budget.used_mb, self._budget.budget_mb,
+        )  # fmt: skip
+
+    def _let_forks_on(self) -> None:
+        while self._waiting_forks:
+            waiter = self._waiting_forks.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
 
     async def _take(self) -> Kernel:
         while self._ready:
@@ -247,7 +337,7 @@ class KernelPool:
         # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are.
         reserve = min(self._warm, self._few) if self._open_sessions else self._warm
         wanted = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
-        room = self.size - len(self._alive) - self.stats.starting
+        room = self.size - len(self._alive) - self.stats.starting - self._reserved
         for _ in range(min(wanted, room)):
             if not self._budget.has_room(self.stats.starting):
                 break
@@ -283,6 +373,7 @@ class KernelPool:
         raise AssertionError("the last attempt returns or raises")
 
     def _on_look(self, is_held_back: bool) -> None:
+        self._let_forks_on()
         if is_held_back:
             self._top_up()
         self._count()
@@ -306,11 +397,13 @@ class KernelPool:
             _log.warning("a kernel that nobody waited for did not start: %s", outcome)
         else:
             self._ready.append(outcome)
+        self._let_forks_on()
         self._count()
 
     def _forget(self, kernel: Kernel) -> None:
         """Let another kernel take the place of one that is gone, even while its session is still open."""
         self._alive.discard(kernel)
+        self._let_forks_on()
         self._top_up()
 
     async def _discard(self, kernel: Kernel) -> None:

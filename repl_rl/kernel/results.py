@@ -6,7 +6,7 @@ Knows source text, but no tokens. Code that fails is data: an `ExecResult` with 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -125,6 +125,15 @@ class Kernel(KernelSession, Protocol):
     @property
     def is_alive(self) -> bool:
         """False once nothing can be run in it any more."""
+
+    async def can_fork(self) -> str | None:
+        """Why it can't be forked now so that the twin is exact, or None. Raises KernelDiedError if it is gone."""
+
+    async def fork(self, count: int, *, reseed: bool) -> Sequence[Kernel]:
+        """`count` twins with its state; with `reseed`, they draw their random states anew. The caller closes them.
+
+        Raises ForkRefusedError with the reason, and lives on then; KernelDiedError if it is gone or does not survive.
+        """
 
     async def open_jupyter(self) -> Path:
         """A Jupyter connection file with which any client on this machine attaches to the live state.

@@ -77,7 +77,7 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
     gpus = _gpus()
-    _check_arguments(config, folder, gpus, notes)
+    _check_arguments(config, folder, gpus)
     brought = [
         f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
         f"environment {config.environment}" if config.environment else "",
@@ -116,18 +116,15 @@ def print_dry_run(console: Console, made: DryRun) -> None:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
 
-def _check_arguments(config: Config, folder: RunFolder, gpus: int, notes: list[str]) -> None:
+def _check_arguments(config: Config, folder: RunFolder, gpus: int) -> None:
     """Let TRL check its arguments, unless they are such that it takes them: loading TRL and torch takes seconds.
 
     A config's own keys have been checked with the config. TRL's opinion is asked for on further arguments, and on what
     depends on processes and GPUs.
     """
-    on_cpu = config.model.dtype == "bfloat16" and gpus == 0
-    if on_cpu:
-        notes.append("TRL's arguments were checked as for a CPU: bfloat16 asks for a GPU, and here is none")
     is_plain = all(key in _PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
     if not is_plain or gpus or config.train.processes > 1:
-        training_arguments(config, folder, **({"use_cpu": True} if on_cpu else {}))
+        training_arguments(config, folder)
 
 
 def _trackers(config: Config, folder: Path) -> str:
@@ -299,8 +296,10 @@ def _gpu_needs(config: Config, gpus: int, notes: list[str]) -> str:
     processes, dtype = config.train.processes, config.model.dtype
     if processes > 1:
         notes.append(f"start it with: accelerate launch --num_processes {processes} -m repl_rl.cli train CONFIG")
-    if dtype == "float32" and processes == 1 and gpus == 0:
-        return "none needed: float32 in one process runs on a CPU; none here"
+    if processes == 1 and gpus == 0:
+        if dtype != "float32":
+            notes.append(f"without a GPU, it would compute in {dtype} on the CPU: possible, and for small models only")
+        return "one process, on a GPU if there is one; none here"
     if gpus < processes:
         notes.append(f"this machine has {gpus} GPUs, and the run needs {processes}: it can't be trained here")
     return f"{processes} needed, one for each trainer process; {gpus} here"

@@ -76,9 +76,11 @@ def test_a_small_run_writes_every_figure(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["bench", "kernels", "--quick", *sizes, "--json", str(out)]) == 0
     assert descendants() == before
     report = json.loads(out.read_text())
-    assert report.keys() == SIDE | ABOUT | {"stock", "many"}
+    assert report.keys() == SIDE | ABOUT | {"stock", "many", "fork"}
     assert report["stock"].keys() == SIDE
     assert report["many"].keys() == MANY
+    assert report["fork"].keys() == {"lines", "fork_ms_p50", "again_ms_p50"}
+    assert min(report["fork"].values()) > 0
     assert all(math.isfinite(number) and number > 0 for number in numbers(report))
     assert (report["kernels"], report["stock_kernels"], report["many"]["sessions"]) == (2, 1, 17)
     shown = capsys.readouterr().out

@@ -33,6 +33,11 @@ REFUSED = {
     "memory beyond the limits": {
         "memfd_create": (319, 279), "vmsplice": (278, 75),
     },
+    # With a signal of its own choice, a session that was stopped would wake itself.
+    "signals to oneself": {
+        "timer_create": (222, 107), "timer_settime": (223, 110), "timer_gettime": (224, 108),
+        "timer_getoverrun": (225, 109), "timer_delete": (226, 111),
+    },
     # Programs that filter are compiled, into memory of which the machine as a whole has little.
     "filters": {
         "seccomp": (317, 277),
@@ -65,7 +70,7 @@ REFUSED = {
         "sethostname": (170, 161), "setdomainname": (171, 162),
     },
     "of no use to Python, or old": {
-        "setfsuid": (122, 151), "setfsgid": (123, 152), "capset": (126, 91), "rt_sigqueueinfo": (129, 138),
+        "setfsuid": (122, 151), "setfsgid": (123, 152), "rt_sigqueueinfo": (129, 138),
         "rt_tgsigqueueinfo": (297, 240), "uselib": (134, None), "ustat": (136, None), "sysfs": (139, None),
         "mlock": (149, 228), "munlock": (150, 229), "mlockall": (151, 230), "munlockall": (152, 231),
         "mlock2": (325, 284), "_sysctl": (156, None), "readahead": (187, 213), "set_thread_area": (205, None),

@@ -25,6 +25,7 @@ UNISTD = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 NEW_NAMESPACES = [0x20000, 0x2000000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000]
 THREAD_FLAGS = 0x3D0F00  # what pthread_create asks for
 FORK_FLAGS = 0x1200011
+TWIN_FLAGS = 0x78020011  # what a session forks itself with: mounts, IPC, user, PIDs and network of its own
 
 here = pytest.mark.skipif(platform.machine() not in MACHINES, reason="no filter for this machine")
 
@@ -68,7 +69,7 @@ def evaluate(program: bytes, arch: int, number: int, *arguments: int) -> str:
 def result_name(result: int) -> str:
     if result & 0xFFFF0000 == 0x00050000:
         return errno.errorcode[result & 0xFFFF]
-    return {0x7FFF0000: "allow", 0x80000000: "kill"}[result]
+    return {0x7FFF0000: "allow", 0x80000000: "kill", 0x7FC00000: "ask"}[result]
 
 
 APART = {name for group in FILTER.ALLOWED_APART.values() for name in group}
@@ -119,6 +120,9 @@ ARGUMENTS = [
     ("clone", (FORK_FLAGS,), "allow", "EPERM"),
     ("clone", (THREAD_FLAGS,), "allow", "allow"),
     ("clone", (0,), "allow", "EPERM"),
+    ("clone", (TWIN_FLAGS,), "ask", "EPERM"),
+    *(("clone", (TWIN_FLAGS & ~flag,), "EPERM", "EPERM") for flag in NEW_NAMESPACES if TWIN_FLAGS & flag),
+    *(("clone", (TWIN_FLAGS | flag,), "EPERM", "EPERM") for flag in (0x100, 0x800, 0x2000000, 0x4000000)),
     *(("clone", (flag | 17,), "EPERM", "EPERM") for flag in NEW_NAMESPACES),
     *(("clone", (flag | THREAD_FLAGS,), "EPERM", "EPERM") for flag in NEW_NAMESPACES),
     ("clone", (1 << 63 | 0x10000000,), "EPERM", "EPERM"),
@@ -133,9 +137,9 @@ ARGUMENTS = [
     ("ioctl", (0x5412, 0x5401, 0x5412), "allow", "allow"),
     *(("setsockopt", (3, 1, option), "allow", "allow") for option in (2, 7, 8, 16, 20, 67)),
     *(("setsockopt", (3, 1, option), "EPERM", "EPERM") for option in (0, 1, 26, 27, 36, 50, 51, 52, 1 << 32 | 26)),
-    ("prctl", (1, 9), "allow", "EPERM"),
+    *(("prctl", (option, 9), "allow", "EPERM") for option in (1, 24)),
     *(("prctl", (option,), "allow", "allow") for option in (2, 3, 15, 16, 21, 38)),
-    *(("prctl", (option,), "EPERM", "EPERM") for option in (0, 4, 22, 24, 28, 31, 35, 47, 53, 0x59616D61)),
+    *(("prctl", (option,), "EPERM", "EPERM") for option in (0, 4, 22, 28, 31, 35, 47, 53, 0x59616D61)),
     ("mmap", (0, 4096, 3, 0x22, 1 << 32, 0), "allow", "allow"),
     ("mmap", (0x40000, 0x40000, 3, 0x21, 0x40000, 0), "allow", "allow"),
     ("mmap", (0, 1 << 21, 3, 0x40022, 1 << 32, 0), "EPERM", "EPERM"),

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import secrets
 import socket
 import struct
@@ -88,6 +89,8 @@ class PrivateChannel:
         self._is_full = False
         self.countdown = Countdown(self._loop, self._wake)
         self.has_ended = False
+        self.descriptors: list[int] = []
+        """What came with the first message; whoever takes one closes it."""
         self._loop.add_reader(end.fileno(), self._on_readable)
 
     async def ready(self, timeout_s: float) -> bool:
@@ -148,6 +151,9 @@ class PrivateChannel:
     def close(self) -> None:
         self._end()
         self._socket.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
 
     def _send(self, text: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send what there is room for now, and the rest later, in order."""
@@ -177,7 +183,11 @@ class PrivateChannel:
 
     def _on_readable(self) -> None:
         try:
-            chunk = self._socket.recv(_CHUNK_BYTES)
+            if self._expected == _READY:
+                chunk, came, _, _ = socket.recv_fds(self._socket, _CHUNK_BYTES, 1)
+                self.descriptors += came
+            else:
+                chunk = self._socket.recv(_CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:

@@ -18,9 +18,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError, result_of
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
+from repl_rl.kernel.forked.fork import (
+    DEEPEST,
+    Ancestor,
+    Listener,
+    Twin,
+    bear,
+    children,
+    depth,
+    kill_children,
+    stop,
+    strays,
+)
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
@@ -37,6 +49,7 @@ _COPIED_MB = 6.0
 """Pages shared with the server that a session has written to, and so copied: 4 to 6 MB by measurement."""
 _FOLDERS = ("/tmp", "/dev/shm")
 _PRINTED_CHARS = 4_000
+_REASON_CHARS = 500
 _WATCH_AFTER_S = 0.005
 """The output of a line that runs for longer is read while it runs."""
 
@@ -110,9 +123,12 @@ class ForkedKernel:
         channel: PrivateChannel,
         output: SessionPipe,
         pidfd: int,
+        listener: Listener | None = None,
+        ancestors: tuple[Ancestor, ...] = (),
     ) -> None:
-        """`folder` is for a session that has no /tmp of its own."""
+        """`folder` is for a session that has no /tmp of its own. A session without a listener can't be forked."""
         self._server = server
+        self._sandbox = sandbox
         self._limits = sandbox.limits
         self._kind = sandbox.kind
         self._home = home
@@ -123,6 +139,10 @@ class ForkedKernel:
         self.pid = pid_of(pidfd)
         """The process id of the session on the host."""
         self._inherited_mb = tree_mb(self.pid)
+        self._listener = listener
+        self._ancestors = ancestors
+        for ancestor in ancestors:
+            ancestor.heirs.add(self)
         self._connection: dict[str, Any] = {}
         self._connection_file: Path | None = None
         self._asking, self._host_turn = asyncio.Lock(), asyncio.Lock()
@@ -154,6 +174,8 @@ class ForkedKernel:
                 what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
                 printed = output.take()[0].strip()
                 raise KernelStartError(f"a kernel {what} as it started; it printed: {printed or 'nothing'}")
+            if kernel._channel.descriptors:
+                kernel._listener = Listener(kernel._channel.descriptors.pop())
         except BaseException:
             await kernel.close()
             raise
@@ -212,6 +234,96 @@ class ForkedKernel:
             raise KernelDiedError("the kernel went down with the fork server before it had any state")
         return result
 
+    async def can_fork(self) -> str | None:
+        """Why it can't be forked now, or None. Raises KernelDiedError if it is gone."""
+        if (reason := self._objection()) is not None:
+            return reason
+        async with self._asking:
+            reply = await self._channel.ask({"can_fork": True}, self._limits.start_s)
+        if reply is None:
+            raise KernelDiedError("the session ended, or did not answer in time, as it was asked whether it can fork")
+        return None if reply.get("refused") is None else str(reply["refused"])[:_REASON_CHARS]
+
+    def _objection(self) -> str | None:
+        """Why it can't be forked, as far as this is known without asking it."""
+        if not self.is_alive:
+            raise KernelDiedError("the kernel is gone, and its state with it")
+        if self._kind != "bwrap":
+            return f"sessions under {self._kind} can't be forked: there is no namespace for a fork to be apart in"
+        if self._listener is None:
+            return "this Linux has no notifications of system calls (seccomp), with which a fork would be allowed"
+        if self._connection_file is not None:
+            return "Jupyter's channels are open to it, and a fork would share them"
+        if self._asking.locked():
+            return "a line is running in it; fork it between two lines"
+        if (levels := depth(self.pid)) >= DEEPEST:
+            return f"it is a fork of forks, {levels} levels deep, and Linux ends at 32"
+        return None
+
+    async def fork(self, count: int = 1, *, reseed: bool = False) -> list[ForkedKernel]:
+        """`count` twins with the state that this session has now; they and it go on apart from one another.
+
+        With `reseed`, the twins' random generators are seeded anew. Raises ForkRefusedError with the reason, in which
+        case the session lives on, and KernelDiedError if it is gone or does not survive this.
+        """
+        if (reason := self._objection()) is not None:
+            raise ForkRefusedError(f"the session can't be forked: {reason}")
+        assert self._listener is not None
+        limits, held_mb, twins = self._limits, self._own_mb(), list[Twin]()
+        async with self._listener.turn, self._asking:
+            before = children(self.pid)
+            try:
+                for _ in range(count + 1):
+                    twins.append(Twin(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
+                await bear(
+                    twins, self._server, self.pid, self._channel, self._listener,
+                    reseed=reseed, patience_s=limits.start_s,
+                )  # fmt: skip
+                await self._check(twins)
+            except BaseException as error:
+                for twin in twins:
+                    twin.abandon()
+                if isinstance(error, ForkRefusedError):
+                    kill_children(self.pid, before)
+                    send_signal(self._pidfd, signal.SIGCONT)
+                    await self._channel.ask({"stay": True}, limits.start_s)
+                else:
+                    self.kill()  # it is not known what it was doing
+                if isinstance(error, OSError):
+                    raise KernelDiedError(f"the session could not be forked, and is ended: {error}") from error
+                raise
+            return self._give_place_to(twins, held_mb)
+
+    async def _check(self, twins: list[Twin]) -> None:
+        """Stop the session for good, and let the twins go on. Raises ForkRefusedError if one kept what it may not."""
+        await stop({self.pid: self._pidfd, **{twin.pid: twin.pidfd for twin in twins}})
+        what = strays(twins, self.pid)
+        if what is not None:
+            raise ForkRefusedError(f"forks of the session would not have been apart from it; they share: {what}")
+        for twin in twins:
+            send_signal(twin.pidfd, signal.SIGCONT)
+
+    def _give_place_to(self, twins: list[Twin], held_mb: float) -> list[ForkedKernel]:
+        """The first one goes on as this session, which held `held_mb`; the others are returned."""
+        assert self._listener is not None
+        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb))
+        self._channel.close()
+        self._output.close()
+        first, *others = twins
+        self._channel, self._output, self._pidfd, self.pid = first.channel, first.output, first.pidfd, first.pid
+        self._inherited_mb = tree_mb(self.pid)
+        self._ancestors = ancestors
+        ancestors[-1].heirs.add(self)
+        made = []
+        for twin in others:
+            kernel = ForkedKernel(
+                self._server, self._sandbox, self._home, None, twin.channel, twin.output, twin.pidfd,
+                self._listener.share(), ancestors,
+            )  # fmt: skip
+            kernel._has_run = True
+            made.append(kernel)
+        return made
+
     async def open_jupyter(self) -> Path:
         """Jupyter's channels are opened in addition to the private one, once the current line is done."""
         if not self.is_alive:
@@ -239,8 +351,11 @@ class ForkedKernel:
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since."""
-        own_mb = max(0.0, tree_mb(self.pid) - self._inherited_mb)
-        return _COPIED_MB + own_mb + (folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0)
+        files_mb = folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0
+        return _COPIED_MB + self._own_mb() + files_mb + sum(ancestor.part_mb() for ancestor in self._ancestors)
+
+    def _own_mb(self) -> float:
+        return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
@@ -264,9 +379,16 @@ class ForkedKernel:
                 each.callback(self._connection_file.unlink, missing_ok=True)
             each.callback(remove_sockets, self._connection)
             each.callback(self._output.close)
+            each.callback(self._leave_family)
             each.callback(os.close, self._pidfd)
             each.callback(self._channel.close)
             await self._kill()
+
+    def _leave_family(self) -> None:
+        for ancestor in self._ancestors:
+            ancestor.leave(self)
+        if self._listener is not None:
+            self._listener.release()
 
     async def _kill(self) -> None:
         """Kill the session and all that it started, and wait until it is dead.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from repl_rl.errors import KernelStartError
+from repl_rl.errors import ForkRefusedError, KernelStartError
 from repl_rl.kernel.memory import MemoryCgroup
 from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
@@ -30,10 +30,18 @@ _log = logging.getLogger(__name__)
 class ForkServer:
     """One running server. Belongs to one event loop, and ends with the thread that made it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path, patience_s: float) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        furnish: socket.socket,
+        log: Path,
+        patience_s: float,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._control = control
+        self._furnish = furnish
         self._log_file = log
         self._patience_s = patience_s
         self._forks = 0
@@ -47,10 +55,13 @@ class ForkServer:
         """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
+        our_furnish, their_furnish = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        our_furnish.setblocking(False)
         log = home.path / "fork_server.log"
-        with theirs, open(log, "ab") as output:
+        with theirs, their_furnish, open(log, "ab") as output:
             record = {
                 "control": theirs.fileno(),
+                "furnish": their_furnish.fileno() if sandbox.kind == "bwrap" else None,
                 "walls": sandbox.kind,
                 "rlimits": sandbox.rlimits(),
                 "tmp_mb": sandbox.limits.tmp_mb,
@@ -63,12 +74,17 @@ class ForkServer:
             argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
             try:
                 process = sandbox.launch(
-                    argv, record, output=output.fileno(), descriptors=[theirs.fileno()], cgroup=cgroup
+                    argv,
+                    record,
+                    output=output.fileno(),
+                    descriptors=[theirs.fileno(), their_furnish.fileno()],
+                    cgroup=cgroup,
                 )
             except OSError as error:
                 ours.close()
+                our_furnish.close()
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
-        server = cls(process, ours, log, sandbox.limits.start_s)
+        server = cls(process, ours, our_furnish, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
             if ready["missing"]:
@@ -120,6 +136,37 @@ class ForkServer:
         finally:
             self._asked.pop(number, None)
 
+    async def furnish(self, pidfd: int, *, folders: bool) -> None:
+        """Give a session's fork of itself a /proc of its own, and the other folders if it is to have them.
+
+        Raises ForkRefusedError if that fails or takes too long.
+        """
+        report, theirs = os.pipe()
+        try:
+            try:
+                socket.send_fds(self._furnish, [json.dumps({"folders": folders}).encode()], [pidfd, theirs])
+            except OSError as error:
+                raise ForkRefusedError(f"the fork server could not be asked to furnish a fork: {error}") from error
+            finally:
+                os.close(theirs)
+            said = await self._said(report)
+        finally:
+            os.close(report)
+        if said != b"ok":
+            raise ForkRefusedError(f"a fork got no folders of its own: {said.decode(errors='replace') or 'no answer'}")
+
+    async def _said(self, report: int) -> bytes:
+        there = asyncio.Event()
+        self._loop.add_reader(report, there.set)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await there.wait()
+        except TimeoutError:
+            return b""
+        finally:
+            self._loop.remove_reader(report)
+        return os.read(report, _MOST_BYTES)
+
     def is_gone(self) -> bool:
         """Whether it has ended, by a look at its socket now."""
         if not self.has_ended:
@@ -130,6 +177,7 @@ class ForkServer:
         """End the server with all its sessions, and wait until they are gone."""
         self._end()
         self._control.close()
+        self._furnish.close()
         try:
             await asyncio.wait_for(exited(self._process), _END_S)
         except TimeoutError:

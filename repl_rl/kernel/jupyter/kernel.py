@@ -18,7 +18,7 @@ from typing import Any
 
 from jupyter_client.manager import AsyncKernelManager
 
-from repl_rl.errors import KernelDiedError, KernelError, KernelStartError
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
 from repl_rl.kernel.limits import Limits
@@ -161,6 +161,13 @@ class KernelspecKernel:
             what = error if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
             _log.warning("a session is ended: %s", what)
             return ExecResult(ExecStatus.KILLED)
+
+    async def can_fork(self) -> str | None:
+        return "kernels behind Jupyter's channels can't be forked: their channels and threads would be shared"
+
+    async def fork(self, count: int, *, reseed: bool) -> list[KernelspecKernel]:
+        """Raises ForkRefusedError."""
+        raise ForkRefusedError(f"{count} forks were asked for: {await self.can_fork()}")
 
     async def open_jupyter(self) -> Path:
         if not self.is_alive:

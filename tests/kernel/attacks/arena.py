@@ -5,6 +5,9 @@ every batch of attacks the arena looks whether everybody else is well: the sibli
 next session is fresh and answers, the same fork server serves, and on the host nothing is left: no process, no file, no
 mount, no descriptor. If something is, each attack of the batch runs once more, alone in an arena of its own, to tell
 which one it was. An attack's evidence is for its test to check.
+
+With ATTACK_FROM_FORKS in the environment, each attack is typed into a fork of a session, and the session has to be well
+afterwards too.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from kernel.refused_calls import REFUSED
 import repl_rl
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
+from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
 CHECKOUT = Path(repl_rl.__file__).resolve().parent.parent
+FROM_FORKS = "ATTACK_FROM_FORKS" in os.environ
 MARK = f"attack-{os.getpid()}"
 """Names that attacks give to what they try to leave behind."""
 SECRET = "s3cret-of-the-host"
@@ -221,14 +226,13 @@ class Arena:
                 if tools.status in (TIMEOUT, KILLED):  # a busy machine: the attack has not begun, so begin again
                     continue
                 assert tools.status is OK, tools
-                pid = kernel._kernel.pid  # type: ignore[attr-defined]
-                pids, results = [pid], list[ExecResult]()
-                for cell in cells:
-                    results.append(await kernel.execute(cell))
-                    if results[-1].state_lost:
-                        break
-                    pids += descendants(pid)
-                return results, pids
+                if not FROM_FORKS:
+                    return await _typed_into(kernel, cells)
+                async with self.pool.fork(kernel) as twin:
+                    found = await _typed_into(twin, cells)
+                    told = await kernel.execute("mark")
+                    assert (told.status, told.output) == (OK, f"{MARK!r}\n"), f"the attack reached its session: {told}"
+                return found
         raise AssertionError(f"no session could be got ready: {tools}")
 
     def _assert_well(self, before: Host | None) -> None:
@@ -272,6 +276,17 @@ class Arena:
     def _current_server_pid(self) -> int:
         pid: int = self.pool._backend._server.pid  # type: ignore[attr-defined]
         return pid
+
+
+async def _typed_into(kernel: PooledKernel, cells: tuple[str, ...]) -> tuple[list[ExecResult], list[int]]:
+    pid = kernel._kernel.pid  # type: ignore[attr-defined]
+    pids, results = [pid], list[ExecResult]()
+    for cell in cells:
+        results.append(await kernel.execute(cell))
+        if results[-1].state_lost:
+            break
+        pids += descendants(pid)
+    return results, pids
 
 
 def _still_there(pids: list[int]) -> list[int]:

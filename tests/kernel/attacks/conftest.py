@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernel.attacks.arena import BATCH, BOTH, BWRAP, GENTLE, LIMITS, SECRET, SHORT, Arena
+from kernel.attacks.arena import BATCH, BOTH, BWRAP, FROM_FORKS, GENTLE, LIMITS, SECRET, SHORT, Arena
 
 from repl_rl.kernel import Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
@@ -18,7 +18,7 @@ Opened = dict[tuple[SandboxKind, Limits], Arena]
 @pytest.fixture(scope="session")
 def opened(loop: BackgroundLoop) -> Iterator[Opened]:
     """All at once: an arena counts the descriptors of this process, those of the other arenas among them."""
-    kinds: tuple[SandboxKind, ...] = BWRAP if landlock.problem() else BOTH
+    kinds: tuple[SandboxKind, ...] = BWRAP if FROM_FORKS or landlock.problem() else BOTH
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("A_SECRET_TOKEN", SECRET)
         arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in (LIMITS, SHORT, GENTLE)}
@@ -41,7 +41,7 @@ def arenas(opened: Opened, whole_batches: None) -> Iterator[Arenas]:
 
     def arena(kind: SandboxKind, limits: Limits = LIMITS) -> Arena:
         if (kind, LIMITS) not in opened:
-            pytest.skip(str(landlock.problem()))
+            pytest.skip(f"{landlock.problem() or 'sessions under sandlock can not be forked'}")
         return opened[kind, limits]
 
     for each in opened.values():

@@ -1,0 +1,237 @@
+"""Forks of a live session: the session's side.
+
+The session clones itself between two lines, into new namespaces, which the fork server then furnishes (confinement.py).
+The first clone goes on as the session, with its files. Each further one, a twin, copies the files of /tmp and /dev/shm
+and opens again what the session had open. All take a channel and an output of their own, and give up what the new
+namespaces gave them. The host lets Linux make the namespaces, once for each, and then looks whether a twin kept
+anything of the session's (repl_rl/kernel/forked/fork.py): this code runs in the same process as what a model typed, and
+is not relied upon.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import random
+import re
+import shutil
+import signal
+import stat
+import sys
+
+import seccomp_filter
+
+_CAPABILITY_VERSION_3, _MOST_CAPABILITIES, _PR_CAPBSET_DROP = 0x20080522, 64, 24
+_MIB = 1 << 20
+_MOST_BYTES, _MOST_ENTRIES = 16 * _MIB, 2_000
+"""Of the files in /tmp and in /dev/shm, each."""
+_FOLDERS = ("/tmp", "/dev/shm")
+_OWN_DESCRIPTORS = 4
+"""Standard input, two outputs, and the channel."""
+_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_SYNC | os.O_NOATIME
+_SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+_python = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter's lock
+_python.syscall.argtypes = [ctypes.c_long] * 6
+_python.syscall.restype = ctypes.c_long
+_chance = random._inst
+_twins = set()
+"""Process ids of this session's own forks."""
+_at_childs_end = []
+"""What the session does with SIGCHLD otherwise, while Linux reaps its children."""
+
+
+def objection(for_twin=()):
+    """Why this session can't be forked so that the twin is exact, or None. `for_twin` are descriptors that it gets."""
+    looks = (_threads, _processes, _timers, lambda: _descriptors(for_twin), _memory, _files)
+    return next((reason for look in looks if (reason := look()) is not None), None)
+
+
+def clone():
+    """As `os.fork`, into new namespaces; the random state of Python's own generator stays. Raises OSError."""
+    chance = random.Random.getstate(_chance)
+    if not _at_childs_end:
+        _at_childs_end.append(signal.signal(signal.SIGCHLD, signal.SIG_IGN) or signal.SIG_DFL)
+    _python.PyOS_BeforeFork()
+    # As this process, the new one is the first of a PID namespace, so what libc remembers of its number holds there.
+    pid = _python.syscall(seccomp_filter.clone_number(), seccomp_filter.TWIN_FLAGS, 0, 0, 0, 0)
+    number = ctypes.get_errno()
+    (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
+    if pid < 0:
+        raise OSError(number, os.strerror(number))
+    if pid == 0:
+        random.Random.setstate(_chance, chance)
+        _twins.clear()
+        go_on()
+    else:
+        _twins.add(pid)
+    return pid
+
+
+def go_on():
+    """As before the last forks: in one of them, or in the session if nothing came of them, and they were killed."""
+    while _twins:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(_twins.pop(), 0)  # until Linux has reaped it
+    while _at_childs_end:
+        signal.signal(signal.SIGCHLD, _at_childs_end.pop())
+
+
+class Belongings:
+    """A session's files, of which a twin needs its own. To be made before new folders cover the old ones."""
+
+    def __init__(self):
+        self._folders = {path: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in _FOLDERS}
+        self._cwd = os.getcwd()
+        self._open = [
+            (descriptor, os.readlink(f"/proc/self/fd/{descriptor}"), os.get_inheritable(descriptor))
+            for descriptor in _open_descriptors()
+            if descriptor >= _OWN_DESCRIPTORS and descriptor not in self._folders.values()
+        ]
+
+    def move(self):
+        """Copy the files, and open again what was open. Raises OSError."""
+        for path, folder in self._folders.items():
+            _copy(folder, path)
+        for descriptor, path, inheritable in self._open:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & _FLAGS
+            again = os.open(path, flags | os.O_CLOEXEC)
+            if stat.S_ISREG(os.fstat(again).st_mode):
+                os.lseek(again, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(again, descriptor, inheritable=inheritable)
+            os.close(again)
+        empty = os.open("/dev/null", os.O_RDONLY)
+        os.dup2(empty, 0)
+        os.close(empty)
+        os.chdir(self._cwd)
+
+    def leave(self):
+        """What was held open to move."""
+        for folder in self._folders.values():
+            os.close(folder)
+
+
+def be_apart():
+    """Leave the session's process group, and give up the capabilities that new namespaces gave. Raises OSError."""
+    os.setsid()
+    for capability in range(_MOST_CAPABILITIES):
+        _python.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    if _python.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"capset: {os.strerror(number)}")
+
+
+def reseed():
+    """Seed the random generators of Python and of packages anew."""
+    random.seed()
+    for name in ("numpy.random", "sympy.core.random"):
+        if name in sys.modules:
+            sys.modules[name].seed()
+
+
+def _threads():
+    count = len(os.listdir("/proc/self/task"))
+    return None if count == 1 else f"it has {count} threads, and a fork would copy one of them"
+
+
+def _processes():
+    with open("/proc/self/task/1/children", encoding="ascii") as children:  # orphans become those of process 1
+        there = set(map(int, children.read().split())) - _twins
+    return None if not there else f"it has started processes, of which {len(there)} are there; wait for them first"
+
+
+def _timers():
+    if any(signal.getitimer(which)[0] for which in _TIMERS):
+        return "a timer of its own runs (signal.alarm, signal.setitimer), which a fork would not copy"
+    return None
+
+
+def _open_descriptors():
+    names = os.listdir("/proc/self/fd")
+    return [number for number in map(int, names) if _is_open(number)]  # that of the listing itself is closed by now
+
+
+def _is_open(descriptor):
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _descriptors(for_twin):
+    for descriptor in _open_descriptors():
+        if descriptor < _OWN_DESCRIPTORS or descriptor in for_twin:
+            continue
+        path, status = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
+        what = f"it holds {path} open (descriptor {descriptor})"
+        if stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR):
+            return f"{what}; a fork takes files and folders only"
+        try:
+            there = os.stat(path)
+        except OSError:
+            return f"{what}, and the file was deleted"
+        if not os.path.samestat(there, status):
+            return f"{what}, and another file has that name now"
+        if path.startswith("/dev/pts"):
+            return f"{what}: a terminal can't be copied"
+    return None
+
+
+def _memory():
+    """A mapping that is shared is one with the twin's, unless nothing can change it."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        shared = _SHARED.findall(maps.read())
+    for access, device, name in shared:
+        if "w" in access or device == "00:01" or name.startswith(_FOLDERS):
+            return f"it shares memory ({name or 'without a file'}), and a fork would share it with the twin"
+    return None
+
+
+def _files():
+    for folder in _FOLDERS:
+        entries, size_bytes = 0, 0
+        for place, folders, files in os.walk(folder, onerror=_refuse):
+            entries += len(folders) + len(files)
+            if entries > _MOST_ENTRIES:
+                return f"its {folder} has more than {_MOST_ENTRIES} entries, and a fork would copy them all"
+            for name in (*folders, *files):
+                path = os.path.join(place, name)
+                status = os.lstat(path)
+                if stat.S_ISREG(status.st_mode):
+                    size_bytes += status.st_size
+                elif stat.S_IFMT(status.st_mode) not in (stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO):
+                    return f"{path} is neither a file nor a folder, and can't be copied"
+        if size_bytes > _MOST_BYTES:
+            return f"its {folder} holds {size_bytes / _MIB:.0f} MiB, and a fork copies {_MOST_BYTES // _MIB} at most"
+    return None
+
+
+def _refuse(error):
+    raise error
+
+
+def _copy(source, target):
+    """Copy what a folder holds into another: hard links, modes and times too. `source` is an open folder."""
+    root, copied, folders = f"/proc/self/fd/{source}", {}, []
+    for place, names, files in os.walk(root):
+        there = os.path.join(target, os.path.relpath(place, root))
+        folders.append((place, there))
+        for name in names:
+            if not os.path.islink(os.path.join(place, name)):
+                os.mkdir(os.path.join(there, name))
+        for name in (*files, *(each for each in names if os.path.islink(os.path.join(place, each)))):
+            old, new = os.path.join(place, name), os.path.join(there, name)
+            status = os.lstat(old)
+            first = copied.setdefault((status.st_dev, status.st_ino), new)
+            if first != new:
+                os.link(first, new, follow_symlinks=False)
+            elif stat.S_ISFIFO(status.st_mode):
+                os.mkfifo(new)
+                shutil.copystat(old, new)
+            else:
+                shutil.copy2(old, new, follow_symlinks=False)
+    for place, there in reversed(folders):
+        shutil.copystat(place, there)

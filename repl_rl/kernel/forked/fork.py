@@ -1,0 +1,326 @@
+"""Forks of a live session: the host's side.
+
+Linux forks a process into its own PID namespace or one inside of it, so a session can see all its forks, and can
+signal and trace them. Therefore it is stopped for good once it has been forked, and what goes on in its name is a fork
+as well, the first one. Forks don't see each other.
+
+    session, stopped for good
+    ├── goes on as the session, with its files
+    └── a twin, with copies of them: a session of its own
+
+A session may make the namespaces of a twin only when the host says so, each time (`Listener`). Its own code makes the
+twin and moves it in (kernels/python/repl_fork.py), and a model may have changed that code. So `strays` looks, from
+outside and while the session and the twin are stopped, whether the twin is as apart from it as a stranger.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import re
+import signal
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
+from repl_rl.kernel.forked.channel import PrivateChannel
+from repl_rl.kernel.forked.server import ForkServer
+from repl_rl.kernel.output import SessionPipe
+from repl_rl.kernel.processes import send_signal
+
+_NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
+_NOTIF_BYTES = 80
+_GO_ON = 1
+_REASON_CHARS = 500
+_KCMP_NUMBERS = {"x86_64": 312, "aarch64": 272}
+_KCMP_FILE = 0
+DEEPEST = 28
+"""Levels of PID namespaces; Linux ends at 32."""
+_NICENESS = "10"
+_STOP_S = 5.0
+_SOON_S, _POLL_S = 0.002, 0.0005
+_SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
+"""Mappings that are shared with whoever has them too: access, device, name."""
+_APART = ("user", "pid", "mnt", "ipc", "net")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.argtypes = [ctypes.c_long] * 6
+_libc.syscall.restype = ctypes.c_long
+
+
+class Listener:
+    """Linux asks here whether a session may be cloned into new namespaces. Shared by a session and all its forks."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._users = 1
+        self.turn = asyncio.Lock()
+        """To be held for a fork."""
+
+    @contextlib.contextmanager
+    def allowing(self, pid: int, count: int) -> Iterator[None]:
+        """Inside, this process may be cloned so, `count` times. Other calls that come in or wait are refused."""
+        loop, left = asyncio.get_running_loop(), [pid] * count
+
+        def answer() -> None:
+            asked = bytearray(_NOTIF_BYTES)
+            try:
+                fcntl.ioctl(self._descriptor, _NOTIF_RECV, asked)
+                number, who = struct.unpack_from("=QI", asked)
+                is_allowed = who in left
+                if is_allowed:
+                    left.pop()
+                words = (number, 0, 0 if is_allowed else -errno.EPERM, _GO_ON if is_allowed else 0)
+                fcntl.ioctl(self._descriptor, _NOTIF_SEND, struct.pack("=QqiI", *words))
+            except OSError:  # whoever asked is gone
+                pass
+
+        loop.add_reader(self._descriptor, answer)
+        try:
+            yield
+        finally:
+            loop.remove_reader(self._descriptor)
+
+    def share(self) -> Listener:
+        self._users += 1
+        return self
+
+    def release(self) -> None:
+        self._users -= 1
+        if not self._users:
+            os.close(self._descriptor)
+
+
+@dataclass(eq=False)
+class Ancestor:
+    """A session that was forked: stopped, and alive as long as one of its forks is, because they die with it."""
+
+    pidfd: int
+    held_mb: float
+    """What it held when it was stopped; its forks share this memory, and each counts a part of it as its own."""
+    heirs: set[object] = field(default_factory=set)
+
+    def part_mb(self) -> float:
+        return self.held_mb / max(1, len(self.heirs))
+
+    def leave(self, heir: object) -> None:
+        self.heirs.discard(heir)
+        if not self.heirs and self.pidfd >= 0:
+            send_signal(self.pidfd, signal.SIGKILL)
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Twin:
+    """A fork of a session from before its birth until it has moved in; whoever takes it takes what it holds."""
+
+    def __init__(self, output: SessionPipe) -> None:
+        """`output` is for what it prints."""
+        ours, self._end = socket.socketpair()
+        self.channel, self.output = PrivateChannel(ours), output
+        self.pid = self.pidfd = -1
+        self.inodes = tuple(os.fstat(descriptor).st_ino for descriptor in self.descriptors())
+
+    def descriptors(self) -> tuple[int, int]:
+        """Its ends of its channel and of its output, until it is born."""
+        return self._end.fileno(), self.output.write_fd
+
+    async def move_in(
+        self, server: ForkServer, newborn: Callable[[], list[int]], number: int, *, reseed: bool, patience_s: float
+    ) -> None:
+        """It is the `number`th of the `newborn`, once it is born; the first one keeps the session's files.
+
+        Raises ForkRefusedError if it ends over that.
+        """
+        if not await self.channel.ready(patience_s):
+            raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {self._printed()}")
+        born, moves = newborn(), number > 0
+        if len(born) <= number:
+            raise KernelDiedError("a fork of the session that does not exist said that it was ready")
+        self.pid = born[number]
+        self.pidfd = os.pidfd_open(self.pid)
+        await server.furnish(self.pidfd, folders=moves)
+        if await self.channel.ask({"settle": {"moves": moves, "reseed": reseed}}, patience_s) is None:
+            raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {self._printed()}")
+        with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
+            Path(f"/proc/{self.pid}/autogroup").write_text(_NICENESS)
+
+    def abandon(self) -> None:
+        self.close_ends()
+        self.channel.close()
+        self.output.close()
+        if self.pidfd >= 0:
+            send_signal(self.pidfd, signal.SIGKILL)
+            os.close(self.pidfd)
+
+    def close_ends(self) -> None:
+        self._end.close()
+        self.output.close_write_end()
+
+    def _printed(self) -> str:
+        return self.output.take()[0].strip()[-_REASON_CHARS:] or "nothing"
+
+
+async def bear(
+    twins: Sequence[Twin], server: ForkServer, pid: int, channel: PrivateChannel, listener: Listener,
+    *, reseed: bool, patience_s: float,
+) -> None:  # fmt: skip
+    """Have a session fork itself into twins, and move them in. With `reseed`, all but the first get new random states.
+
+    Raises ForkRefusedError with the reason, and KernelDiedError if the session dies of it or does not do as it is told.
+    The twins are to be abandoned then.
+    """
+    before = children(pid)
+
+    def newborn() -> list[int]:
+        return [child for child in children(pid) if child not in before]
+
+    async def asked() -> None:
+        ends = [descriptor for twin in twins for descriptor in twin.descriptors()]
+        with listener.allowing(pid, len(twins)):
+            reply = await channel.ask({"fork": True}, patience_s, ends)
+        for twin in twins:
+            twin.close_ends()
+        if reply is None:
+            raise KernelDiedError("the session ended, or did not answer in time, as it was to be forked")
+        if reply.get("refused") is not None:
+            raise ForkRefusedError(f"the session can't be forked: {str(reply['refused'])[:_REASON_CHARS]}")
+
+    # The first twin moves in while the session makes the second one.
+    moves = [
+        twin.move_in(server, newborn, number, reseed=reseed and number > 0, patience_s=patience_s)
+        for number, twin in enumerate(twins)
+    ]
+    outcomes = await asyncio.gather(asked(), *moves, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    if len(newborn()) != len(twins):
+        raise KernelDiedError(f"the session was to fork itself {len(twins)} times, and did so {len(newborn())} times")
+
+
+def children(pid: int) -> list[int]:
+    """Of a process that has one thread, the oldest first."""
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def depth(pid: int) -> int:
+    """How many PID namespaces a process is in, one inside the other."""
+    return len(_status(pid)["NSpid"].split())
+
+
+def kill_children(pid: int, keep: Sequence[int]) -> None:
+    """Kill the children of a process, which may make more of them, but for `keep`."""
+    for child in set(children(pid)) - set(keep):
+        with contextlib.suppress(ProcessLookupError):
+            pidfd = os.pidfd_open(child)
+            if child in children(pid):  # and not another process that has its number now
+                send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
+async def stop(processes: Mapping[int, int]) -> None:
+    """Stop processes, process id -> pidfd. Raises KernelError if one doesn't stop."""
+    for pidfd in processes.values():
+        send_signal(pidfd, signal.SIGSTOP)
+    began = time.monotonic()
+    for pid in processes:
+        while _stat(pid)[0] != "T":
+            waited_s = time.monotonic() - began
+            if waited_s > _STOP_S:
+                raise KernelError(f"a session that was to be forked could not be stopped within {_STOP_S:g} s")
+            await asyncio.sleep(0 if waited_s < _SOON_S else _POLL_S)
+
+
+def strays(twins: Sequence[Twin], pid: int) -> str | None:
+    """What a session's forks have in common, or may do, beyond what strangers have and may; or None.
+
+    All of them and the session are stopped. The first one may share files with the session, which does not go on.
+    """
+    session = Path(f"/proc/{pid}")
+    if sorted(children(pid)) != sorted(twin.pid for twin in twins) or len(os.listdir(session / "task")) != 1:
+        return "further processes"
+    devices = {os.stat(session / "root" / folder).st_dev for folder in ("tmp", "dev/shm", "dev/pts")}
+    terminals = os.stat(session / "root" / "dev/pts").st_dev
+    for number, twin in enumerate(twins):
+        place, others = Path(f"/proc/{twin.pid}"), [pid, *(other.pid for other in twins[:number])]
+        found = _may_more(twin.pid, place, session) or _open_strays(twin, {terminals}, [])
+        if found is None and number > 0:
+            found = _open_strays(twin, devices, others) or _shared(place, devices)
+        if found is not None:
+            return found
+    return None
+
+
+def _may_more(pid: int, place: Path, session: Path) -> str | None:
+    status = _status(pid)
+    if any(os.readlink(place / "ns" / name) == os.readlink(session / "ns" / name) for name in _APART):
+        return "a namespace"
+    if children(pid) or len(os.listdir(place / "task")) != 1:
+        return "further processes"
+    if any(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")):
+        return "capabilities"
+    if (status["NoNewPrivs"], status["Seccomp"]) != ("1", "2"):
+        return "system calls that are refused to others"
+    if [int(number) for number in _stat(pid)[2:4]] != [pid] * 2:
+        return "a process group"
+    return None
+
+
+def _open_strays(twin: Twin, devices: set[int], others: Sequence[int]) -> str | None:
+    """A descriptor that isn't its own: of another kind, on one of `devices`, or also open in `others`."""
+    folder = Path(f"/proc/{twin.pid}/fd")
+    channel, pipe = (f"socket:[{twin.inodes[0]}]", f"pipe:[{twin.inodes[1]}]")
+    own = {1: pipe, 2: pipe, 3: channel}
+    held = [(other, int(name)) for other in others for name in os.listdir(f"/proc/{other}/fd")]
+    for descriptor in map(int, os.listdir(folder)):
+        status = os.stat(folder / str(descriptor))
+        if descriptor in own:
+            is_own = os.readlink(folder / str(descriptor)) == own[descriptor]
+        else:
+            is_own = (
+                stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR)
+                and status.st_dev not in devices
+                and not any(_is_same_file(twin.pid, other, descriptor, each) for other, each in held)
+            )
+        if not is_own:
+            return f"descriptor {descriptor}"
+    return None
+
+
+def _is_same_file(pid: int, other: int, descriptor: int, others_descriptor: int) -> bool:
+    """Whether descriptors of two processes are one open file, with one offset."""
+    ctypes.set_errno(0)
+    number = _KCMP_NUMBERS[platform.machine()]
+    found: int = _libc.syscall(number, pid, other, _KCMP_FILE, descriptor, others_descriptor)
+    return found == 0 or (found < 0 and ctypes.get_errno() != errno.EBADF)
+
+
+def _shared(place: Path, devices: set[int]) -> str | None:
+    if os.stat(place / "cwd").st_dev in devices:
+        return "a working folder"
+    for access, device, name in _SHARED.findall((place / "maps").read_text(errors="replace")):
+        number = os.makedev(*(int(part, 16) for part in device.split(":")))
+        if "w" in access or number in devices or device == "00:01":
+            return f"memory ({name or 'without a file'})"
+    return None
+
+
+def _status(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the name of the program: state, parent, group, session, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
