@@ -14,6 +14,7 @@ from repl_rl.kernel.paths import Installation, find_bwrap
 
 ORDINARY_UID = "12345"
 MODULES = ("test_isolation.py", "test_limits.py", "test_ordinary_user.py")
+SLOW_MODULES = ("test_forks.py",)
 LEFT_OUT = "ignores or sleeping or endless_output or handles or refused"
 """Tests that wait for time to run out, or need no kernel: nothing in them depends on the user."""
 
@@ -31,13 +32,14 @@ def as_an_ordinary_user(command: list[str]) -> list[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests run as an ordinary user anyway")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
-def test_the_walls_stand_without_root(tmp_path: Path) -> None:
+@pytest.mark.parametrize("modules", [MODULES, pytest.param(SLOW_MODULES, marks=pytest.mark.slow)], ids=" ".join)
+def test_the_walls_stand_without_root(modules: tuple[str, ...], tmp_path: Path) -> None:
     folder = Path(__file__).parent
     tmp_path.chmod(0o777)
     done = subprocess.run(
         as_an_ordinary_user(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"not ({LEFT_OUT})"]
-            + [str(folder / module) for module in MODULES]
+            + [str(folder / module) for module in modules]
         ),
         cwd=folder.parent.parent,
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8", "TMPDIR": "/tmp"},

@@ -158,6 +158,9 @@ _MOST_SESSIONS = 10
 """Tried until one is ready in the time that a line has."""
 
 
+_OPEN: list[Arena] = []
+
+
 class Arena:
     def __init__(
         self, loop: BackgroundLoop, kind: SandboxKind, limits: Limits = LIMITS, profile: str = "default"
@@ -172,8 +175,10 @@ class Arena:
         self.sibling = loop.run(self._sibling_session.__aenter__())
         loop.run(self.sibling.execute("held = 'kept'"))
         self.server_pid = self._current_server_pid()
+        _OPEN.append(self)
 
     def close(self) -> None:
+        _OPEN.remove(self)
         self.loop.run(self._sibling_session.__aexit__(None, None, None))
         self.loop.run(self.pool.__aexit__(None, None, None))
 
@@ -268,8 +273,9 @@ class Arena:
         )
 
     def _wait_for_warm_ones(self) -> None:
+        """In all arenas: a session that starts anywhere has some of its descriptors."""
         deadline = time.monotonic() + PATIENCE_S
-        while len(self.pool._ready) < self.pool.size - 1 or self.pool.stats.starting:
+        while any(len(each.pool._ready) < each.pool.size - 1 or each.pool.stats.starting for each in _OPEN):
             assert time.monotonic() < deadline, "no warm sessions came up"
             time.sleep(0.002)
 

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel.attacks.arena import FROM_FORKS
 from kernel.test_ordinary_user import as_an_ordinary_user
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the attacks run as an ordinary user anyway")
+@pytest.mark.skipif(FROM_FORKS, reason="these attacks are not made from forks")
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
 @pytest.mark.parametrize("name", ["test_attack_privileges.py", pytest.param(".", marks=pytest.mark.slow)])
 def test_the_attacks_fail_without_root_too(name: str, tmp_path: Path) -> None:

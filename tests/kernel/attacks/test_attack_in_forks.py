@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import LIMITS, OK, TOOLS
+from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS
 from kernel.attacks.test_attack_network_and_siblings import SIBLINGS
 
 from repl_rl.kernel import ExecResult, KernelPool
@@ -32,7 +32,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("name", ["test_attack_privileges.py", pytest.param(".", marks=pytest.mark.slow)])
-@pytest.mark.skipif("ATTACK_FROM_FORKS" in os.environ, reason="these attacks come from forks already")
+@pytest.mark.skipif(FROM_FORKS, reason="these attacks come from forks already")
 def test_the_attacks_fail_from_forks_too(name: str) -> None:
     folder = Path(__file__).parent
     done = subprocess.run(

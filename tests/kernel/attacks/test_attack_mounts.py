@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, GONE, SECRET, Arena
+from kernel.attacks.arena import BOTH, BWRAP, FROM_FORKS, GONE, SECRET, Arena
 from kernel.attacks.conftest import Arenas
 
 from repl_rl.kernel import landlock
@@ -69,14 +69,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def arenas(loop: BackgroundLoop, folder: Path) -> Iterator[Arenas]:
-    kinds: tuple[SandboxKind, ...] = BWRAP if landlock.problem() else BOTH
+    kinds: tuple[SandboxKind, ...] = BWRAP if FROM_FORKS or landlock.problem() else BOTH
     opened = {kind: Arena(loop, kind, profile=str(folder / "mine.toml")) for kind in kinds}
     for arena in opened.values():
         arena.begin()
 
     def arena_of(kind: SandboxKind) -> Arena:
         if kind not in opened:
-            pytest.skip(str(landlock.problem()))
+            pytest.skip(f"{landlock.problem() or 'sessions under sandlock can not be forked'}")
         return opened[kind]
 
     yield arena_of
