@@ -30,8 +30,8 @@ test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real v
 test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
-test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, sympy's own tests
-	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_soak.py $(ARGS)
+test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, sympy's own tests
+	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py $(ARGS)
 
 lint: $(STAMP) ## ruff and mypy
 	@$(BIN)/ruff check

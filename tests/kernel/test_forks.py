@@ -400,6 +400,7 @@ def test_both_go_on_as_fresh_sessions_would(loop: BackgroundLoop, pool: KernelPo
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_ten_thousand_forks_leave_nothing_behind() -> None:
     _fork_often(10_000 if SOAK else 2_000)
 
