@@ -110,11 +110,9 @@ def furnish(pidfd, tmp_mb):
     It keeps the session's folders if `tmp_mb` is None. Called in a process of the fork server's, which is of no use
     afterwards. Raises OSError.
     """
-    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
-        pid = next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
-    folder = os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+    folder = _folder_of(pidfd)
     os.setresuid(*[_user_of(folder)] * 3)  # to whom the session's user namespace belongs, with all that is in it
-    user, processes, mounts = (os.open(f"ns/{name}", os.O_RDONLY, dir_fd=folder) for name in ("user", "pid", "mnt"))
+    user, processes, mounts = _namespaces(folder)
     above = fcntl.ioctl(user, _NS_GET_PARENT)  # from where Linux takes the maps
     _check(_libc.setns(above, _CLONE_NEWUSER), "setns")
     _write(folder, "uid_map", b"%d %d 1" % (_UID_INSIDE, _UID_INSIDE))
@@ -127,6 +125,28 @@ def furnish(pidfd, tmp_mb):
         os._exit(0)
     if os.waitpid(inside, 0)[1] != 0:
         raise OSError("its folders could not be mounted")
+
+
+def rehearse():
+    """Do what `furnish` does first, with this process, so that the memory that this takes is there when it counts."""
+    pidfd = os.pidfd_open(os.getpid())
+    folder = _folder_of(pidfd)
+    _user_of(folder)
+    for descriptor in (*_namespaces(folder), folder, pidfd):
+        os.close(descriptor)
+    _folders(1)
+
+
+def _folder_of(pidfd):
+    """The folder in /proc of a process, open."""
+    with open(f"/proc/self/fdinfo/{pidfd}", encoding="ascii") as info:
+        pid = next(int(line.split()[1]) for line in info if line.startswith("Pid:"))
+    return os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _namespaces(folder):
+    """The user, PID and mount namespaces of a process, open."""
+    return [os.open(f"ns/{name}", os.O_RDONLY, dir_fd=folder) for name in ("user", "pid", "mnt")]
 
 
 def _user_of(folder):

@@ -155,6 +155,7 @@ def _keep_furnishers(requests, tmp_mb):
 
 def _furnish_one(requests, tmp_mb):
     """Never returns."""
+    confinement.rehearse()
     message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
     if not message:
         os._exit(_OWNER_IS_GONE)

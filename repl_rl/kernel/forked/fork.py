@@ -48,7 +48,7 @@ DEEPEST = 28
 """Levels of PID namespaces; Linux ends at 32."""
 _NICENESS = "10"
 _STOP_S = 5.0
-_SOON_S, _POLL_S = 0.002, 0.0005
+_SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
 _SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
 """Mappings that are shared with whoever has them too: access, device, name."""
 _APART = ("user", "pid", "mnt", "ipc", "net")
@@ -239,7 +239,10 @@ async def stop(processes: Mapping[int, int]) -> None:
             waited_s = time.monotonic() - began
             if waited_s > _STOP_S:
                 raise KernelError(f"a session that was to be forked could not be stopped within {_STOP_S:g} s")
-            await asyncio.sleep(0 if waited_s < _SOON_S else _POLL_S)
+            if waited_s < _SOON_S:  # it takes a tenth of a millisecond, and the loop would take one
+                time.sleep(_BRIEFLY_S)
+            else:
+                await asyncio.sleep(_POLL_S)
 
 
 def strays(twins: Sequence[Twin], pid: int) -> str | None:
