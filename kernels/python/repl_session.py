@@ -77,12 +77,22 @@ class Session:
 
     def serve(self, listener=None):
         """Answer until the other end is gone. Never returns."""
-        self._channel.send({"id": "ready"}, [] if listener is None else [listener])
+        self._send_ready(listener)
         if listener is not None:
             os.close(listener)
         while self._kernel is None:
             self.answer_one()
         self._kernel.serve(self._channel.fileno(), self.answer_one)
+
+    def _send_ready(self, listener):
+        if listener is not None:
+            try:
+                self._channel.send({"id": "ready"}, [listener])
+            except OSError:  # others of this user have too many descriptors under way: this session can't be forked
+                pass
+            else:
+                return
+        self._channel.send({"id": "ready"})
 
     def answer_one(self):
         """Wait for a message and answer it if it is a request; late answers of the host are dropped."""

@@ -202,6 +202,7 @@ class Filter:
     """The filter, made before it is needed. Raises NotImplementedError on a machine that it is not written for."""
 
     def __init__(self, *, may_fork=True):
+        self._asks = may_fork
         program = build(platform.machine(), may_fork)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
@@ -209,15 +210,16 @@ class Filter:
     def install(self):
         """Put it on the calling thread, for good; this also gives up new privileges (setuid programs) for good.
 
-        Returns the descriptor through which calls that wait are answered; None where this Linux has none, and they are
-        refused. Raises OSError where the kernel refuses.
+        Returns the descriptor through which calls that wait are answered; None for a session that may not fork, and
+        where this Linux has none, and they are refused. Raises OSError where the kernel refuses.
         """
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         address = ctypes.addressof(self._header)
-        number = _SECCOMP_NUMBERS[platform.machine()]
-        listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER, address)
-        if listener >= 0:
-            return listener
+        if self._asks:
+            number = _SECCOMP_NUMBERS[platform.machine()]
+            listener = _libc.syscall(number, _SECCOMP_SET_MODE_FILTER, _FLAG_NEW_LISTENER, address)
+            if listener >= 0:
+                return listener
         _prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address)
         return None
 

@@ -251,7 +251,7 @@ class ForkedKernel:
         if self._kind != "bwrap":
             return f"sessions under {self._kind} can't be forked: there is no namespace for a fork to be apart in"
         if self._listener is None:
-            return "this Linux has no notifications of system calls (seccomp), with which a fork would be allowed"
+            return "it came without the notifications of system calls (seccomp) through which a fork is allowed"
         if self._connection_file is not None:
             return "Jupyter's channels are open to it, and a fork would share them"
         if self._asking.locked():
