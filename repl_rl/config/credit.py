@@ -29,6 +29,8 @@ USED: dict[str, tuple[str, ...]] = {
     "return_to_go": ("gamma", "baseline", "scale", "clip"),
     "turn": ("gamma", "scale", "clip"),
     "gigpo": ("gamma", "scale", "omega", "clip"),
+    "branch": ("clip",),
+    "spo_tree": ("clip",),
 }
 """The fields that each shipped estimator uses. Setting another field is an error, and unused fields are not written
 out. An estimator of the user's own gets all of them."""
@@ -53,7 +55,7 @@ class CreditConfig(Section):
 
     estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`, or one of your own, as `package.module:function`. `clip` applies to all of them, the other keys to those
+    `gigpo`, `branch`, `spo_tree`, or one of your own, as `package.module:function`. `clip` applies to all of them, the other keys to those
     that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""

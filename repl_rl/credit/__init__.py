@@ -18,6 +18,7 @@ from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
 from repl_rl.credit.rloo import rloo
+from repl_rl.credit.tree import branch, spo_tree
 from repl_rl.credit.turn import turn
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory
@@ -40,7 +41,11 @@ ESTIMATORS: dict[str, Estimator] = {
     "return_to_go": return_to_go,
     "turn": turn,
     "gigpo": gigpo,
+    "branch": branch,
+    "spo_tree": spo_tree,
 }
+TREES = ("branch", "spo_tree")
+"""Estimators that follow branches by their places in the group, and so get the void trajectories too."""
 BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
 
 
@@ -151,6 +156,11 @@ def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], c
             raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
+    if valid and config.estimator in TREES:
+        return [
+            [0.0 if trajectory.is_void else value for value in values]
+            for trajectory, values in zip(group, ESTIMATORS[config.estimator](group, rewards, config), strict=True)
+        ]
     if valid:
         estimated = estimator_of(config)([group[index] for index in valid], [rewards[index] for index in valid], config)
         for index, values in zip(valid, estimated, strict=True):

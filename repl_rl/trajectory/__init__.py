@@ -1,6 +1,7 @@
 """What everything else passes around: lines, trajectories and the task they answer, and files of them. Stdlib only."""
 
 from repl_rl.trajectory.data import (
+    Branch,
     Group,
     Line,
     LineKind,
@@ -14,6 +15,7 @@ from repl_rl.trajectory.data import (
 from repl_rl.trajectory.jsonl import Record, read_jsonl, read_record, write_jsonl
 
 __all__ = [
+    "Branch",
     "Group",
     "Line",
     "LineKind",

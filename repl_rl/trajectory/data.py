@@ -163,6 +163,24 @@ class Line:
         return "".join(cell.output for cell in self.cells)
 
 
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """Where a trajectory begins that is not a root of its tree: at a line of another one of its group.
+
+    `parent` is that one's place in the group. Its lines before `line` are part of this one's prompt, so that each
+    sampled token belongs to one trajectory. `weight` is that of the first line here in a sum over the tree, 1 for a
+    root: each fork divides it by the number of futures that were typed there.
+    """
+
+    parent: int
+    line: int
+    weight: float
+
+    def __post_init__(self) -> None:
+        if self.parent < 0 or self.line < 0 or not 0 < self.weight <= 1:
+            raise ValueError(f"{self} is no branch: places count from 0, and a weight lies in (0, 1]")
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Trajectory:
     """A prompt, then lines and outputs, and why it stopped.
@@ -199,6 +217,8 @@ class Trajectory:
     dialect: str | None = None
     """The dialect that its turns are read with: the name of a shipped one, or `package.module:Class`. None in files of
     earlier versions, and in trajectories from a user's own loop."""
+    branch: Branch | None = None
+    """Where it begins, if it is a branch of another trajectory; None for a root, and where nothing was forked."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)

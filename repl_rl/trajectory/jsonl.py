@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory.data import Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
+from repl_rl.trajectory.data import Branch, Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 
 
 def write_jsonl(
@@ -164,7 +164,7 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
         for known in dataclasses.fields(part)
         if str(known.type) in {*_PLAIN, *_WORDS}
     ]
-    for part in (Trajectory, Line, ToolCall, RecordedCell)
+    for part in (Trajectory, Line, ToolCall, RecordedCell, Branch)
 }
 """The fields of these types: name, type, and whether a record must have it."""
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
@@ -195,6 +195,7 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
     tokens = {name: _read_list(found.get(name), name, notes, kinds) for name, kinds in _TOKENS.items()}
     tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
     values["prompt_ids"] = tokens.pop("prompt_ids") or ()
+    values["branch"] = _read_branch(found.get("branch"), notes)
     raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
     lines = [_read_line(raw, notes, folder) for raw in raw_lines]
     has_tokens = True
@@ -215,6 +216,18 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
     told = list(dict.fromkeys(note[:200] for note in notes or ()))
     more = [f"and {len(told) - 4} more"] if len(told) > 4 else []
     return Record(trajectory, "; ".join([*told[:4], *more]) or None, has_tokens)
+
+
+def _read_branch(raw: Any, notes: list[str] | None) -> Branch | None:
+    if raw is None:
+        return None
+    try:
+        return Branch(**_read_fields(Branch, raw, notes))
+    except ValueError:
+        if notes is None:
+            raise
+        notes.append("where it branches off is not readable, so it is shown as a tree of its own")
+        return None
 
 
 def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, Any]:

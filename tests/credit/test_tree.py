@@ -1,0 +1,160 @@
+"""Credit on trees: equal to RLOO without forks, exact in expectation with them, and every line weighed once."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from groups import config, of_lines, trajectory
+from hypothesis import given
+from hypothesis import strategies as st
+from test_gradients import Path, Process, assert_equal
+
+from repl_rl.credit import advantages, line_advantages
+from repl_rl.credit.tree import roots, weights
+from repl_rl.trajectory import Branch, StopReason, Trajectory
+
+
+def branched(made: Trajectory, parent: int, line: int) -> Trajectory:
+    return replace(made, branch=Branch(parent, line, 1.0))
+
+
+def random_tree(draw: st.DrawFn) -> list[Trajectory]:
+    group = [
+        trajectory(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))) for _ in range(draw(st.integers(1, 3)))
+    ]
+    for _ in range(draw(st.integers(0, 5))):
+        parent = draw(st.integers(0, len(group) - 1))
+        line = draw(st.integers(0, len(group[parent].lines) - 1))
+        made = trajectory(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
+        group.append(branched(made, parent, line))
+    return group
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[list[Trajectory], list[list[float]]]:
+    group = random_tree(draw)
+    return group, [[draw(st.sampled_from([0.0, 1.0, -0.1])) for _ in each.lines] for each in group]
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=1, max_size=5), min_size=1, max_size=5))
+def test_without_forks_it_is_rloo_to_the_bit(rewards: list[list[float]]) -> None:
+    group = [trajectory(*[1] * len(values)) for values in rewards]
+    assert line_advantages(group, rewards, config("branch")) == line_advantages(group, rewards, config("rloo"))
+
+
+@given(trees())
+def test_weights_sum_to_the_trees_over_any_cut(tree: tuple[list[Trajectory], list[list[float]]]) -> None:
+    """Leaves are one cut, roots another; every line of every trajectory has a weight."""
+    group, _ = tree
+    of_lines_ = weights(group)
+    assert all(0 < weight <= 1 for values in of_lines_ for weight in values)
+    firsts = roots(group)
+    leaves, waiting = list[float](), [(each, 1.0) for each in firsts]
+    while waiting:
+        segment, weight = waiting.pop()
+        assert set(of_lines_[segment.member][segment.start : segment.end]) <= {weight}
+        if not segment.following:
+            leaves.append(weight)
+        waiting += [(each, weight / len(segment.following)) for each in segment.following]
+    assert math.fsum(leaves) == pytest.approx(len(firsts))
+
+
+@given(trees())
+def test_siblings_advantages_cancel(tree: tuple[list[Trajectory], list[list[float]]]) -> None:
+    """Leave-one-out and mean alike: what one sibling is better by, the others are worse by."""
+    group, rewards = tree
+    for estimator in ("branch", "spo_tree"):
+        values = line_advantages(group, rewards, config(estimator))
+        for siblings in _forks(group):
+            first_lines = [values[each.member][each.start] for each in siblings if each.end > each.start]
+            if len(first_lines) == len(siblings):
+                assert math.fsum(first_lines) == pytest.approx(0.0, abs=1e-9)
+
+
+def _forks(group: list[Trajectory]) -> list[list]:  # type: ignore[type-arg]
+    found, waiting = [], [roots(group)]
+    while waiting:
+        siblings = waiting.pop()
+        found.append(siblings)
+        waiting += [each.following for each in siblings if each.following]
+    return found
+
+
+def test_a_fork_by_hand() -> None:
+    """Two roots of 3 lines; two branches at line 1 of the first. G after the fork: 1, 0, 0; so the root is worth 1/3."""
+    group = [trajectory(1, 1, 1), trajectory(1, 1, 1), branched(trajectory(1, 1), 0, 1), branched(trajectory(1), 0, 1)]
+    rewards = [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0], [0.0]]
+    values = line_advantages(group, rewards, config("branch"))
+    third = 1 / 3
+    assert values[0] == pytest.approx([-2 / 3, third, third])
+    assert values[1] == pytest.approx([2 / 3] * 3)
+    assert values[2] == pytest.approx([-third / 2] * 2)
+    assert values[3] == pytest.approx([-third / 2])
+    spo = line_advantages(group, rewards, config("spo_tree"))
+    assert spo[0] == pytest.approx([-third, 2 / 3, 2 / 3])
+    assert spo[1] == pytest.approx([third] * 3)
+    assert spo[2] == pytest.approx([-third] * 2)
+
+
+def test_void_branches_are_left_out_and_void_roots_too() -> None:
+    group = [trajectory(1, 1), trajectory(1, 1), branched(trajectory(1, stop_reason=StopReason.ABORTED), 0, 1)]
+    rewards = [[0.0, 1.0], [0.0, 0.0], [5.0]]
+    assert line_advantages(group, rewards, config("branch")) == [[1.0, 0.0], [-1.0, -1.0], [0.0]]
+    cut = [replace(group[0], stop_reason=StopReason.UNFINISHED), group[1], branched(trajectory(1), 0, 1)]
+    values = line_advantages(cut, [[0.0, 0.0], [0.0, 0.0], [1.0]], config("branch"))
+    assert values == [[0.0, 0.0], [-1.0, -1.0], [0.0]]  # the first root's own lines are not trained on
+
+
+@pytest.mark.parametrize("line", [3, 9])
+def test_a_branch_of_nothing_is_refused(line: int) -> None:
+    group = [trajectory(1, 1), branched(trajectory(1), 0 if line == 3 else 7, line)]
+    with pytest.raises(ValueError, match="which is not there"):
+        line_advantages(group, [[0.0, 0.0], [1.0]], config("branch"))
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("forks_in", [(1,), (1, 2), (3,), (1, 4)])
+def test_with_forks_the_expected_gradient_is_exact(branches: int, forks_in: tuple[int, ...]) -> None:
+    """Each root is forked where it first comes to one of these states, so by its prefix alone. All trees are enumerated."""
+    process = Process(2)
+    probabilities = [process.log_probability(path).exp().item() for path in process.paths]
+    every = list(_trees(process, probabilities, forks_in, branches))
+    assert math.fsum(probability for _, _, probability in every) == pytest.approx(1.0)
+    total = torch.zeros_like(process.theta)
+    for (paths, starts, one), (others, other_starts, two) in itertools.product(every, repeat=2):
+        members = [*paths, *others]
+        begun = [*starts, *other_starts]
+        group = []
+        for index, (path, start) in enumerate(zip(members, begun, strict=True)):
+            own = Path(path.states[start:], path.actions[start:], path.rewards[start:])
+            made = of_lines(own.typed())
+            root = 0 if index < len(paths) else len(paths)
+            group.append(made if index == root else branched(made, root, start))
+        rewards = [list(path.rewards[start:]) for path, start in zip(members, begun, strict=True)]
+        per_token = advantages(group, rewards, config("branch"))
+        for path, start, made, values in zip(members, begun, group, per_token, strict=True):
+            for line, state, action in zip(made.lines, path.states[start:], path.actions[start:], strict=True):
+                total[state, action] += one * two * values[line.start] / 2
+    assert_equal(process.gradient(total), process.exact_gradient())
+
+
+def _trees(process: Process, probabilities: list[float], forks_in: tuple[int, ...], branches: int):  # type: ignore[no-untyped-def]
+    """(paths, first line of each, probability) of a root and its branches."""
+    for path, probability in zip(process.paths, probabilities, strict=True):
+        at = next((place for place, state in enumerate(path.states) if state in forks_in), None)
+        if at is None:
+            yield [path], [0], probability
+            continue
+        same = [
+            (other, each)
+            for other, each in zip(process.paths, probabilities, strict=True)
+            if other.actions[:at] == path.actions[:at]
+        ]
+        prefix = math.fsum(each for _, each in same)
+        for chosen in itertools.product(same, repeat=branches):
+            factor = math.prod(each / prefix for _, each in chosen)
+            yield [path, *(other for other, _ in chosen)], [0, *[at] * branches], probability * factor
