@@ -47,7 +47,9 @@ class RecordedService:
         self.calls: list[list[str]] = []
         self._recording = recording
 
-    def generate(self, tasks: Sequence[Task], sampling: Any = None, cut: Any = None) -> list[Trajectory]:
+    def generate(
+        self, tasks: Sequence[Task], sampling: Any = None, cut: Any = None, branch: Any = None
+    ) -> list[Trajectory]:
         self.calls.append([task.id for task in tasks])
         places: Counter[str] = Counter()
         made = []

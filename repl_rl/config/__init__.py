@@ -7,6 +7,7 @@ from repl_rl.config.credit import Baseline, CreditConfig, Scale
 from repl_rl.config.file import Config, dump_config, load_config, parse_config
 from repl_rl.config.rewards import Reward, RewardsConfig
 from repl_rl.config.rollout import (
+    BranchConfig,
     BudgetConfig,
     DialectConfig,
     EngineConfig,
@@ -23,6 +24,7 @@ from repl_rl.utils.folders import shipped_configs
 
 __all__ = [
     "Baseline",
+    "BranchConfig",
     "BudgetConfig",
     "ColumnsConfig",
     "Config",

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from repl_rl.config.credit import NEUTRAL, CreditConfig
+from repl_rl.config.credit import NEUTRAL, ON_TREES, TREES, CreditConfig
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
+    BranchConfig,
     BudgetConfig,
     DialectConfig,
     EngineConfig,
@@ -53,6 +54,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     budget: BudgetConfig = BudgetConfig()
+    branch: BranchConfig | None = None
     rewards: RewardsConfig = RewardsConfig()
     credit: CreditConfig = CreditConfig()
     train: TrainConfig = TrainConfig()
@@ -77,6 +79,33 @@ class Config(Section):
         """What has to be equal for two held-out rates of a run to be comparable."""
         return {"problems": self.eval.problems, "temperature": self.eval_sampling.temperature}
 
+    def _trees_go_together(self) -> None:
+        branch, estimator = self.branch, self.credit.estimator
+        if branch is None:
+            if estimator in TREES:
+                raise ValueError(
+                    f"credit.estimator: {estimator} compares the branches of trees, and nothing is forked without a "
+                    "section branch; set branch: {roots: 4, forks: 1, branches: 3} and train.group_size: 12, or take "
+                    "another estimator"
+                )
+            return
+        if self.rollout is not None:
+            raise ValueError(
+                f"rollout {self.rollout!r} is a loop of your own, which the section branch doesn't reach; leave one of "
+                "the two out"
+            )
+        if estimator not in ON_TREES and ":" not in estimator:
+            raise ValueError(
+                f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
+                f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
+            )
+        if self.train.group_size != branch.group_size:
+            raise ValueError(
+                f"train.group_size: {branch.roots} roots, with {branch.forks} forks into {branch.branches} each, are "
+                f"groups of {branch.group_size}; set train.group_size: {branch.group_size} (num_generations of TRL's "
+                f"arguments; got {self.train.group_size})"
+            )
+
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
         if self.engine.deterministic and self.budget.finish_share < 1:
@@ -95,6 +124,7 @@ class Config(Section):
                 "don't reach; leave them out"
             )
         self.credit.require_group(self.train.group_size)
+        self._trees_go_together()
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":
             raise ValueError(
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "

@@ -125,8 +125,9 @@ def _section(path: str, model: type[BaseModel]) -> str:
 
 
 def _section_of(annotation: Any) -> type[BaseModel] | None:
-    """The model that a field holds, or holds a list of."""
-    kinds = [annotation, *get_args(annotation)] if get_origin(annotation) is tuple else [annotation]
+    """The model that a field holds, or holds a list of, or may hold."""
+    holds = get_origin(annotation) in (tuple, types.UnionType)
+    kinds = [annotation, *get_args(annotation)] if holds else [annotation]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from repl_rl.config.section import Names, Section, nearest
 from repl_rl.errors import ConfigError
+from repl_rl.trajectory import LineKind
 
 
 class ModelConfig(Section):
@@ -225,3 +226,49 @@ class BudgetConfig(Section):
     finish_share: float = Field(1.0, gt=0, le=1)
     """Training only: once this share of a batch has finished, the rest is cut, kept as data and in no loss. A group of
     which fewer than two have finished runs on until two have. Below 1, short trajectories are favoured."""
+
+
+class BranchConfig(Section):
+    """Trees: training sessions are forked as they go, so that several futures of one line are typed.
+
+    A group is `roots` sessions that begin at the prompt, and for each of their forks `branches` - 1 more that begin
+    there. Without the section, nothing is forked. docs/trees.md
+    """
+
+    roots: int = Field(4, ge=1)
+    """Sessions of a group that begin at the prompt, and may fork."""
+    forks: int = Field(1, ge=1)
+    """Forks of each root. If a root ends before all of them, its remaining places type sessions from the prompt."""
+    branches: int = Field(3)
+    """Futures of each fork, of which the root's own is one."""
+    at: Literal["random", "entropy"] = "random"
+    """Where a root forks: after a line drawn at `random`; or after one that surprised its policy more than the lines
+    before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed."""
+    within: int | None = Field(None, ge=2)
+    """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
+    skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
+    """Kinds of lines after which nothing forks. Inside of an open cell nothing ever does."""
+    by: Literal["fork", "replay"] = "fork"
+    """How a branch comes to its root's state: the interpreter forks, where it can and a place for it is free; else the
+    lines run again in a fresh one. With `replay` they always do. If that shows anything different, there is no branch,
+    and its place types a session from the prompt."""
+
+    @field_validator("branches")
+    @classmethod
+    def _has_siblings(cls, branches: int) -> int:
+        if branches < 2:
+            raise ValueError(
+                f"{branches} is no fork: the root's own future is one of them, so set 2 or more, or leave out the "
+                "section branch"
+            )
+        return branches
+
+    @field_validator("skip", mode="before")
+    @classmethod
+    def _one_kind_needs_no_list(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def group_size(self) -> int:
+        """Trajectories of a group."""
+        return self.roots * (1 + self.forks * (self.branches - 1))

@@ -2,7 +2,7 @@
 
 A group is the trajectories that answer one task. Aborted, unfinished and empty ones are left out of every baseline and
 get zeros. An estimator sees one group; if it also compares groups, its second step, over the batch, is in
-`BATCH_STEPS`.
+`BATCH_STEPS`. One that does not know trees sees a branch as a whole session, its parent's lines before its own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from repl_rl.config import CreditConfig
+from repl_rl.config.credit import TREES
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
 from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
@@ -18,10 +19,10 @@ from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
 from repl_rl.credit.rloo import rloo
-from repl_rl.credit.tree import branch, spo_tree
+from repl_rl.credit.tree import branch, spo_tree, vine
 from repl_rl.credit.turn import turn
 from repl_rl.errors import ConfigError, RewardError
-from repl_rl.trajectory import Trajectory
+from repl_rl.trajectory import Trajectory, whole_session
 from repl_rl.utils.import_path import imported, place_of
 
 LineValues = list[list[float]]
@@ -43,9 +44,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "gigpo": gigpo,
     "branch": branch,
     "spo_tree": spo_tree,
+    "vine": vine,
 }
-TREES = ("branch", "spo_tree")
-"""Estimators that follow branches by their places in the group, and so get the void trajectories too."""
 BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
 
 
@@ -162,10 +162,20 @@ def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], c
             for trajectory, values in zip(group, ESTIMATORS[config.estimator](group, rewards, config), strict=True)
         ]
     if valid:
-        estimated = estimator_of(config)([group[index] for index in valid], [rewards[index] for index in valid], config)
+        sessions = [whole_session(group[index], group) for index in valid]
+        paid = [_whole_rewards(group, rewards, index) for index in valid]
+        estimated = estimator_of(config)(sessions, paid, config)
         for index, values in zip(valid, estimated, strict=True):
-            result[index] = values
+            result[index] = values[len(values) - len(group[index].lines) :]
     return result
+
+
+def _whole_rewards(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], index: int) -> Sequence[float]:
+    """Those of a trajectory's lines; of a branch's, with those of the lines before it."""
+    at = group[index].branch
+    if at is None or not at.line:
+        return rewards[index]
+    return (*_whole_rewards(group, rewards, at.parent)[: at.line], *rewards[index])
 
 
 def _scaled(

@@ -14,6 +14,14 @@ made of the others does not depend on it.
 
 `spo_tree`: A(c) = G(c) - mean over all siblings of G, unweighted. Guo et al. 2025, Segment Policy Optimization: the
 value of a child less that of its parent.
+
+`vine`: the branches of a fork only say what the state there is worth, and only roots are trained. Between forks at
+states s and t, A = r + V(t) - V(s), where V(s) is the mean of G over the branches at s, at the prompt that of the other
+roots, and 0 after the last line. Kazemnejad et al. 2024, VinePPO, whose branches begin at every step. Unbiased: V(t) is
+an unbiased estimate, and V(s) does not depend on what the root typed next.
+
+A place whose fork did not come about (`Branch.line` 0) holds a session from the prompt, which is compared with the mean
+of the roots. No root is compared with it: its being there depends on what a root typed.
 """
 
 from __future__ import annotations
@@ -56,10 +64,21 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
 
     Raises ValueError if a branch begins at a trajectory or at a line that is not there.
     """
+    return _grown(group, [index for index, each in enumerate(group) if each.branch is None])
+
+
+def _anew(group: Sequence[Trajectory]) -> list[Segment]:
+    """The same for sessions that began at the prompt in the place of a branch. They don't fork."""
+    return _grown(
+        group, [index for index, each in enumerate(group) if each.branch is not None and not each.branch.line]
+    )
+
+
+def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
     begun: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index, trajectory in enumerate(group):
         at = trajectory.branch
-        if at is None:
+        if at is None or not at.line:
             continue
         if not at.parent < len(group) or at.parent == index or at.line > len(group[at.parent].lines):
             raise ValueError(
@@ -79,8 +98,7 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
         following = [each for each in (grown(member, line), *branches) if each is not None]
         return Segment(member, start, line, following) if following else None
 
-    firsts = [grown(index, 0) for index, trajectory in enumerate(group) if trajectory.branch is None]
-    return [first for first in firsts if first is not None]
+    return [tree for index in firsts if (tree := grown(index, 0)) is not None]
 
 
 def branch(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
@@ -93,27 +111,46 @@ def spo_tree(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig
     return _compared(group, rewards, "mean", is_weighted=False)
 
 
+def vine(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
+    """Per-line advantages from per-line rewards of one group, void trajectories among it; 0 on branches."""
+    result, firsts = _of_anew(group, rewards), roots(group)
+    for number, first in enumerate(firsts):
+        others = [*firsts[:number], *firsts[number + 1 :]]
+        segment: Segment | None = first
+        before = value(others, rewards) if others else first.worth(rewards)
+        while segment is not None:
+            own = [each for each in segment.following if each.member == first.member]
+            branches = [each for each in segment.following if each.member != first.member]
+            after = value(branches or own, rewards)
+            earned = math.fsum(rewards[segment.member][segment.start : segment.end])
+            _fill(result, segment, earned + after - before)
+            before, segment = after, own[0] if own else None
+    return result
+
+
 def weights(group: Sequence[Trajectory]) -> list[list[float]]:
     """Each line's weight in `branch`. Over any way to cut all trees once across, they sum to the number of trees."""
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    for segment, weight in _weighted(roots(group)):
-        result[segment.member][segment.start : segment.end] = [weight] * (segment.end - segment.start)
+    for segment, weight in _weighted([*roots(group), *_anew(group)]):
+        _fill(result, segment, weight)
     return result
+
+
+def first_weights(group: Sequence[Trajectory]) -> list[float]:
+    """The weight of each trajectory's first line; 1 for those without lines, and for those that don't count."""
+    return [next((weight for weight in of_lines if weight), 1.0) for of_lines in weights(group)]
 
 
 def _compared(
     group: Sequence[Trajectory], rewards: Rewards, baseline: Baseline, *, is_weighted: bool
 ) -> list[list[float]]:
-    result = [[0.0] * len(trajectory.lines) for trajectory in group]
+    result = _of_anew(group, rewards)
     waiting = [(roots(group), 1.0)]
     while waiting:
         siblings, weight = waiting.pop()
         compared = relative([[each.worth(rewards)] for each in siblings], baseline, "none")
         for segment, (advantage,) in zip(siblings, compared, strict=True):
-            lines = segment.end - segment.start
-            result[segment.member][segment.start : segment.end] = [
-                advantage * weight if is_weighted else advantage
-            ] * lines
+            _fill(result, segment, advantage * weight if is_weighted else advantage)
             if segment.following:
                 waiting.append((segment.following, weight / len(segment.following)))
     return result
@@ -124,3 +161,16 @@ def _weighted(segments: Sequence[Segment], weight: float = 1.0) -> Iterator[tupl
         yield segment, weight
         if segment.following:
             yield from _weighted(segment.following, weight / len(segment.following))
+
+
+def _of_anew(group: Sequence[Trajectory], rewards: Rewards) -> list[list[float]]:
+    """Advantages of the sessions that began at the prompt in the place of a branch, and zeros."""
+    result = [[0.0] * len(trajectory.lines) for trajectory in group]
+    firsts = roots(group)
+    for each in _anew(group) if firsts else ():
+        _fill(result, each, each.worth(rewards) - value(firsts, rewards))
+    return result
+
+
+def _fill(lines: list[list[float]], segment: Segment, number: float) -> None:
+    lines[segment.member][segment.start : segment.end] = [number] * (segment.end - segment.start)

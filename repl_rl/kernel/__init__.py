@@ -5,6 +5,7 @@ from repl_rl.kernel.pool import KernelPool, PoolStats
 from repl_rl.kernel.results import (
     ExecResult,
     ExecStatus,
+    ForkingSource,
     HostCall,
     HostCalls,
     HostReply,
@@ -16,6 +17,7 @@ from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
 __all__ = [
     "ExecResult",
     "ExecStatus",
+    "ForkingSource",
     "HostCall",
     "HostCalls",
     "HostReply",

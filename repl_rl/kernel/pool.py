@@ -28,7 +28,7 @@ from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelSta
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
-from repl_rl.kernel.results import Backend, ExecResult, ExecStatus, HostCalls, Kernel
+from repl_rl.kernel.results import Backend, ExecResult, ExecStatus, HostCalls, Kernel, KernelSession
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
 
 FORK = "fork"
@@ -187,6 +187,7 @@ class KernelPool:
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
         self._reserved = 0
+        self._closing = 0
         self._waiting_forks: deque[asyncio.Future[None]] = deque()
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
@@ -235,21 +236,26 @@ class KernelPool:
             yield session
 
     @asynccontextmanager
-    async def fork(self, kernel: PooledKernel, *, reseed: bool = False) -> AsyncIterator[PooledKernel]:
+    async def fork(
+        self, kernel: KernelSession, *, reseed: bool = False, wait: bool = True
+    ) -> AsyncIterator[PooledKernel]:
         """A twin: a session with the state that `kernel`'s has now, killed at exit, with limits and time of its own.
 
         Variables, files, what is open and where in it, and random states are the same; with `reseed`, the twin's random
         states are drawn anew. From here on the two are as apart as strangers. Waits while `size` kernels are taken or
         the memory budget is used up, `kernel`'s own place not among what may become free: leave one. Raises
-        ForkRefusedError with the reason if the session can't be forked so that the twin is exact; it lives on then.
+        ForkRefusedError with the reason if the session can't be forked so that the twin is exact, or, without `wait`,
+        if it would have to wait; it lives on then.
         """
+        if not isinstance(kernel, PooledKernel):
+            raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
         reason = await kernel.can_fork()
         if reason is None and self.size == 1:
             reason = "its pool has one place; make it larger"
         if reason is not None:
             self.stats.refused_forks += 1
             raise ForkRefusedError(f"the session can't be forked: {reason}")
-        await self._reserve_place()
+        await self._reserve_place(wait)
         try:
             [twin] = await kernel._kernel.fork(1, reseed=reseed)
             self._alive.add(twin)
@@ -276,8 +282,11 @@ class KernelPool:
             self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
-    async def _reserve_place(self) -> None:
-        """Wait for a place that no session is to have. Kernels that nobody has asked for give theirs up."""
+    async def _reserve_place(self, wait: bool) -> None:
+        """Wait for a place that no session is to have. Kernels that nobody has asked for give theirs up.
+
+        Without `wait`, raises ForkRefusedError if there is none.
+        """
         self._reserved += 1  # from now on, no kernel is started in the place that this waits for
         loop = asyncio.get_running_loop()
         notice = loop.call_later(_PATIENCE_S, self._say_that_a_fork_waits)
@@ -291,6 +300,10 @@ class KernelPool:
                 if taken > self.size and self._ready:
                     await self._discard(self._ready.pop())
                     continue
+                # Kernels that are about to be ready or closed may leave a place; no session has them.
+                if not wait and (taken <= self.size or not (self.stats.starting or self._closing)):
+                    self.stats.refused_forks += 1
+                    raise ForkRefusedError("no place in the pool is free for a fork of the session")
                 waiter: asyncio.Future[None] = loop.create_future()
                 self._waiting_forks.append(waiter)
                 await waiter
@@ -408,11 +421,13 @@ class KernelPool:
 
     async def _discard(self, kernel: Kernel) -> None:
         """Close a kernel. Its place is free afterwards, whatever has failed."""
+        self._closing += 1
         try:
             await kernel.close()
         except Exception:  # noqa: BLE001 - a session decides what there is to be closed, and may not take its place with it
             _log.exception("a kernel could not be closed as a whole")
         finally:
+            self._closing -= 1
             self._forget(kernel)
 
     def _spawn(self, coroutine: object) -> asyncio.Task[None]:

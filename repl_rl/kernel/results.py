@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from repl_rl.trajectory import ToolCall
 
@@ -117,6 +117,17 @@ class KernelSource(Protocol):
 
     def session(self) -> AbstractAsyncContextManager[KernelSession]:
         """A fresh interpreter, gone at exit. Entering waits for one and raises KernelStartError if none comes up."""
+
+
+@runtime_checkable
+class ForkingSource(KernelSource, Protocol):
+    """A source whose interpreters can be forked."""
+
+    def fork(
+        self, kernel: KernelSession, *, reseed: bool = False, wait: bool = True
+    ) -> AbstractAsyncContextManager[KernelSession]:
+        """A fork of one of its interpreters, gone at exit. Raises ForkRefusedError if it can't be had; without `wait`,
+        also if it can't be had at once."""
 
 
 class Kernel(KernelSession, Protocol):

@@ -11,8 +11,17 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from repl_rl.dialect import Cell, CellRun, Dialect, Turn
-from repl_rl.errors import KernelDiedError, KernelError
-from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls, HostReply, KernelSession, KernelSource
+from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
+from repl_rl.kernel import (
+    ExecResult,
+    ExecStatus,
+    ForkingSource,
+    HostCall,
+    HostCalls,
+    HostReply,
+    KernelSession,
+    KernelSource,
+)
 from repl_rl.rollout.state import Clock, Wait
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
 
@@ -55,6 +64,17 @@ class Interpreter:
             self._kernel = await self._stack.enter_async_context(self._kernels.session())
             for source in self._setup:
                 await self._kernel.prepare(source)
+
+    def adopt(self, kernel: KernelSession) -> None:
+        """Go on in a kernel in which something has run."""
+        self._kernel, self._has_state = kernel, True
+
+    async def fork(self, stack: AsyncExitStack) -> KernelSession:
+        """A fork of its kernel, which ends with `stack`. Raises ForkRefusedError, and KernelError if that ended it."""
+        if not isinstance(self._kernels, ForkingSource) or self._kernel is None:
+            raise ForkRefusedError("these kernels don't fork")
+        with self._clock.waiting(Wait.KERNEL):
+            return await stack.enter_async_context(self._kernels.fork(self._kernel, wait=False))
 
     async def execute(self, source: str) -> ExecResult:
         """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before that."""

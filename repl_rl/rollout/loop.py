@@ -13,11 +13,12 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
-from repl_rl.config import SamplingConfig, SeededSampling
+from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown, dialect_name
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
@@ -29,11 +30,26 @@ from repl_rl.rollout.execute import Interpreter, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, TrajectoryState, Wait
+from repl_rl.rollout.tree import ReplayDiffersError, Root, Start, Trees, Typed
 from repl_rl.tools import Toolbox
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 
 _REMEMBERED_OUTPUTS = 1024
 _SHORT_OUTPUT_CHARS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What the trajectories of one call have in common. `asked` is `time.monotonic()` at the call."""
+
+    tasks: Sequence[Task]
+    sampling: SamplingConfig
+    asked: float
+    listener: Listener | None
+    trees: Trees | None
+
+    def sampling_of(self, index: int) -> SamplingConfig:
+        return self.sampling.of_trajectory(index) if isinstance(self.sampling, SeededSampling) else self.sampling
 
 
 class Rollout:
@@ -62,21 +78,32 @@ class Rollout:
 
     @overload
     def stream(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
     ) -> AsyncGenerator[tuple[int, Trajectory], None]: ...
 
     def stream(
-        self, tasks: Task | Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+        self,
+        tasks: Task | Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
     ) -> AsyncGenerator[Event, None] | AsyncGenerator[tuple[int, Trajectory], None]:
         """For one task, its events (`repl_rl.rollout.events`) as they happen. For several, each task's index and
-        trajectory as it ends; with `cut`, unfinished trajectories too.
+        trajectory as it ends; with `cut`, unfinished trajectories too. With `branch`, each `branch.group_size` tasks,
+        which are one task repeated, are typed as trees (`repl_rl.rollout.tree`).
 
         Raises ConfigError before anything starts if a prompt is too long, and EngineError if the engine fails. Closing
         the iterator (`contextlib.aclosing`) cancels whatever is still running.
         """
         if isinstance(tasks, Task):
-            if cut is not None:
-                raise ConfigError(f"a cut is for several tasks, and this is one: {tasks.id!r}; leave it out")
+            if cut is not None or branch is not None:
+                raise ConfigError(
+                    f"cuts and branches are for several tasks, and this is one: {tasks.id!r}; leave them out"
+                )
             task = tasks
 
             async def roll(listener: Listener) -> Trajectory:
@@ -88,14 +115,19 @@ class Rollout:
         given: object = tasks  # a string is a sequence too, and type checkers don't object
         if isinstance(given, str):
             raise ConfigError(f"{reprlib.repr(tasks)} is not a task: give Task(id, question, answer) of repl_rl")
-        return self._trajectories(tasks, sampling, cut)
+        return self._trajectories(tasks, sampling, cut, None, branch)
 
     async def groups(
-        self, tasks: Sequence[Task], group_size: int, sampling: SamplingConfig | None = None, cut: Cut | None = None
+        self,
+        tasks: Sequence[Task],
+        group_size: int,
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
     ) -> AsyncGenerator[tuple[int, Group], None]:
         """Like `stream`, for groups of `group_size` consecutive tasks: a group's number and trajectories, in order."""
         open_groups: dict[int, dict[int, Trajectory]] = {}
-        async with aclosing(self.stream(tasks, sampling, cut)) as ended:
+        async with aclosing(self.stream(tasks, sampling, cut, branch)) as ended:
             async for index, trajectory in ended:
                 number = index // group_size
                 members = open_groups.setdefault(number, {})
@@ -104,19 +136,28 @@ class Rollout:
                     yield number, Group(member for _, member in sorted(open_groups.pop(number).items()))
 
     async def many(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
     ) -> list[Trajectory]:
         """One trajectory per task, in the order of the tasks.
 
         Raises what `stream` raises, and KernelError if not a single trajectory could run.
         """
-        ended = {index: trajectory async for index, trajectory in self.stream(tasks, sampling, cut)}
+        ended = {index: trajectory async for index, trajectory in self.stream(tasks, sampling, cut, branch)}
         trajectories = [ended[index] for index in range(len(tasks))]
         refuse_if_all_aborted(trajectories)
         return trajectories
 
     async def _trajectories(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, listener: Listener | None = None
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None,
+        listener: Listener | None = None,
+        branch: BranchConfig | None = None,
     ) -> AsyncGenerator[tuple[int, Trajectory], None]:
         """All trajectories of a batch, as they end: from the user's own loop if there is one, else from ours."""
         setup = self.setup
@@ -128,41 +169,72 @@ class Rollout:
             return
         self._episodes.refuse_long(tasks)
         self.environments.clear()
-        asked = time.monotonic()
+        seed = sampling.seed if isinstance(sampling, SeededSampling) else None
+        trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, seed)
+        batch = _Batch(tasks, sampling, time.monotonic(), listener, trees)
 
         def run(index: int, scope: CutScope) -> Coroutine[Any, Any, Trajectory]:
-            own = sampling.of_trajectory(index) if isinstance(sampling, SeededSampling) else sampling
-            return self._trajectory(index, tasks[index], own, scope, asked, listener)
+            return self._trajectory(batch, index, scope)
 
-        async with aclosing(Scheduler(run, len(tasks), setup.at_once, cut).stream()) as ended:
-            async for index, trajectory in ended:
-                yield index, trajectory
+        try:
+            async with aclosing(Scheduler(run, len(tasks), setup.at_once, cut).stream()) as ended:
+                async for index, trajectory in ended:
+                    yield index, trajectory
+        finally:
+            if trees is not None:
+                await trees.close()
 
-    async def _trajectory(
-        self, index: int, task: Task, sampling: SamplingConfig, scope: CutScope, asked: float, listener: Listener | None
-    ) -> Trajectory:
+    async def _trajectory(self, batch: _Batch, index: int, scope: CutScope) -> Trajectory:
         """One trajectory, whatever happens: aborted if the machinery fails, unfinished if it is cut."""
-        version, clock = self.engine.version, Clock(asked)
+        trees, clock, start = batch.trees, Clock(batch.asked), None
+        try:
+            if trees is not None and not scope.is_cut:
+                with scope.open_to_cut(), clock.waiting(Wait.QUEUE):
+                    start = await trees.start(index)
+            with suppress(ReplayDiffersError):
+                return await self._begun(batch, index, scope, clock, start)
+            return await self._begun(batch, index, scope, clock, None)
+        finally:
+            if trees is not None:
+                trees.ended(index)
+
+    async def _begun(self, batch: _Batch, index: int, scope: CutScope, clock: Clock, start: Start | None) -> Trajectory:
+        """The trajectory that begins at `start`, or at the prompt. Raises ReplayDiffersError if it can't begin so."""
+        task, listener, trees = batch.tasks[index], batch.listener, batch.trees
+        anew = None if trees is None else trees.anew(index)
+        begun = Start(anew) if start is None else start
+        version = self.engine.version
         episode = Episode(self._episodes.prompt(task), self._episodes.dialect, Toolbox())
-        name = dialect_name(episode.dialect)
-        state = TrajectoryState(task, episode.prompt, episode.dialect.reader(), sampling, clock, dialect=name)
+
+        def state_in(episode: Episode, listener: Listener | None = None) -> TrajectoryState:
+            dialect, name = episode.dialect, dialect_name(episode.dialect)
+            return TrajectoryState(
+                task, begun.prompt or episode.prompt, dialect.reader(), batch.sampling_of(index), clock, listener, name,
+                begun.branch, begun.spent,
+            )  # fmt: skip
+
+        state = state_in(episode)
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(begun.held.aclose)
             try:
                 if not scope.is_cut:
                     episode = await self._episodes.make(task, stack)
-                    reader = episode.dialect.reader()
-                    state = TrajectoryState(task, episode.prompt, reader, sampling, clock, listener, name)
+                    state = state_in(episode, listener)
                 if not scope.is_cut:  # the cut may have come while the environment opened
                     with scope.open_to_cut():
-                        most_tokens = min(len(state.transcript) + self.setup.budget.tokens, self.setup.context_tokens)
+                        left = self.setup.budget.tokens - state.spent.tokens
+                        most_tokens = min(len(state.transcript) + left, self.setup.context_tokens)
                         with clock.waiting(Wait.QUEUE):
                             slot = await stack.enter_async_context(self.engine.slot(most_tokens))
                         host = episode.toolbox.host_calls()
                         interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
-                        if episode.dialect.needs_kernel:
+                        if begun.kernel is not None:
+                            interpreter.adopt(begun.kernel)
+                        elif episode.dialect.needs_kernel:
                             await interpreter.start()
+                        await begun.play(state.reader, interpreter, episode)
                         state.begin()
-                        await self.one(state, episode, interpreter, slot)
+                        await self.one(state, episode, interpreter, slot, None if trees is None else trees.root(index))
                 if state.stop is None:
                     state.stop = StopReason.UNFINISHED
                 clock.end()
@@ -175,15 +247,17 @@ class Rollout:
             self.environments[index] = episode.environment.instance
         return trajectory
 
-    async def one(self, state: TrajectoryState, episode: Episode, interpreter: Interpreter, slot: Slot) -> None:
-        """The line loop. Its progress is kept in `state`, even if an exception ends it."""
+    async def one(
+        self, state: TrajectoryState, episode: Episode, interpreter: Interpreter, slot: Slot, root: Root | None = None
+    ) -> None:
+        """The line loop. Its progress is kept in `state`, even if an exception ends it. A `root` forks as it goes."""
         budget, context_tokens = self.setup.budget, self.setup.context_tokens
-        transcript, reader = state.transcript, state.reader
+        transcript, reader, spent = state.transcript, state.reader, state.spent
         while state.stop is None:
             # The tightest of the token budgets, and the stop reason if the line exceeds it.
             allowed, reason = min(
                 (budget.line_tokens, StopReason.LINE_TOKENS),
-                (budget.tokens - len(transcript.completion_ids), StopReason.MAX_TOKENS),
+                (budget.tokens - spent.tokens - len(transcript.completion_ids), StopReason.MAX_TOKENS),
                 (context_tokens - len(transcript), StopReason.CONTEXT),
                 key=lambda budgeted: budgeted[0],
             )
@@ -213,9 +287,9 @@ class Rollout:
                     state.answer, state.stop = turn.answer, StopReason.ANSWER
                 elif at_eos and not turn.waits:
                     state.stop = StopReason.EOS
-                elif len(state.lines) + 1 >= budget.lines:
+                elif spent.lines + len(state.lines) + 1 >= budget.lines:
                     state.stop = StopReason.MAX_LINES
-                elif state.clock.running_s >= budget.seconds:
+                elif spent.seconds + state.clock.running_s >= budget.seconds:
                     state.stop = StopReason.SECONDS
 
             # Insert what the dialect shows, unless that leaves no room for another line.
@@ -224,11 +298,17 @@ class Rollout:
             if state.stop is None:
                 if len(transcript) + len(ids) >= context_tokens:
                     state.stop = StopReason.CONTEXT
-                elif len(transcript.completion_ids) + len(ids) >= budget.tokens:
+                elif spent.tokens + len(transcript.completion_ids) + len(ids) >= budget.tokens:
                     state.stop = StopReason.MAX_TOKENS
                 else:
                     transcript.append_output(ids)
             state.add(ran.as_line(start, end, turn.text, text, episode.dialect))
+
+            # Fork.
+            if root is not None and state.stop is None:
+                root.typed(Typed(self.setup.vocabulary.bytes_of(typed), at_eos, ran), sampled.logprobs)
+                if root.is_due(state.lines):
+                    await root.fork(state, interpreter, episode)
 
     def _encoded(self, shown: Sequence[Shown], sampled: SampledLine) -> tuple[list[int], str]:
         """What the dialect shows, as ids and as text, without the end-of-turn token if the model sampled it itself."""

@@ -27,7 +27,8 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     """Means over a batch that took `seconds` to roll out. Shares are of all lines; stops are shares of trajectories.
 
     Void trajectories (aborted, unfinished or empty) count only in `stops/*`. `time/*_s` is the average time per
-    trajectory, queue included, so the four add up to the mean duration.
+    trajectory, queue included, so the four add up to the mean duration. Where sessions were forked, `branches/fork`,
+    `branches/replay` and `branches/anew` are the shares of all branches that began so (`repl_rl.trajectory.Branch`).
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -45,6 +46,8 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         values |= {f"kernel_ms_p{percent}": float(np.percentile(times_ms, percent)) for percent in (50, 99)}
     for name in ("engine_s", "kernel_s", "queue_s", "own_s"):
         values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
+    if begun := [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]:
+        values |= {f"branches/{by}": begun.count(by) / len(begun) for by in ("fork", "replay", "anew")}
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)
     return {
         **values,

@@ -9,13 +9,14 @@ from typing import Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, is_without_variance, line_advantages, spread
+from repl_rl.credit.tree import first_weights
 from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.metrics import credit_metrics
 from repl_rl.tasks import grade, grade_many
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather
 from repl_rl.utils.import_path import place_of
 
@@ -46,10 +47,17 @@ def reward_table(rewards: RewardsConfig, credit: CreditConfig, functions: Sequen
 
 
 def score(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], grader: Grader, table: RewardTable, step: int = 0
+    tasks: Sequence[Task],
+    trajectories: Sequence[Trajectory],
+    grader: Grader,
+    table: RewardTable,
+    step: int = 0,
+    group_size: int | None = None,
 ) -> list[ScoredTrajectory]:
     """Grade each trajectory against its task and fill in the line rewards. Schedules are those of training step `step`.
 
+    A branch is scored as the whole session, its parent's lines before its own, and keeps what its own lines earned;
+    `group_size` says how many consecutive trajectories are a group, in which its parent is found.
     If an environment paid a reward, that is the grade. A void trajectory's grade is 0. Our own grader judges several at
     once; other graders are called one by one. Raises RewardError if a grader raises or returns anything but a number.
     """
@@ -60,7 +68,27 @@ def score(
     else:
         found = iter([_graded_by(grader, task, answer) for task, answer in asked])
     grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
-    return [table.score(trajectory, value, step) for trajectory, value in zip(trajectories, grades, strict=True)]
+    size = group_size or len(trajectories)
+    groups = [trajectories[index - index % size : index - index % size + size] for index in range(len(trajectories))]
+    return [
+        _scored(trajectory, group, value, table, step)
+        for trajectory, group, value in zip(trajectories, groups, grades, strict=True)
+    ]
+
+
+def _scored(
+    trajectory: Trajectory, group: Sequence[Trajectory], value: float, table: RewardTable, step: int
+) -> ScoredTrajectory:
+    if trajectory.branch is None or not trajectory.branch.line:
+        return table.score(trajectory, value, step)
+    scored = table.score(whole_session(trajectory, group), value, step)
+    before = len(scored.trajectory.lines) - len(trajectory.lines)
+    rewarded = [
+        replace(line, reward=paid.reward)
+        for line, paid in zip(trajectory.lines, scored.trajectory.lines[before:], strict=True)
+    ]
+    own = replace(trajectory, lines=tuple(rewarded), outcome_reward=scored.trajectory.outcome_reward)
+    return replace(scored, trajectory=own, components={name: paid[before:] for name, paid in scored.components.items()})
 
 
 def _graded_by(grader: Grader, task: Task, answer: Sequence[str] | None) -> float:
@@ -107,10 +135,12 @@ def credit(
         unit,
     )
     flat = [is_flat(group, config) for group in groups for _ in group]
+    weights = [weight for group in groups for weight in first_weights([item.trajectory for item in group])]
     credited: list[CreditedTrajectory] = []
-    for item, values, in_flat in zip(scored, chain.from_iterable(per_line), flat, strict=True):
+    for item, values, in_flat, weight in zip(scored, chain.from_iterable(per_line), flat, weights, strict=True):
         lines = [replace(line, advantage=value) for line, value in zip(item.trajectory.lines, values, strict=True)]
-        trajectory = replace(item.trajectory, lines=tuple(lines))
+        branch = item.trajectory.branch and replace(item.trajectory.branch, weight=weight)
+        trajectory = replace(item.trajectory, lines=tuple(lines), branch=branch)
         credited.append(CreditedTrajectory(trajectory, item.components, tuple(spread(trajectory, values)), in_flat))
     return credited
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from repl_rl.config import Config, SamplingConfig, load_config, parse_config, shipped_configs
+from repl_rl.config import BranchConfig, Config, SamplingConfig, load_config, parse_config, shipped_configs
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import Engine, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
@@ -54,13 +54,18 @@ class RolloutService:
         self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
     def generate(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None = None, cut: Cut | None = None
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
     ) -> list[Trajectory]:
         """One trajectory per task, in the order of the tasks; with `cut`, some may be unfinished.
 
-        Raises what `Rollout.many` raises.
+        With `branch`, each `branch.group_size` tasks, which are one task repeated, are typed as trees. Raises what
+        `Rollout.many` raises.
         """
-        return self._runner.generate(tasks, sampling, cut)
+        return self._runner.generate(tasks, sampling, cut, branch)
 
     @property
     def environments(self) -> Mapping[int, Any]:
@@ -103,10 +108,16 @@ class RolloutThread:
             self._loop.close()
             raise
 
-    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
+    ) -> list[Trajectory]:
         async def timed() -> tuple[list[Trajectory], float]:
             began_s, began_cpu_s = time.monotonic(), time.thread_time()
-            trajectories = await self._rollout.many(tasks, sampling, cut)
+            trajectories = await self._rollout.many(tasks, sampling, cut, branch)
             return trajectories, (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
 
         trajectories, self.loop_share = self._loop.run(timed())

@@ -12,7 +12,7 @@ from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Reader, Turn
 from repl_rl.engine import SampledLine
 from repl_rl.rollout import events
-from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,18 @@ class Prompt:
 
     text: str
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was spent of a budget before a trajectory's first line, by the session that it branched off."""
+
+    lines: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+NOTHING = Spent()
 
 
 class Transcript:
@@ -127,6 +139,9 @@ class TrajectoryState:
     listener: events.Listener | None = None
     dialect: str | None = None
     """The name of its dialect, for the record."""
+    branch: Branch | None = None
+    """Where it branched off, for the record."""
+    spent: Spent = NOTHING
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
@@ -187,4 +202,5 @@ class TrajectoryState:
             kernel_s=self.clock.waited_s[Wait.KERNEL],
             queue_s=self.clock.waited_s[Wait.QUEUE],
             dialect=self.dialect,
+            branch=self.branch,
         )

@@ -277,7 +277,8 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "disable_tqdm": True,
         "chat": config.model.chat,
     }
-    sections = {name: getattr(config, name) for name in ("dialect", "kernel", "engine", "budget", "rewards", "credit")}
+    names = ("dialect", "kernel", "engine", "budget", "branch", "rewards", "credit")
+    sections = {name: getattr(config, name) for name in names}
     try:
         return ReplGRPOConfig(**{**arguments, **sections, **plan.trl, **extra})
     except ConfigError:

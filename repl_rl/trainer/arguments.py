@@ -9,6 +9,7 @@ import torch
 from trl import GRPOConfig
 
 from repl_rl.config import (
+    BranchConfig,
     BudgetConfig,
     CreditConfig,
     DialectConfig,
@@ -29,6 +30,8 @@ SECTIONS: dict[str, type[Section]] = {
     "rewards": RewardsConfig,
     "credit": CreditConfig,
 }
+_OPTIONAL: dict[str, type[Section]] = {"branch": BranchConfig}
+"""Sections that may be None."""
 
 
 _SAMPLING = "our engines don't sample with it; `sampling` has temperature, top_p and top_k"
@@ -84,6 +87,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     budget: Any = field(default_factory=BudgetConfig)
     rewards: Any = field(default_factory=RewardsConfig)
     credit: Any = field(default_factory=CreditConfig)
+    branch: Any = None
+    """The section `branch`; None forks nothing."""
     chat: bool | None = None
     rollout_dir: str | None = None
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
@@ -99,10 +104,10 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     dataloader_pin_memory: bool = field(default_factory=torch.cuda.is_available)
 
     def __post_init__(self) -> None:
-        for name, model in SECTIONS.items():
-            value = getattr(self, name)
-            setattr(self, name, value if isinstance(value, model) else getattr(parse_config({name: value}), name))
-        parse_config({name: getattr(self, name) for name in SECTIONS})  # checks across sections
+        sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
+        parsed = parse_config({**sections, "train": {"group_size": self.num_generations or 1}})
+        for name, value in sections.items():
+            setattr(self, name, value if isinstance(value, Section) else getattr(parsed, name))
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         defaults = {
@@ -125,7 +130,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     def to_dict(self) -> dict[str, Any]:
         """JSON types only, as the Hugging Face trainer stores it."""
         record = {**super().to_dict()}
-        return {**record, **{name: getattr(self, name).model_dump(mode="json") for name in SECTIONS}}
+        given = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
+        return {**record, **{name: value and value.model_dump(mode="json") for name, value in given.items()}}
 
     @property
     def sampling(self) -> SamplingConfig:

@@ -228,8 +228,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return {**columns, "scored": self._last_scored}
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
-        trajectories = self.service.generate(tasks, self.batch_sampling(), self._cut())
-        return score(tasks, trajectories, self._grader, self._table, self.state.global_step)
+        branch = self.args.branch if self.model.training else None
+        trajectories = self.service.generate(tasks, self.batch_sampling(), self._cut(), branch)
+        size = None if branch is None else branch.group_size
+        return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
 
     def _redraw(self) -> None:
         """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there

@@ -11,6 +11,7 @@ from repl_rl.trajectory.data import (
     Task,
     ToolCall,
     Trajectory,
+    whole_session,
 )
 from repl_rl.trajectory.jsonl import Record, read_jsonl, read_record, write_jsonl
 
@@ -28,5 +29,6 @@ __all__ = [
     "Trajectory",
     "read_jsonl",
     "read_record",
+    "whole_session",
     "write_jsonl",
 ]

@@ -12,8 +12,8 @@ import dataclasses
 import importlib
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -165,16 +165,19 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Where a trajectory begins that is not a root of its tree: at a line of another one of its group.
+    """Where a trajectory begins that is not a root of its group: at a line of another one.
 
     `parent` is that one's place in the group. Its lines before `line` are part of this one's prompt, so that each
     sampled token belongs to one trajectory. `weight` is that of the first line here in a sum over the tree, 1 for a
-    root: each fork divides it by the number of futures that were typed there.
+    root: each fork divides it by the number of futures that were typed there. `by` says how its session came to the
+    parent's state: by `fork`, or by `replay` of the parent's lines. A fork that did not come about is a branch at line
+    0: its place was filled with a session from the prompt (`anew`), a tree of its own.
     """
 
     parent: int
     line: int
     weight: float
+    by: str = "fork"
 
     def __post_init__(self) -> None:
         if self.parent < 0 or self.line < 0 or not 0 < self.weight <= 1:
@@ -239,6 +242,29 @@ class Trajectory:
     def is_overlong(self) -> bool:
         """Whether a budget ended it: lines, tokens, context or time."""
         return self.stop_reason in _BUDGETS
+
+    def whole(self, parent: Trajectory) -> Trajectory:
+        """The whole session of a branch: the lines of `parent` that come before it, and its own.
+
+        Raises ValueError if it does not begin there.
+        """
+        assert self.branch is not None
+        before, known = len(parent.prompt_ids), self.branch.line
+        ids = self.prompt_ids[before:]
+        typed = parent.completion_ids[: len(ids)]  # nothing follows the last line of a parent that ended right there
+        if self.prompt_ids[:before] != parent.prompt_ids or ids[: len(typed)] != typed or len(parent.lines) < known:
+            raise ValueError(f"task {self.task_id!r}: a branch at line {known} does not begin as its parent does")
+        more = len(ids) - len(typed)
+        own = (replace(line, start=line.start + len(ids), end=line.end + len(ids)) for line in self.lines)
+        return replace(
+            self,
+            prompt=parent.prompt,
+            prompt_ids=parent.prompt_ids,
+            completion_ids=ids + self.completion_ids,
+            sampled_mask=parent.sampled_mask[: len(ids)] + (False,) * more + self.sampled_mask,
+            logprobs=parent.logprobs[: len(ids)] + (0.0,) * more + self.logprobs,
+            lines=(*parent.lines[:known], *own),
+        )
 
     @property
     def own_s(self) -> float:
@@ -307,6 +333,13 @@ class Trajectory:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
         return bundle
+
+
+def whole_session(trajectory: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
+    """A trajectory of the group; if it is a branch, with the lines of its parents before its own."""
+    if trajectory.branch is None or not trajectory.branch.line:
+        return trajectory
+    return trajectory.whole(whole_session(group[trajectory.branch.parent], group))
 
 
 class Group(list[Trajectory]):

@@ -28,7 +28,7 @@ def random_tree(draw: st.DrawFn) -> list[Trajectory]:
     ]
     for _ in range(draw(st.integers(0, 5))):
         parent = draw(st.integers(0, len(group) - 1))
-        line = draw(st.integers(0, len(group[parent].lines) - 1))
+        line = draw(st.integers(0, len(group[parent].lines)))
         made = trajectory(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=4)))
         group.append(branched(made, parent, line))
     return group
@@ -85,7 +85,7 @@ def _forks(group: list[Trajectory]) -> list[list]:  # type: ignore[type-arg]
 
 
 def test_a_fork_by_hand() -> None:
-    """Two roots of 3 lines; two branches at line 1 of the first. G after the fork: 1, 0, 0; so the root is worth 1/3."""
+    """Two roots of 3 lines; two branches at line 1 of the first. G after the fork is 1, 0, 0: the root is worth 1/3."""
     group = [trajectory(1, 1, 1), trajectory(1, 1, 1), branched(trajectory(1, 1), 0, 1), branched(trajectory(1), 0, 1)]
     rewards = [[0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.0, 0.0], [0.0]]
     values = line_advantages(group, rewards, config("branch"))
@@ -116,15 +116,20 @@ def test_a_branch_of_nothing_is_refused(line: int) -> None:
         line_advantages(group, [[0.0, 0.0], [1.0]], config("branch"))
 
 
-@pytest.mark.parametrize("branches", [1, 2])
+@pytest.mark.parametrize("estimator", ["branch", "vine"])
+@pytest.mark.parametrize(("branches", "is_filled"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize("forks_in", [(1,), (1, 2), (3,), (1, 4)])
-def test_with_forks_the_expected_gradient_is_exact(branches: int, forks_in: tuple[int, ...]) -> None:
-    """Each root is forked where it first comes to one of these states, so by its prefix alone. All trees are enumerated."""
+def test_with_forks_the_expected_gradient_is_exact(
+    branches: int, forks_in: tuple[int, ...], is_filled: bool, estimator: str
+) -> None:
+    """Each root is forked where it first comes to one of these states, so by its prefix alone. Where it comes to none,
+    its branches' places are empty, or sessions from the prompt. All trees are enumerated."""
     process = Process(2)
     probabilities = [process.log_probability(path).exp().item() for path in process.paths]
-    every = list(_trees(process, probabilities, forks_in, branches))
+    every = list(_trees(process, probabilities, forks_in, branches, is_filled))
     assert math.fsum(probability for _, _, probability in every) == pytest.approx(1.0)
     total = torch.zeros_like(process.theta)
+    trained = 0.0
     for (paths, starts, one), (others, other_starts, two) in itertools.product(every, repeat=2):
         members = [*paths, *others]
         begun = [*starts, *other_starts]
@@ -135,26 +140,49 @@ def test_with_forks_the_expected_gradient_is_exact(branches: int, forks_in: tupl
             root = 0 if index < len(paths) else len(paths)
             group.append(made if index == root else branched(made, root, start))
         rewards = [list(path.rewards[start:]) for path, start in zip(members, begun, strict=True)]
-        per_token = advantages(group, rewards, config("branch"))
+        per_token = advantages(group, rewards, config(estimator))
+        trained += one * two * sum(start == 0 for start in begun)
         for path, start, made, values in zip(members, begun, group, per_token, strict=True):
             for line, state, action in zip(made.lines, path.states[start:], path.actions[start:], strict=True):
-                total[state, action] += one * two * values[line.start] / 2
-    assert_equal(process.gradient(total), process.exact_gradient())
+                total[state, action] += one * two * values[line.start]
+    assert_equal(process.gradient(total / trained), process.exact_gradient())
 
 
-def _trees(process: Process, probabilities: list[float], forks_in: tuple[int, ...], branches: int):  # type: ignore[no-untyped-def]
+def _trees(  # type: ignore[no-untyped-def]
+    process: Process, probabilities: list[float], forks_in: tuple[int, ...], branches: int, is_filled: bool
+):
     """(paths, first line of each, probability) of a root and its branches."""
-    for path, probability in zip(process.paths, probabilities, strict=True):
-        at = next((place for place, state in enumerate(path.states) if state in forks_in), None)
-        if at is None:
+    everything = list(zip(process.paths, probabilities, strict=True))
+    for path, probability in everything:
+        at = next((place for place, state in enumerate(path.states) if place and state in forks_in), None)
+        if at is None and not is_filled:
             yield [path], [0], probability
             continue
-        same = [
-            (other, each)
-            for other, each in zip(process.paths, probabilities, strict=True)
-            if other.actions[:at] == path.actions[:at]
-        ]
+        same = [(other, each) for other, each in everything if at is None or other.actions[:at] == path.actions[:at]]
         prefix = math.fsum(each for _, each in same)
         for chosen in itertools.product(same, repeat=branches):
             factor = math.prod(each / prefix for _, each in chosen)
-            yield [path, *(other for other, _ in chosen)], [0, *[at] * branches], probability * factor
+            yield [path, *(other for other, _ in chosen)], [0, *[at or 0] * branches], probability * factor
+
+
+def test_a_vine_by_hand() -> None:
+    """The branches say that the state after the first line is worth 1/2; the other root says 1 for the prompt."""
+    group = [trajectory(1, 1, 1), trajectory(1, 1), branched(trajectory(1, 1), 0, 1), branched(trajectory(1), 0, 1)]
+    values = line_advantages(group, [[0.1, 0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0]], config("vine"))
+    assert values == [pytest.approx([-0.4, 0.5, 0.5]), pytest.approx([1 - 0.1 - 2 / 3] * 2), [0.0, 0.0], [0.0]]
+
+
+def test_a_place_without_a_fork_is_compared_with_the_roots_and_no_root_with_it() -> None:
+    group = [trajectory(1, 1), trajectory(1), branched(trajectory(1, 1), 0, 0)]
+    rewards = [[0.0, 1.0], [0.0], [0.0, 1.0]]
+    for estimator, of_roots in (("branch", [[1.0, 1.0], [-1.0]]), ("spo_tree", [[0.5, 0.5], [-0.5]])):
+        assert line_advantages(group, rewards, config(estimator)) == [*of_roots, [0.5, 0.5]]
+
+
+def test_other_estimators_see_whole_sessions() -> None:
+    """The first line costs 0.1, the branch's parent's too."""
+    group = [trajectory(1, 1), trajectory(1, 1), branched(trajectory(1), 0, 1)]
+    group[2] = replace(group[2], prompt_ids=(*group[0].prompt_ids, *group[0].completion_ids[: group[0].lines[1].start]))
+    values = line_advantages(group, [[-0.1, 1.0], [0.0, 0.0], [1.0]], config("outcome"))
+    mean = (0.9 + 0.0 + 0.9) / 3
+    assert values == [pytest.approx([0.9 - mean] * 2), pytest.approx([-mean] * 2), pytest.approx([0.9 - mean])]

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from repl_rl.config import SamplingConfig
+from repl_rl.config import BranchConfig, SamplingConfig
 from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost
@@ -41,6 +41,7 @@ class Generate(NamedTuple):
     tasks: Sequence[Task]
     sampling: SamplingConfig | None
     cut: Cut | None
+    branch: BranchConfig | None
 
 
 class TrajectoryDone(NamedTuple):
@@ -125,10 +126,16 @@ class RolloutWorker:
             self.close()
             raise
 
-    def generate(self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None) -> list[Trajectory]:
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
+    ) -> list[Trajectory]:
         """Like `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
         _refuse_unsendable(tasks)
-        return self._loop.run(self._generate(tasks, sampling, cut))
+        return self._loop.run(self._generate(tasks, sampling, cut, branch))
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles."""
@@ -161,12 +168,12 @@ class RolloutWorker:
             raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
 
     async def _generate(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, branch: BranchConfig | None
     ) -> list[Trajectory]:
         self._refuse_if_ended()
         number = next(self._call_numbers)
         call = self._calls[number] = _Call()
-        self._channel.send(Generate(number, self._engine.version, tuple(tasks), sampling, cut))
+        self._channel.send(Generate(number, self._engine.version, tuple(tasks), sampling, cut, branch))
         try:
             self.loop_share = await call.done
         except asyncio.CancelledError:

@@ -73,7 +73,8 @@ class Worker:
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         error: Exception | None = None
         try:
-            async with aclosing(self._rollout.stream(asked.tasks, asked.sampling, asked.cut)) as ended:
+            stream = self._rollout.stream(asked.tasks, asked.sampling, asked.cut, asked.branch)
+            async with aclosing(stream) as ended:
                 async for index, trajectory in ended:
                     self._channel.send(TrajectoryDone(asked.call, index, trajectory))
         except Exception as failure:  # noqa: BLE001 - raised on the other side
