@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 
 from repl_rl.config import CreditConfig
 from repl_rl.config.credit import Baseline
-from repl_rl.credit.normalize import relative
+from repl_rl.credit.normalize import are_equal, relative
 from repl_rl.trajectory import Trajectory
 
 Rewards = Sequence[Sequence[float]]
@@ -123,7 +123,7 @@ def vine(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) ->
             branches = [each for each in segment.following if each.member != first.member]
             after = value(branches or own, rewards)
             earned = math.fsum(rewards[segment.member][segment.start : segment.end])
-            _fill(result, segment, earned + after - before)
+            _fill(result, segment, 0.0 if are_equal([earned + after, before]) else earned + after - before)
             before, segment = after, own[0] if own else None
     return result
 

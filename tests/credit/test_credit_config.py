@@ -10,10 +10,12 @@ from groups import config, configs
 from hypothesis import given
 
 from repl_rl.config import Config, CreditConfig, dump_config, parse_config
-from repl_rl.config.credit import USED
+from repl_rl.config.credit import ON_TREES, USED
 from repl_rl.credit import ESTIMATORS
 from repl_rl.errors import ConfigError
 
+TREES: dict[str, Any] = {"branch": {"roots": 1, "branches": 2}, "train": {"group_size": 2}}
+"""Estimators for trees can't be had without."""
 VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": "none", "omega": 0.5, "clip": 1.0}
 
 
@@ -30,7 +32,8 @@ def test_a_field_without_meaning_is_refused_even_at_its_default(estimator: str, 
         if values.get("baseline") == "none" and "scale" in USED[estimator]:
             values["scale"] = "none"
         if used:
-            assert getattr(parse_config({"credit": values}).credit, field) == value
+            beside = TREES if estimator in ON_TREES else {}
+            assert getattr(parse_config({**beside, "credit": values}).credit, field) == value
         else:
             with pytest.raises(
                 ConfigError, match=re.escape(f"credit: {field} means nothing to estimator {estimator};")
@@ -48,7 +51,7 @@ def test_the_refusal_names_who_takes_the_field() -> None:
 
 @given(configs())
 def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditConfig) -> None:
-    whole = Config(credit=credit)
+    whole = parse_config({**TREES, "credit": credit}) if credit.estimator in ON_TREES else Config(credit=credit)
     written = credit.model_dump(mode="json")
     assert set(written) == {"estimator", *USED[credit.estimator]}
     assert CreditConfig.model_validate(written) == credit
@@ -88,7 +91,8 @@ def test_a_baseline_of_the_group_needs_a_group(estimator: str) -> None:
         f"train.group_size: estimator {estimator} takes its baseline from two trajectories or more; set 2 or "
         "more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) (got 1)"
     )
-    assert parse_config({"train": {"group_size": 2}, "credit": {"estimator": estimator}}).train.group_size == 2
+    beside = TREES if estimator in ON_TREES else {"train": {"group_size": 2}}
+    assert parse_config({**beside, "credit": {"estimator": estimator}}).train.group_size == 2
 
 
 @pytest.mark.parametrize(

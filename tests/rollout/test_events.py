@@ -330,7 +330,7 @@ def test_a_prompt_without_room_is_refused_before_anything_is_told(vocabulary: Vo
 
 
 def test_a_cut_is_for_batches(vocabulary: Vocabulary) -> None:
-    with pytest.raises(ConfigError, match="a cut is for several tasks, and this is one: 't1'"):
+    with pytest.raises(ConfigError, match="branches are for several tasks, and this is one: 't1'"):
         rollout_of(scripted(vocabulary), vocabulary).stream(TASK, None, Cut(0.5, 2))  # type: ignore[call-overload]
 
 
