@@ -41,6 +41,16 @@ class Episode:
         """Code for the session before its first cell."""
         return (self.dialect.setup, self.toolbox.setup_source())
 
+    async def fork(self, stack: AsyncExitStack) -> Episode:
+        """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
+        if self.environment is None:
+            return self
+        environment, own = await self.environment.fork()
+        stack.push_async_callback(environment.close)
+        tools = {tool.name: tool for tool in own.tools}
+        toolbox = Toolbox([tools.get(tool.name, tool) for tool in self.toolbox.tools], self.toolbox.values)
+        return replace(self, toolbox=toolbox, environment=environment)
+
     async def observed(self, turn: Turn) -> str:
         """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
         return "" if self.environment is None or not turn.cells else await self.environment.after_line()

@@ -218,7 +218,7 @@ class Rollout:
             stack.push_async_callback(begun.held.aclose)
             try:
                 if not scope.is_cut:
-                    episode = await self._episodes.make(task, stack)
+                    episode = begun.fork.episode if begun.fork else await self._episodes.make(task, stack)
                     state = state_in(episode, listener)
                 if not scope.is_cut:  # the cut may have come while the environment opened
                     with scope.open_to_cut():
@@ -228,8 +228,8 @@ class Rollout:
                             slot = await stack.enter_async_context(self.engine.slot(most_tokens))
                         host = episode.toolbox.host_calls()
                         interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
-                        if begun.kernel is not None:
-                            interpreter.adopt(begun.kernel)
+                        if begun.fork is not None:
+                            interpreter.adopt(begun.fork.kernel)
                         elif episode.dialect.needs_kernel:
                             await interpreter.start()
                         await begun.play(state.reader, interpreter, episode)

@@ -45,6 +45,13 @@ class Typed(NamedTuple):
     ran: TurnResult
 
 
+class Fork(NamedTuple):
+    """A fork of a root's interpreter, and of what is around it."""
+
+    episode: Episode
+    kernel: KernelSession
+
+
 class ReplayDiffersError(Exception):
     """The lines of a root showed something else when they were run again."""
 
@@ -57,9 +64,9 @@ class Start:
     prompt: Prompt | None = None
     turns: tuple[Typed, ...] = ()
     spent: Spent = NOTHING
-    kernel: KernelSession | None = None
+    fork: Fork | None = None
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
-    """Closes the fork. Closing it again does nothing."""
+    """Closes the fork and its environment. Closing it again does nothing."""
 
     async def play(self, reader: Reader, interpreter: Interpreter, episode: Episode) -> None:
         """Bring a reader to where the root was, and without a fork interpreter and environment too.
@@ -68,7 +75,7 @@ class Start:
         """
         for turn in self.turns:
             read = reader.read(turn.text, turn.at_eos)
-            if self.kernel is None:
+            if self.fork is None:
                 again = await run_turn(interpreter, read)
                 if again.stop is None:
                     again = again.observing(await episode.observed(read))
@@ -127,9 +134,10 @@ class Root:
             for _ in range(self.config.branches - 1):
                 branch = Branch(self._place, len(state.lines), share, "replay")
                 starts.append(start := Start(branch, prompt, tuple(self._turns), spent))
-                if self.config.by == "fork" and episode.environment is None:
+                if self.config.by == "fork":
                     try:
-                        start.kernel = await interpreter.fork(start.held)
+                        around = await episode.fork(start.held)
+                        start.fork = Fork(around, await interpreter.fork(start.held))
                         start.branch = replace(branch, by="fork")
                     except ForkRefusedError as error:
                         _log.debug("a branch of task %s runs its lines again: %s", state.task.id, error)

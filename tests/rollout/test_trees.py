@@ -245,15 +245,64 @@ class Counting:
         return f"[{self.calls} calls]"
 
 
-def test_an_environment_is_brought_to_where_its_root_was(vocabulary: Vocabulary) -> None:
-    made = grow(
-        Policy(vocabulary, typing(" more()\n")), vocabulary, BranchConfig(roots=1, branches=2), environment=Counting
-    )
-    assert made[1].branch is not None
-    assert made[1].branch.by == "replay"
-    assert [line.shown for line in whole_session(made[1], made).lines] == [
-        f"{calls}\n[{calls} calls]\n" for calls in range(1, 7)
-    ]
+class Copied(Counting):
+    forks = True
+
+
+class Copying(Counting):
+    def fork(self) -> Counting:
+        other = type(self)()
+        other.calls = self.calls
+        return other
+
+
+class Closures(Counting):
+    """Its tool would go on acting on the old one."""
+
+    forks = True
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        def more() -> int:
+            """Once more."""
+            return self.more()
+
+        return {"more": more}
+
+
+class ForTrl:
+    """As TRL's users write them."""
+
+    forks = True
+    calls = 0
+
+    def reset(self, **row: Any) -> None:
+        """Nothing to show."""
+
+    def more(self) -> int:
+        """Once more."""
+        self.calls += 1
+        return self.calls
+
+    def get_reward(self) -> float:
+        return float(self.calls)
+
+
+@pytest.mark.parametrize(
+    ("environment", "by"),
+    [(Counting, "replay"), (Copied, "fork"), (Copying, "fork"), (Closures, "replay"), (ForTrl, "fork")],
+)
+def test_an_environment_is_brought_to_where_its_root_was(
+    vocabulary: Vocabulary, environment: type[Any], by: str
+) -> None:
+    policy = Policy(vocabulary, typing(" more()\n"))
+    made = grow(policy, vocabulary, BranchConfig(roots=1, branches=3), environment=environment)
+    assert [each.branch.by for each in made if each.branch is not None] == [by] * 2
+    for each in made:
+        if environment is ForTrl:
+            assert each.environment_reward == 6.0
+        assert [line.shown for line in whole_session(each, made).lines] == [
+            f"{calls}\n" if environment is ForTrl else f"{calls}\n[{calls} calls]\n" for calls in range(1, 7)
+        ]
 
 
 def test_forks_that_nobody_takes_are_closed(vocabulary: Vocabulary) -> None:

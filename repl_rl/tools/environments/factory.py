@@ -33,12 +33,14 @@ class Environment(Protocol):
     Only `reset` is required. Any method may be async. Plain methods of one environment, including those that became
     tools, run in one thread, one after another.
 
-    Three more methods are optional:
+    More methods are optional:
 
     - `observe() -> str | None`: text for the model. After `reset`, it is appended to the question; after a line, it
       follows what the interpreter showed.
     - `reward(trajectory) -> float | None`: what the trajectory earned; None to leave that to the grader.
     - `close()`: called once, however the trajectory ended.
+    - `fork()`: a copy that goes on from the same state, for trees. With the attribute `forks = True` and without this
+      method, the copy is a deep copy. An environment that has neither begins anew in a branch, whose lines run again.
     """
 
     def reset(self, task: Task) -> Any:  # dict[str, Any] | None, or an awaitable of it
@@ -156,6 +158,12 @@ class TrlEnvironment:
         self.instance = factory()
         returned = self.instance.reset(**row)
         return self._started_later(returned) if inspect.isawaitable(returned) else self._started(returned)
+
+    def around(self, instance: Any) -> TrlEnvironment:
+        """This around another instance, which has begun."""
+        other = TrlEnvironment(self._factory)
+        other.instance = instance
+        return other
 
     def observe(self) -> str | None:
         """What `reset` returned, once."""

@@ -17,14 +17,16 @@ Not covered: plain code that hangs can't be ended. Its thread stays, and so does
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from repl_rl.errors import ConfigError, EnvironmentFailure
+from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.tools import Tool, Toolbox
 from repl_rl.tools.environments.factory import Environment, TrlEnvironment
 from repl_rl.tools.tool import make_tool
@@ -44,6 +46,7 @@ class EnvironmentSession:
         self._limit_s = limit_s
         self._environment: Environment | None = None
         self._thread: OneThread | None = None
+        self._names: Any = {}
 
     @property
     def instance(self) -> Any:
@@ -56,10 +59,36 @@ class EnvironmentSession:
         self._thread = OneThread("repl-rl-environment")
         self._environment = await self._call("__init__", self._make)
         names = await self._call("reset", self._environment.reset, task)
-        toolbox = self._toolbox({} if names is None else names)
+        self._names = {} if names is None else names
+        toolbox = self._toolbox()
         text = await self._observe()  # on a new line; TRL appends it directly to the prompt
         is_placed = isinstance(self._environment, TrlEnvironment) or not text or text.startswith("\n")
         return toolbox, text if is_placed else f"\n{text}"
+
+    async def fork(self) -> tuple[EnvironmentSession, Toolbox]:
+        """A copy with the state that the environment has now, to be closed by the caller, and the copy's tools.
+
+        The environment's own method `fork()` makes it, or with `forks = True` a deep copy. Raises ForkRefusedError for
+        one that has neither or fails at it, and for tools that are not its methods: they would act on the old one.
+        """
+        instance, own = self.instance, getattr(self.instance, "fork", None)
+        if not callable(own) and getattr(instance, "forks", False) is not True:
+            raise ForkRefusedError(f"environment {self._name} has neither a method fork() nor forks = True")
+        try:
+            copied = await self._call("fork", own if callable(own) else partial(copy.deepcopy, instance))
+        except EnvironmentFailure as error:
+            raise ForkRefusedError(str(error)) from error
+        names: dict[str, Any] = {}
+        for name, value in self._names.items():
+            if getattr(value, "__self__", None) is instance:
+                names[name] = getattr(copied, value.__name__)
+            elif isinstance(value, Tool) or inspect.isfunction(value) or inspect.ismethod(value):
+                raise ForkRefusedError(f"tool {name!r} is not a method of environment {self._name}")
+        twin = EnvironmentSession(self._make, limit_s=self._limit_s)
+        twin._thread, twin._names = OneThread("repl-rl-environment"), names
+        made = self._environment
+        twin._environment = made.around(copied) if isinstance(made, TrlEnvironment) else copied
+        return twin, twin._toolbox()
 
     async def after_line(self) -> str:
         """What the model sees after a line, "" for nothing; it ends with a newline. Raises EnvironmentFailure."""
@@ -104,7 +133,8 @@ class EnvironmentSession:
             raise self._failure(f"observe returned {type(text).__name__}; it has to return a string or None")
         return text
 
-    def _toolbox(self, names: Any) -> Toolbox:
+    def _toolbox(self) -> Toolbox:
+        names = self._names
         if not isinstance(names, Mapping) or not all(isinstance(name, str) for name in names):
             raise self._failure(f"reset returned {names!r:.200}; it has to return a dict of names and values, or None")
         try:
