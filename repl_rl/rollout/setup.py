@@ -17,6 +17,7 @@ from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
 from repl_rl.rollout.custom import Sampler, load_sampler
+from repl_rl.tasks import environment_of as environment_of_families
 from repl_rl.tools import Toolbox, as_tools
 from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
@@ -60,9 +61,19 @@ def _extensions(data: bytes) -> Extensions:
     return Extensions(*pickle.loads(data))
 
 
+def environment_of(config: Config) -> str | None:
+    """The environment that a config names, or the one that its families of problems are solved in.
+
+    Raises ConfigError if they need different ones.
+    """
+    if config.environment is not None or not config.tasks.is_generated:
+        return config.environment
+    return environment_of_families(config.tasks.families)
+
+
 def load_extensions(config: Config) -> Extensions:
     """The extensions that a config names by import path. Raises ConfigError if one can't be imported or used."""
-    extensions = make_extensions(config.tools.functions, config.tools.where, config.environment, config.rollout)
+    extensions = make_extensions(config.tools.functions, config.tools.where, environment_of(config), config.rollout)
     extensions.require_backend(config.kernel.backend)
     return extensions
 

@@ -29,7 +29,7 @@ from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import prompt_tokens
-from repl_rl.rollout.setup import limits_of
+from repl_rl.rollout.setup import environment_of, limits_of
 from repl_rl.run.folder import RunFolder, free_folder
 from repl_rl.run.resume import open_run, what_changes
 from repl_rl.run.training import Inputs, check_inputs, training_arguments
@@ -80,7 +80,7 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     _check_arguments(config, folder, gpus)
     brought = [
         f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
-        f"environment {config.environment}" if config.environment else "",
+        f"environment {environment}" if (environment := environment_of(config)) else "",
         f"loop {config.rollout}" if config.rollout else "",
     ]
     longest, prompts = _prompts(config, inputs, notes)

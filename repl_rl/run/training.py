@@ -28,7 +28,7 @@ from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.setup import load_extensions
+from repl_rl.rollout.setup import environment_of, load_extensions
 from repl_rl.run.folder import RunFolder, checkpoint_step, new_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.resume import open_run, what_changes
@@ -187,7 +187,7 @@ def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:
         prepared.inputs.train_tasks,
         tools=config.tools.functions,
         tools_where=config.tools.where,
-        environment=config.environment,
+        environment=environment_of(config),
         rollout=config.rollout,
         peft_config=lora_config(config.train),
         **extra,

@@ -34,6 +34,8 @@ class Family:
     phrasings: tuple[str, ...]
     present: Callable[..., tuple[Any, ...]] = lambda *operands: operands
     check: Callable[..., bool] | None = None
+    environment: str | None = None
+    """Import path of the environment that its problems are solved in."""
 
 
 def _draw_remainder(rng: Random) -> Operands:

@@ -16,10 +16,12 @@ from typing import Literal, get_args
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
+from repl_rl.tasks.worlds import WORLD_FAMILIES
 from repl_rl.trajectory import Task
 
 Split = Literal["train", "heldout"]
 
+KNOWN: dict[str, Family] = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES
 _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
 
@@ -38,17 +40,30 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
     names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
     if not names:
         raise ConfigError("empty task set: the list of families is empty")
-    known = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES
     for name in names:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1)
+        if name not in KNOWN:
+            nearest = difflib.get_close_matches(name, KNOWN, n=1)
             hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
             if "," in name:
                 hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
-            raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(known)}")
+            raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(KNOWN)}")
     rng = Random(f"{seed}/{split}")
     seen: set[str] = set()
-    return [_new_task(known[name], rng, split, seen) for name in islice(cycle(names), count)]
+    return [_new_task(KNOWN[name], rng, split, seen) for name in islice(cycle(names), count)]
+
+
+def environment_of(families: Sequence[str] | None) -> str | None:
+    """The import path of the environment that these families are solved in; None without one.
+
+    Raises ConfigError if they need different ones.
+    """
+    named = {name: KNOWN[name].environment for name in families or () if name in KNOWN}
+    if len(set(named.values())) > 1:
+        raise ConfigError(
+            f"tasks.families {list(named)} can't be had together: "
+            + ", ".join(f"{name} needs {needed or 'no environment'}" for name, needed in named.items())
+        )
+    return next(iter(named.values()), None)
 
 
 def split_of(family: str, operands: Sequence[int]) -> Split:
