@@ -43,6 +43,13 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
             ("--deep", int, "trajectories of 205 lines, 0: none (default: 16)"),
         ],
     ),
+    "trees": (
+        "trees of 16 leaves beside independent sessions",
+        [
+            ("--groups", int, "trees in a batch (default: 4)"),
+            ("--rounds", int, "how often all take their turn (default: 5)"),
+        ],
+    ),
     "train": (
         "loss and gradient beside TRL's own",
         [
@@ -68,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
             bench.add_argument(flag, type=kind, metavar="N", help=explanation)
-        if name in ("kernels", "rollout", "train"):
+        if name in ("kernels", "rollout", "trees", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 

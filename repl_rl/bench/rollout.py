@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from repl_rl.bench import machine
-from repl_rl.bench.trl_tools import LINE_S, OpenEnded
+from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm

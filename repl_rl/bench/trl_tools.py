@@ -17,14 +17,13 @@ prompt. A submission does not end the trajectory here, and latency can be added 
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -34,54 +33,16 @@ from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
+from repl_rl.bench.open_ended import LINE_S
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
 from repl_rl.engine import Vocabulary, load_vocabulary
-from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource
+from repl_rl.kernel import KernelSession
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.setup import make_pool
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
-
-LINE_S = 1.0
-"""Time limit of a line. Now and then nano types something like `9 ** 9 ** 9`, and the whole batch would wait for it."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenEnded:
-    """Wraps a pool so that submissions don't end a trajectory; `latency_s` is added to each cell."""
-
-    latency_s: float = 0.0
-
-    def __call__(self, pool: KernelPool) -> KernelSource:
-        return _Kernels(pool, self.latency_s)
-
-
-class _Kernels:
-    def __init__(self, pool: KernelPool, latency_s: float) -> None:
-        self._pool = pool
-        self._latency_s = latency_s
-
-    @asynccontextmanager
-    async def session(self) -> AsyncIterator[KernelSession]:
-        async with self._pool.session() as kernel:
-            yield _Kernel(kernel, self._latency_s)
-
-
-class _Kernel:
-    def __init__(self, kernel: KernelSession, latency_s: float) -> None:
-        self._kernel = kernel
-        self._latency_s = latency_s
-
-    async def prepare(self, source: str) -> None:
-        await self._kernel.prepare(source)
-
-    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        if self._latency_s:
-            await asyncio.sleep(self._latency_s)
-        result = await self._kernel.execute(source, host)
-        return result if result.answer is None else replace(result, answer=None)
 
 
 def python(code: str) -> str:

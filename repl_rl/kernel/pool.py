@@ -18,8 +18,8 @@ import os
 import resource
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -247,29 +247,46 @@ class KernelPool:
         ForkRefusedError with the reason if the session can't be forked so that the twin is exact, or, without `wait`,
         if it would have to wait; it lives on then.
         """
+        async with AsyncExitStack() as stack:
+            [twin] = await self.twins(kernel, [stack], reseed=reseed, wait=wait)
+            yield twin
+
+    async def twins(
+        self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
+    ) -> list[PooledKernel]:
+        """Several twins at once, one for each stack, with which it is killed. Raises what `fork` raises.
+
+        Without `wait`, there are as many as have places at once, one at least.
+        """
         if not isinstance(kernel, PooledKernel):
             raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
         reason = await kernel.can_fork()
-        if reason is None and self.size == 1:
-            reason = "its pool has one place; make it larger"
+        if reason is None and self.size <= len(stacks) and wait:
+            reason = f"its pool has {self.size} place{'s' if self.size > 1 else ''}; make it larger"
         if reason is not None:
             self.stats.refused_forks += 1
             raise ForkRefusedError(f"the session can't be forked: {reason}")
-        await self._reserve_place(wait)
+        places = 0
         try:
-            [twin] = await kernel._kernel.fork(1, reseed=reseed)
-            self._alive.add(twin)
+            for _ in stacks:
+                if not await self._reserve_place(wait):
+                    break
+                places += 1
+            if not places:
+                raise ForkRefusedError("no place in the pool is free for a fork of the session")
+            twins = await kernel._kernel.fork(places, reseed=reseed)
+            self._alive.update(twins)
         except ForkRefusedError:
             self.stats.refused_forks += 1
             raise
         finally:
-            self._reserved -= 1
+            self._reserved -= places
             if not kernel.is_alive:
                 self._forget(kernel._kernel)
             self._top_up()
-        self.stats.forks += 1
-        async with self._handed_out(twin) as session:
-            yield session
+        self.stats.forks += len(twins)
+        given = list(zip(stacks, twins, strict=False))
+        return [await stack.enter_async_context(self._handed_out(twin)) for stack, twin in given]
 
     @asynccontextmanager
     async def _handed_out(self, kernel: Kernel) -> AsyncIterator[PooledKernel]:
@@ -282,10 +299,10 @@ class KernelPool:
             self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
-    async def _reserve_place(self, wait: bool) -> None:
+    async def _reserve_place(self, wait: bool) -> bool:
         """Wait for a place that no session is to have. Kernels that nobody has asked for give theirs up.
 
-        Without `wait`, raises ForkRefusedError if there is none.
+        Without `wait`, False if there is none.
         """
         self._reserved += 1  # from now on, no kernel is started in the place that this waits for
         loop = asyncio.get_running_loop()
@@ -296,14 +313,14 @@ class KernelPool:
                     raise KernelError("the kernel pool was closed")
                 taken = len(self._alive) + self._reserved + self.stats.starting
                 if taken <= self.size and self._budget.has_room(self._reserved + self.stats.starting - 1):
-                    return
+                    return True
                 if taken > self.size and self._ready:
                     await self._discard(self._ready.pop())
                     continue
                 # Kernels that are about to be ready or closed may leave a place; no session has them.
                 if not wait and (taken <= self.size or not (self.stats.starting or self._closing)):
-                    self.stats.refused_forks += 1
-                    raise ForkRefusedError("no place in the pool is free for a fork of the session")
+                    self._reserved -= 1
+                    return False
                 waiter: asyncio.Future[None] = loop.create_future()
                 self._waiting_forks.append(waiter)
                 await waiter

@@ -7,7 +7,7 @@ Knows source text, but no tokens. Code that fails is data: an `ExecResult` with 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -123,11 +123,11 @@ class KernelSource(Protocol):
 class ForkingSource(KernelSource, Protocol):
     """A source whose interpreters can be forked."""
 
-    def fork(
-        self, kernel: KernelSession, *, reseed: bool = False, wait: bool = True
-    ) -> AbstractAsyncContextManager[KernelSession]:
-        """A fork of one of its interpreters, gone at exit. Raises ForkRefusedError if it can't be had; without `wait`,
-        also if it can't be had at once."""
+    async def twins(
+        self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
+    ) -> Sequence[KernelSession]:
+        """Forks of one of its interpreters, one for each stack, with which it ends. Without `wait`, as many as can be
+        had at once, one at least. Raises ForkRefusedError if there can be none."""
 
 
 class Kernel(KernelSession, Protocol):

@@ -69,12 +69,15 @@ class Interpreter:
         """Go on in a kernel in which something has run."""
         self._kernel, self._has_state = kernel, True
 
-    async def fork(self, stack: AsyncExitStack) -> KernelSession:
-        """A fork of its kernel, which ends with `stack`. Raises ForkRefusedError, and KernelError if that ended it."""
+    async def fork(self, stacks: Sequence[AsyncExitStack]) -> Sequence[KernelSession]:
+        """Forks of its kernel, each ending with one of the stacks; as many as there are places for, one at least.
+
+        Raises ForkRefusedError, and KernelError if the kernel ended over it.
+        """
         if not isinstance(self._kernels, ForkingSource) or self._kernel is None:
             raise ForkRefusedError("these kernels don't fork")
         with self._clock.waiting(Wait.KERNEL):
-            return await stack.enter_async_context(self._kernels.fork(self._kernel, wait=False))
+            return await self._kernels.twins(self._kernel, stacks, wait=False)
 
     async def execute(self, source: str) -> ExecResult:
         """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before that."""

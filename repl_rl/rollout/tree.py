@@ -129,18 +129,13 @@ class Root:
         )
         spent = Spent(len(state.lines), len(state.transcript.completion_ids), state.clock.running_s)
         share = self.config.branches ** -(1 + self._filled // (self.config.branches - 1))
-        starts: list[Start] = []
+        branch = Branch(self._place, len(state.lines), share, "replay")
+        starts = [Start(branch, prompt, tuple(self._turns), spent) for _ in range(self.config.branches - 1)]
         try:
-            for _ in range(self.config.branches - 1):
-                branch = Branch(self._place, len(state.lines), share, "replay")
-                starts.append(start := Start(branch, prompt, tuple(self._turns), spent))
-                if self.config.by == "fork":
-                    try:
-                        around = await episode.fork(start.held)
-                        start.fork = Fork(around, await interpreter.fork(start.held))
-                        start.branch = replace(branch, by="fork")
-                    except ForkRefusedError as error:
-                        _log.debug("a branch of task %s runs its lines again: %s", state.task.id, error)
+            if self.config.by == "fork":
+                await _fork(starts, interpreter, episode)
+        except ForkRefusedError as error:
+            _log.debug("the branches of task %s run its lines again: %s", state.task.id, error)
         except BaseException:
             for start in starts:
                 await start.held.aclose()
@@ -156,6 +151,15 @@ class Root:
     def _fill(self, start: Start | None) -> None:
         self.places[self._filled].set_result(start)
         self._filled += 1
+
+
+async def _fork(starts: Sequence[Start], interpreter: Interpreter, episode: Episode) -> None:
+    """Give forks to as many as can have one at once. Raises ForkRefusedError if there are none."""
+    around = [await episode.fork(start.held) for start in starts]
+    kernels = await interpreter.fork([start.held for start in starts])
+    for start, surroundings, kernel in zip(starts, around, kernels, strict=False):
+        assert start.branch is not None
+        start.fork, start.branch = Fork(surroundings, kernel), replace(start.branch, by="fork")
 
 
 class Trees:

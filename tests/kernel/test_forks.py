@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -295,7 +296,7 @@ def test_a_fork_waits_for_a_place_and_says_so(caplog: pytest.LogCaptureFixture) 
 def test_a_pool_of_one_refuses(caplog: pytest.LogCaptureFixture) -> None:
     async def use() -> None:
         async with KernelPool(size=1, limits=LIMITS, sandbox="bwrap") as pool, pool.session() as kernel:
-            with pytest.raises(ForkRefusedError, match="one place"):
+            with pytest.raises(ForkRefusedError, match="its pool has 1 place; make it larger"):
                 async with pool.fork(kernel):
                     pass
 
@@ -449,3 +450,35 @@ def _pid(kernel: PooledKernel) -> int:
     inner = kernel._kernel
     assert isinstance(inner, ForkedKernel)
     return inner.pid
+
+
+def test_several_twins_at_once_are_strangers(loop: BackgroundLoop, pool: KernelPool) -> None:
+    async def use() -> list[list[str]]:
+        async with pool.session() as kernel, AsyncExitStack() as stack:
+            await typed(kernel, "x = [1]", "import random; random.seed(5)", "open('/tmp/f', 'w').write('a')")
+            stacks = [await stack.enter_async_context(AsyncExitStack()) for _ in range(3)]
+            twins = await pool.twins(kernel, stacks)
+            everyone = [kernel, *twins]
+            for number, each in enumerate(everyone):
+                await typed(each, f"x.append({number})", f"open('/tmp/f', 'a').write('{number}')")
+            await stacks[0].aclose()
+            assert not twins[0].is_alive
+            left = [kernel, *twins[1:]]
+            return [
+                [await shown(each, line) for line in ("x", "open('/tmp/f').read()", "random.random()")] for each in left
+            ]
+
+    seen = loop.run(use())
+    assert [values[:2] for values in seen] == [[f"[1, {n}]\n", f"'a{n}'\n"] for n in (0, 2, 3)]
+    assert len({values[2] for values in seen}) == 1
+
+
+def test_without_waiting_there_are_as_many_twins_as_places(loop: BackgroundLoop) -> None:
+    async def use() -> tuple[int, str]:
+        async with KernelPool(3, LIMITS, sandbox="bwrap") as pool, pool.session() as kernel, AsyncExitStack() as stack:
+            twins = await pool.twins(kernel, [stack] * 5, wait=False)
+            with pytest.raises(ForkRefusedError) as refused:
+                await pool.twins(kernel, [stack], wait=False)
+            return len(twins), str(refused.value)
+
+    assert loop.run(use()) == (2, "no place in the pool is free for a fork of the session")

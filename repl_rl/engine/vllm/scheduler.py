@@ -88,6 +88,8 @@ class LineScheduler(TableScheduler):
         """One `Ends` per row of the model's vocabulary."""
         self.parked: dict[str, LineRequest] = {}
         """By request id: the last line of a slot whose next one has not come yet."""
+        self.computed_tokens = 0
+        """What the model was given to compute so far, not what was found in blocks and caches."""
         self._spare_blocks = self.max_num_running_reqs + -(-self.max_model_len // self.block_size)
 
     def add_line(self, request: LineRequest) -> None:
@@ -107,7 +109,9 @@ class LineScheduler(TableScheduler):
         while self.parked and self.kv_cache_manager.block_pool.get_num_free_blocks() < self._spare_blocks:
             self.release(next(iter(self.parked)))
         self._break_the_tie()
-        return super().schedule(throttle_prefills)
+        scheduled = super().schedule(throttle_prefills)
+        self.computed_tokens += scheduled.total_num_scheduled_tokens
+        return scheduled
 
     def _break_the_tie(self) -> None:
         """If nothing runs and waiting requests hold blocks that the first of them lacks, free those of the others."""

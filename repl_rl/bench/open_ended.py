@@ -1,0 +1,56 @@
+"""Sessions that no submission ends, for measurements that need lines of a certain number."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+
+from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, KernelSource
+
+LINE_S = 1.0
+"""Time limit of a line. Now and then nano types something like `9 ** 9 ** 9`, and the whole batch would wait for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnded:
+    """Wraps a pool so that submissions don't end a trajectory; `latency_s` is added to each cell."""
+
+    latency_s: float = 0.0
+
+    def __call__(self, pool: KernelPool) -> KernelSource:
+        return _Kernels(pool, self.latency_s)
+
+
+class _Kernels:
+    def __init__(self, pool: KernelPool, latency_s: float) -> None:
+        self._pool = pool
+        self._latency_s = latency_s
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[KernelSession]:
+        async with self._pool.session() as kernel:
+            yield _Kernel(kernel, self._latency_s)
+
+    async def twins(
+        self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
+    ) -> Sequence[KernelSession]:
+        assert isinstance(kernel, _Kernel)
+        twins = await self._pool.twins(kernel.wrapped, stacks, reseed=reseed, wait=wait)
+        return [_Kernel(twin, self._latency_s) for twin in twins]
+
+
+class _Kernel:
+    def __init__(self, kernel: KernelSession, latency_s: float) -> None:
+        self.wrapped = kernel
+        self._latency_s = latency_s
+
+    async def prepare(self, source: str) -> None:
+        await self.wrapped.prepare(source)
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        if self._latency_s:
+            await asyncio.sleep(self._latency_s)
+        result = await self.wrapped.execute(source, host)
+        return result if result.answer is None else replace(result, answer=None)
