@@ -29,6 +29,7 @@ USED: dict[str, tuple[str, ...]] = {
     "return_to_go": ("gamma", "baseline", "scale", "clip"),
     "turn": ("gamma", "scale", "clip"),
     "gigpo": ("gamma", "scale", "omega", "clip"),
+    "critic": ("gamma", "lam", "decay", "clip"),
     "branch": ("clip",),
     "spo_tree": ("clip",),
     "vine": ("clip",),
@@ -62,8 +63,8 @@ class CreditConfig(Section):
 
     estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`; for trees `branch`, `spo_tree`, `vine`; or one of your own, as `package.module:function`. `clip` applies to
-    all of them, the other keys to those that use them; docs/credit.md has a table."""
+    `gigpo`, `critic`; for trees `branch`, `spo_tree`, `vine`; or one of your own, as `package.module:function`. `clip`
+    applies to all of them, the other keys to those that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
@@ -77,6 +78,10 @@ class CreditConfig(Section):
     where the grades are equal. true and false stand for `group` and `none`."""
     omega: float = Field(1.0, ge=0)
     """GiGPO's weight of the advantage among lines that began in equal states."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """The critic's lambda: 1 compares returns with its values, less puts the values of later states in their place."""
+    decay: float = Field(0.9, ge=0, lt=1)
+    """How much each batch weighs in the critic's memory, relative to the one after it; 0 forgets all but the last."""
     clip: float | None = Field(None, gt=0)
     """Bound on an advantage's absolute value, after all else; null leaves them as they are."""
 
@@ -123,11 +128,13 @@ class CreditConfig(Section):
         """
         if self.estimator == "return_to_go":
             return self.baseline in NEUTRAL and self.scale == "none"
+        if self.estimator == "critic":
+            return self.lam == 1
         return self.estimator not in ("turn", "gigpo")
 
     def require_group(self, size: int) -> None:
         """Raises ValueError if groups of `size` have no baseline."""
-        if size < 2 and self.baseline != "none" and self.estimator in USED:
+        if size < 2 and self.baseline != "none" and self.estimator in USED and self.estimator != "critic":
             raise ValueError(
                 f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
                 "or more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) "

@@ -2,16 +2,19 @@
 
 A group is the trajectories that answer one task. Aborted, unfinished and empty ones are left out of every baseline and
 get zeros. An estimator sees one group; if it also compares groups, its second step, over the batch, is in
-`BATCH_STEPS`. One that does not know trees sees a branch as a whole session, its parent's lines before its own.
+`BATCH_STEPS`. `critic`, which has a memory, sees the batch. One that does not know trees sees a branch as a whole
+session, its parent's lines before its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from repl_rl.config import CreditConfig
 from repl_rl.config.credit import TREES
+from repl_rl.credit.critic import Critic, critic_advantages
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
 from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
@@ -84,19 +87,27 @@ def batch_line_advantages(
     groups: Sequence[Sequence[Trajectory]],
     rewards: Sequence[Sequence[Sequence[float]]],
     config: CreditConfig,
-    gather: Callable[[list[WeightedLine]], list[WeightedLine]] = list,
+    gather: Callable[[list[Any]], list[Any]] = list,
     outcomes: Sequence[Sequence[float]] | None = None,
     unit: float = 1.0,
+    critic: Critic | None = None,
+    shown: Sequence[Sequence[Sequence[bool]]] | None = None,
 ) -> list[LineValues]:
     """One advantage per line of each trajectory of each group, zeros for void trajectories.
 
     `rewards` holds one value per line, outcome included; `outcomes` what each trajectory earned for its outcome alone,
     by default its grade; `unit` what a right answer earns. `gather` collects the lines of all processes; either every
-    process calls it or none does. Raises ValueError if the rewards don't fit the lines.
+    process calls it or none does. `critic` is the memory of the estimator `critic`, and `shown` says for each line
+    whether it showed the reference answer. Raises ValueError if the rewards don't fit the lines.
     """
     if outcomes is None:
         outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
-    estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
+    for group, values in zip(groups, rewards, strict=True):
+        _refuse_misfits(group, values)
+    if config.estimator == "critic":
+        estimated = critic_advantages(groups, rewards, config, gather, critic, shown)
+    else:
+        estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]
     if config.estimator in BATCH_STEPS:
         estimated = _over_batch(groups, estimated, config, gather)
     elif config.estimator in ESTIMATORS and config.scale not in ("none", "group"):
@@ -150,10 +161,13 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     return values
 
 
-def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
+def _refuse_misfits(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]]) -> None:
     for trajectory, values in zip(group, rewards, strict=True):
         if len(values) != len(trajectory.lines):
             raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
+
+
+def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
     if valid and config.estimator in TREES:

@@ -102,6 +102,8 @@ class ScoredTrajectory:
     outcome: float | None = None
     """What the trajectory earned in all for its outcome, rewards of TRL's kind included; None if nothing is paid for
     outcomes."""
+    shown: tuple[bool, ...] = ()
+    """For each line, whether what it showed is the reference answer, to the letter."""
 
     @property
     def line_rewards(self) -> tuple[float, ...]:

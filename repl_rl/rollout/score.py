@@ -9,6 +9,7 @@ from typing import Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, is_without_variance, line_advantages, spread
+from repl_rl.credit.critic import Critic
 from repl_rl.credit.tree import first_weights
 from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
@@ -71,9 +72,13 @@ def score(
     size = group_size or len(trajectories)
     groups = [trajectories[index - index % size : index - index % size + size] for index in range(len(trajectories))]
     return [
-        _scored(trajectory, group, value, table, step)
-        for trajectory, group, value in zip(trajectories, groups, grades, strict=True)
+        replace(_scored(trajectory, group, value, table, step), shown=_shows(trajectory, task.answer.strip()))
+        for task, trajectory, group, value in zip(tasks, trajectories, groups, grades, strict=True)
     ]
+
+
+def _shows(trajectory: Trajectory, answer: str) -> tuple[bool, ...]:
+    return tuple(bool(answer) and line.shown.strip() == answer for line in trajectory.lines)
 
 
 def _scored(
@@ -115,12 +120,17 @@ def _known_grade(trajectory: Trajectory) -> float | None:
 
 
 def credit(
-    scored: Sequence[ScoredTrajectory], group_size: int, config: CreditConfig, unit: float = 1.0
+    scored: Sequence[ScoredTrajectory],
+    group_size: int,
+    config: CreditConfig,
+    unit: float = 1.0,
+    critic: Critic | None = None,
 ) -> list[CreditedTrajectory]:
     """Advantages within consecutive groups of `group_size`, and over the batch of all processes if the estimator or the
     scale asks.
 
-    `unit` is what a right answer earns. All processes have to call it together. Raises ValueError if the trajectories
+    `unit` is what a right answer earns. `critic` is the memory of the estimator `critic`. All processes have to call it
+    together. Raises ValueError if the trajectories
     don't divide into whole groups.
     """
     if len(scored) % group_size:
@@ -133,6 +143,8 @@ def credit(
         gather,
         [[item.outcome or 0.0 for item in group] for group in groups],
         unit,
+        critic,
+        [[item.shown or (False,) * len(item.trajectory.lines) for item in group] for group in groups],
     )
     flat = [is_flat(group, config) for group in groups for _ in group]
     weights = [weight for group in groups for weight in first_weights([item.trajectory for item in group])]

@@ -258,7 +258,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         extra = (self._rewards_per_func[:, own:] * weights).nansum(dim=1).tolist()  # (B,)
         first = self.accelerator.process_index * len(self._last_scored)
         scored = [item.with_bonus(bonus) for item, bonus in zip(self._last_scored, extra[first:], strict=False)]
-        credited = credit(scored, group_size, self.args.credit, self.args.rewards.outcome)
+        critic = self.critic if self.model.training else None
+        credited = credit(scored, group_size, self.args.credit, self.args.rewards.outcome, critic)
         self._log_values(credit_numbers(credited, group_size))
         return credited
 

@@ -4,7 +4,8 @@ TRL's checkpoints hold weights, optimiser, schedule and random states. Added her
 
 - the batch and the position in it, if one generated batch lasts for several steps (`num_iterations`,
   `steps_per_generation`): TRL would sample a new one and stay out of phase from then on;
-- the number of weight updates that the engine has seen, which trajectories carry as their version.
+- the number of weight updates that the engine has seen, which trajectories carry as their version;
+- what the critic remembers of earlier batches (`credit.estimator: critic`).
 
 The problems' order after the first epoch follows from the seed (`EpochSampler`); TRL's sampler restarts its shuffles in
 each new process. Random numbers of rollouts need no state either: they follow from the run's seed, the step and the
@@ -28,6 +29,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.config import SeededSampling
+from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
 
 
@@ -40,6 +42,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
+        self.critic = Critic()
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
@@ -70,6 +73,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
             # a resumed run loads the weights of this step into the engine again, which counts once more
+            "critic": torch.from_numpy(self.critic.sums),
             "version": self.engine.version - int(getattr(self, "_last_loaded_step", -1) == self.state.global_step),
         }
         torch.save(position, self._position_path(output_dir))
@@ -82,6 +86,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         stored = torch.load(self._position_path(checkpoint), map_location=self.accelerator.device, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
+        if "critic" in stored:
+            self.critic.sums = stored["critic"].cpu().numpy()
         if not isinstance(self.engine, SharedEngine):
             # never reuse an earlier number: the cache identifies keys and values by it
             self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]

@@ -1,12 +1,15 @@
-"""The papers' formulas a second time, symbol by symbol. Shares nothing with repl_rl.credit but the epsilon's value."""
+"""The papers' formulas a second time, symbol by symbol. Shares nothing with repl_rl.credit but the epsilon's value, and
+what the critic reads off a state."""
 
 from __future__ import annotations
 
 import math
 
-from groups import UNKNOWN, Rewards, Typed
+import numpy as np
+from groups import UNKNOWN, Rewards, Typed, of_lines
 
 from repl_rl.config import CreditConfig
+from repl_rl.credit.critic import FEATURES, states_of
 
 EPSILON = 1e-4
 
@@ -72,6 +75,25 @@ def rloo(rewards: Rewards) -> Rewards:
     if k == 1:
         return [[0.0] * len(rewards[0])]
     return [[returns[i] - sum(returns[j] for j in range(k) if j != i) / (k - 1)] * len(rewards[i]) for i in range(k)]
+
+
+def critic(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
+    """Least squares over the other groups' lines, with a row of the identity for each number of the state."""
+    result = []
+    for number, group in enumerate(batch):
+        others = [one for place, other in enumerate(batch) if place != number for one in other]
+        states = [state for one in others for state in states_of(of_lines(one))]
+        earned = [[line.reward for line in one] for one in others]
+        targets = [discounted(own, at, config.gamma) for own in earned for at in range(len(own))]
+        rows = np.vstack([np.array(states).reshape(-1, FEATURES), np.eye(FEATURES)])
+        weights, *_ = np.linalg.lstsq(rows, np.array([*targets, *[0.0] * FEATURES]))
+        of_group = []
+        for one in group:
+            values = [float(weights @ np.array(state)) for state in states_of(of_lines(one))] + [0.0]
+            deltas = [line.reward + config.gamma * values[at + 1] - values[at] for at, line in enumerate(one)]
+            of_group.append([discounted(deltas, at, config.gamma * config.lam) for at in range(len(one))])
+        result.append(of_group)
+    return result
 
 
 def reinforce_pp(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
@@ -203,6 +225,8 @@ def of_batch(batch: list[list[list[Typed]]], grades: Rewards, config: CreditConf
     """What the estimator of `config` says, scaled and clipped."""
     if config.estimator == "reinforce++":
         values = reinforce_pp(batch, config)
+    elif config.estimator == "critic":
+        values = critic(batch, config)
     else:
         values = [_of_group(group, config) for group in batch]
         if config.scale in ("outcome", "floor", "batch"):

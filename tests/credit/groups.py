@@ -64,6 +64,8 @@ def configs(draw: st.DrawFn, estimator: str | None = None) -> CreditConfig:
         "baseline": draw(st.sampled_from(baselines)),
         "scale": draw(st.sampled_from(["none", "outcome", "floor", "batch", "group"])),
         "omega": draw(st.floats(0.0, 2.0)),
+        "lam": draw(st.floats(0.0, 1.0)),
+        "decay": draw(st.floats(0.0, 0.99)),
         "clip": draw(st.none() | st.floats(0.1, 2.0)),
     }
     used = {key: value for key, value in values.items() if key in USED[name]}

@@ -17,10 +17,11 @@ from repl_rl.errors import ConfigError
 TREES: dict[str, Any] = {"branch": {"roots": 1, "branches": 2}, "train": {"group_size": 2}}
 """Estimators for trees can't be had without."""
 VALUES: dict[str, Any] = {"gamma": 0.5, "baseline": "none", "scale": "none", "omega": 0.5, "clip": 1.0}
+VALUES |= {"lam": 0.5, "decay": 0.5}
 
 
 def test_the_config_names_exactly_the_estimators() -> None:
-    assert set(USED) == set(ESTIMATORS)
+    assert set(USED) == {*ESTIMATORS, "critic"}
 
 
 @pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
@@ -45,7 +46,7 @@ def test_the_refusal_names_who_takes_the_field() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({}, ("credit.estimator=outcome", "credit.gamma=0.9"))
     assert str(caught.value) == (
-        "credit: gamma means nothing to estimator outcome; leave it out (it is for return_to_go, turn, gigpo)"
+        "credit: gamma means nothing to estimator outcome; leave it out (it is for return_to_go, turn, gigpo, critic)"
     )
 
 

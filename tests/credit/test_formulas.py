@@ -18,7 +18,7 @@ from repl_rl.trajectory import StopReason
 Batch = list[list[list[Typed]]]
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
+@pytest.mark.parametrize("estimator", sorted(USED))
 @given(batch=BATCHES, data=st.data())
 def test_an_estimator_is_its_formula(estimator: str, batch: Batch, data: st.DataObject) -> None:
     credit = data.draw(configs(estimator))
@@ -87,7 +87,7 @@ def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: 
 
     batch_line_advantages(groups[first:], rewards[first:], credit, keep)
     assert len(held) == (
-        credit.estimator == "reinforce++" or (credit.scale == "batch" and "scale" in USED[credit.estimator])
+        credit.estimator in ("reinforce++", "critic") or (credit.scale == "batch" and "scale" in USED[credit.estimator])
     )
     here = batch_line_advantages(groups[:first], rewards[:first], credit, lambda lines: [*lines, *held[0]])
     for of_group, wanted in zip(here, whole[:first], strict=True):
@@ -96,5 +96,5 @@ def test_processes_that_share_a_batch_find_what_one_finds(batch: Batch, credit: 
 
 
 def test_the_formulas_name_what_the_estimators_are() -> None:
-    assert set(USED) == set(ESTIMATORS)
+    assert set(USED) == {*ESTIMATORS, "critic"}
     assert config("gigpo").omega == 1.0

@@ -1,10 +1,13 @@
-"""The order of problems in a resumed run, epoch by epoch."""
+"""The order of problems in a resumed run, epoch by epoch, and what its critic remembers."""
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.trainer.resume import EpochSampler
@@ -23,3 +26,25 @@ def test_an_epochs_order_is_trls_whatever_epoch_a_process_begins_with() -> None:
         resumed = EpochSampler(sampler(), partial(next, epochs))
         assert len(resumed) == len(trls)
         assert [list(resumed) for _ in range(first, 4)] == expected[first:]
+
+
+def test_what_the_critic_remembers_is_in_the_checkpoint(tmp_path: Path) -> None:
+    def trained(steps: int, **settings: Any) -> RecordedTrainer:
+        trainer = recorded_trainer(
+            tmp_path,
+            lambda task, place: recorded(task, place, is_right=place == 0, lines=2),
+            make_tasks_named("a", "b"),
+            per_device_train_batch_size=4,
+            use_cpu=True,
+            save_strategy="steps",
+            save_steps=1,
+            max_steps=steps,
+            credit={"estimator": "critic", "decay": 0.5},
+        )
+        trainer.train(**settings)
+        return trainer
+
+    remembered = trained(2).critic.sums
+    assert remembered[0, 0] == 8 + 0.5 * 8  # lines
+    resumed = trained(3, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.critic.sums[0, 0] == 8 + 0.5 * remembered[0, 0]

@@ -1,0 +1,147 @@
+"""Temporal differences against a value that is read off the interpreter, without further rollouts or another network.
+
+    G_l = sum_{k >= l} gamma^(k - l) r_k          V(s) = w . x(s),  w = argmin sum (G - w . x)^2 + |w|^2
+    d_l = r_l + gamma V(s_{l+1}) - V(s_l)         A_l = sum_{k >= l} (gamma lam)^(k - l) d_k
+
+where V = 0 after the last line. Schulman et al. 2016, High-Dimensional Continuous Control Using Generalized Advantage
+Estimation, with a linear value. With `lam: 1`, A_l = G_l - V(s_l): the return to go with V as its baseline.
+
+x(s) is what the host knows of a session before a line: how many lines it has had, the kind of the last one, how many
+names it has assigned, and whether some output has equalled the reference answer. w is fitted to the returns of all
+groups of the batch but the trajectory's own, and of earlier batches, each weighted `decay` times the one after it. So a
+line's own reward decides nothing about its baseline: with `lam: 1` the gradient is unbiased. With less it is biased as
+far as V is wrong, and varies less.
+
+The first step of a run with a single group has no value: V = 0.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from repl_rl.config import CreditConfig
+from repl_rl.credit.return_to_go import discounted_returns
+from repl_rl.trajectory import LineKind, Trajectory
+
+Array = NDArray[Any]
+
+_KINDS = {kind: index for index, kind in enumerate(LineKind)}
+_NUMBERS = 5
+FEATURES = _NUMBERS + len(_KINDS)
+_RIDGE = 1.0
+_REMEMBERED_SOURCES = 4096
+
+
+class Critic:
+    """What earlier batches said of states: the sums x x' and x G, (FEATURES, FEATURES + 1), each batch decayed."""
+
+    def __init__(self) -> None:
+        self.sums: Array = np.zeros((FEATURES, FEATURES + 1))
+
+    def remember(self, sums: Array, decay: float) -> None:
+        self.sums = decay * self.sums + sums
+
+
+def critic_advantages(
+    groups: Sequence[Sequence[Trajectory]],
+    rewards: Sequence[Sequence[Sequence[float]]],
+    config: CreditConfig,
+    gather: Callable[[list[Any]], list[Any]],
+    critic: Critic | None,
+    shown: Sequence[Sequence[Sequence[bool]]] | None,
+) -> list[list[list[float]]]:
+    """Per-line advantages of a batch, 0 for void trajectories. `critic` remembers the batch; None remembers nothing.
+
+    `shown[g][i][l]` says whether line l showed the reference answer; None if that is not known.
+    """
+    states = [
+        [
+            [] if trajectory.is_void else states_of(trajectory, None if shown is None else shown[number][index])
+            for index, trajectory in enumerate(group)
+        ]
+        for number, group in enumerate(groups)
+    ]
+    own = [_sums(of_group, paid, config.gamma) for of_group, paid in zip(states, rewards, strict=True)]
+    batch = sum(gather([sum(own, np.zeros((FEATURES, FEATURES + 1)))]), np.zeros((FEATURES, FEATURES + 1)))
+    known = batch if critic is None else batch + config.decay * critic.sums
+    result = []
+    for of_group, paid, held_out in zip(states, rewards, own, strict=True):
+        weights = _fitted(known - held_out)
+        result.append(
+            [
+                _differences(values, [float(weights @ np.array(state)) for state in before], config)
+                if before
+                else [0.0] * len(values)
+                for before, values in zip(of_group, paid, strict=True)
+            ]
+        )
+    if critic is not None:
+        critic.remember(batch, config.decay)
+    return result
+
+
+def states_of(trajectory: Trajectory, shown: Sequence[bool] | None = None) -> list[list[float]]:
+    """x(s) of the state before each line."""
+    found, names, was_shown = [], set[str](), False
+    for place, line in enumerate(trajectory.lines):
+        last = [0.0] * len(_KINDS)
+        if place:
+            last[_KINDS[trajectory.lines[place - 1].kind]] = 1.0
+        found.append([1.0, place / 10, math.log1p(place), math.log1p(len(names)), float(was_shown), *last])
+        names |= {name for cell in line.cells or () for name in assigned(cell.source)}
+        was_shown = was_shown or (shown is not None and shown[place])
+    return found
+
+
+@lru_cache(_REMEMBERED_SOURCES)
+def assigned(source: str) -> frozenset[str]:
+    """The names that a cell binds, as far as its text tells."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+    return frozenset(names)
+
+
+def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequence[float]], gamma: float) -> Array:
+    """The sums of a group's valid trajectories."""
+    rows = [
+        (state, target)
+        for before, values in zip(states, rewards, strict=True)
+        if before
+        for state, target in zip(before, discounted_returns(values, gamma), strict=True)
+    ]
+    if not rows:
+        return np.zeros((FEATURES, FEATURES + 1))
+    features = np.array([state for state, _ in rows])  # (lines, FEATURES)
+    targets = np.array([[target] for _, target in rows])  # (lines, 1)
+    sums: Array = features.T @ np.hstack([features, targets])
+    return sums
+
+
+def _fitted(sums: Array) -> Array:
+    weights: Array = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
+    return weights
+
+
+def _differences(rewards: Sequence[float], values: Sequence[float], config: CreditConfig) -> list[float]:
+    advantages, later = [], 0.0
+    for reward, value, following in zip(reversed(rewards), reversed(values), [0.0, *reversed(values[1:])], strict=True):
+        later = reward + config.gamma * following - value + config.gamma * config.lam * later
+        advantages.append(later)
+    return advantages[::-1]
