@@ -15,12 +15,13 @@ from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Record, Trajectory
 from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import screen_rows
-from repl_rl.view.words import FAULTS, line_logprob
+from repl_rl.view.words import FAULTS, line_logprob, short
 
 MOST_TOKENS = 2000
 """How many tokens of a completion are shown at once."""
 MOST_IMAGE_BYTES = 1_500_000
 """Of the images of one answer."""
+_TITLE_CHARS = 80
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
@@ -39,6 +40,7 @@ def transcript(record: Record, gamma: float, first: int = 0, count: int | None =
     return {
         "answer": trajectory.answer,
         "error": trajectory.error,
+        "branch": None if trajectory.branch is None else dataclasses.asdict(trajectory.branch),
         "times": {name: getattr(trajectory, name) for name in _TIMES},
         "screen": [
             {
@@ -95,6 +97,7 @@ def _line(
     logprob = line_logprob(record.trajectory, line) if count else None
     return {
         "index": index,
+        "text": short(line.text.strip(), _TITLE_CHARS),
         "kind": str(line.kind),
         "error_name": line.error_name,
         "fault": line.kind in FAULTS,

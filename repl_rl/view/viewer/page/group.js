@@ -28,16 +28,20 @@
   };
 
   const load = async (source, rows, bodies, signal) => {
+    const members = [];
     for (const [index, row] of rows.entries()) {
-      if (signal.aborted) return;
+      if (signal.aborted) return null;
       try {
-        fill(bodies[index], screen(await source.trajectory(row.id, 0, ROWS, signal)));
+        const data = await source.trajectory(row.id, 0, ROWS, signal);
+        fill(bodies[index], screen(data));
         bodies[index].classList.remove("soft");
+        members.push({ row, branch: data.branch, lines: Object.values(data.lines).sort((one, other) => one.index - other.index) });
       } catch (error) {
-        if (error.name === "AbortError") return;
+        if (error.name === "AbortError") return null;
         fill(bodies[index], `It can't be shown: ${error.message}.`);
       }
     }
+    return members.length === rows.length ? members : null;
   };
 
   view.group = async (source, holder, id, signal) => {
@@ -49,6 +53,8 @@
     fill(holder, h("p", { class: "soft" }, rows.length > 1 ? `${view.count(rows.length, "rollout", "rollouts")} of this task in step ${rows[0].step}, ${solved} solved. The number behind a line is its advantage.` : "This task was rolled out once in this step."), scroller);
     const chosen = scroller.querySelector(".chosen");
     if (chosen) scroller.scrollLeft = chosen.offsetLeft - scroller.offsetLeft - 40;
-    await load(source, rows, columns.map(({ body }) => body), signal);
+    const members = await load(source, rows, columns.map(({ body }) => body), signal);
+    const tree = members && !signal.aborted && view.tree(members, id);
+    if (tree) scroller.before(tree);
   };
 })();
