@@ -67,6 +67,11 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
     return _grown(group, [index for index, each in enumerate(group) if each.branch is None])
 
 
+def trees(group: Sequence[Trajectory]) -> list[Segment]:
+    """`roots`, and the sessions that began at the prompt in the place of a branch."""
+    return [*roots(group), *_anew(group)]
+
+
 def _anew(group: Sequence[Trajectory]) -> list[Segment]:
     """The same for sessions that began at the prompt in the place of a branch. They don't fork."""
     return _grown(
@@ -131,7 +136,7 @@ def vine(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) ->
 def weights(group: Sequence[Trajectory]) -> list[list[float]]:
     """Each line's weight in `branch`. Over any way to cut all trees once across, they sum to the number of trees."""
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    for segment, weight in _weighted([*roots(group), *_anew(group)]):
+    for segment, weight in _weighted(trees(group)):
         _fill(result, segment, weight)
     return result
 

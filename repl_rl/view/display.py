@@ -33,6 +33,7 @@ from repl_rl.view.transcript import (
     trajectory_parts,
     trajectory_text,
 )
+from repl_rl.view.tree import tree_rows
 from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, short, signed, status, total_reward
 
 TRANSCRIPT_BYTES = 700_000
@@ -40,6 +41,7 @@ TOKENS_BYTES = 450_000
 IMAGES_BYTES = 350_000
 GROUP_BYTES = 1_000_000
 GROUP_MEMBERS = 64
+TREE_LINES = 1000
 _SUMMARY = ("stopped", "answer", "graded", "reward", "lines", "tokens", "time")
 _UNKNOWN = "Ids stand for texts; token_texts=load_token_texts(MODEL) of repl_rl.view.tokens brings these."
 _UNFIT = "Ids stand for texts: the vocabulary at hand gives other texts than the lines have."
@@ -106,7 +108,7 @@ def trajectory_html(trajectory: Trajectory, *, token_texts: TokenTexts | None = 
 
 
 def group_html(group: Sequence[Trajectory]) -> str:
-    """How many were solved, a row for each rollout, and their transcripts side by side.
+    """How many were solved, a row for each rollout, the tree if sessions forked, and their transcripts side by side.
 
     The prompt is folded in each transcript, because the whole group shares it. A task that all share is shown above
     them; of several tasks only the number is shown.
@@ -126,6 +128,7 @@ def group_html(group: Sequence[Trajectory]) -> str:
         siblings=siblings,
         left_out=kept.left_out,
         summary_names=_SUMMARY,
+        tree=tree_rows(group) if sum(len(member.lines) for member in group) <= TREE_LINES else [],
     )
 
 

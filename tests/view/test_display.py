@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from repl_rl.trajectory import Group, Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
+from repl_rl.trajectory import Branch, Group, Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
 from repl_rl.view.display import bundle, group_html, trajectory_html, transcript_html
 from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
 from tests.view.fragments import HOSTILE, SHOWN, Fragment
@@ -308,3 +308,40 @@ def test_a_number_that_is_none_is_drawn() -> None:
     line = Line(0, 1, " x\n", LineKind.STATEMENT, reward=float("nan"), advantage=float("inf"))
     broken = Trajectory("a", ">>>", (1,), (5,), (True,), (float("-inf"),), StopReason.EOS, (line,))
     assert Fragment(trajectory_html(broken)).rows[1][4:7] == ["+nan", "+inf", "-inf"]
+
+
+def forked() -> list[Trajectory]:
+    """Two roots; the first one forked after its first line, and the second one's branch began at the prompt."""
+    root, other = failed_trajectory(), solved_trajectory()
+    branch = replace(solved_trajectory(), branch=Branch(0, 1, 0.5, "replay"))
+    return [root, other, branch, replace(other, branch=Branch(1, 0, 1.0, "anew"))]
+
+
+def test_a_group_that_forked_is_drawn_as_a_tree() -> None:
+    page = Fragment(group_html(forked()))
+    tree = [row for row in page.rows if row[0].startswith("#") and ("worth" in row[1] or "worth" in row[2])]
+    assert [row[0].split()[0] for row in tree] == ["#1", "#3", "#2", "#4"]
+    first, branch, second, _ = tree
+    assert first[1:] == ["-0.75worth +0.40", "-0.75worth 0"]  # -0.1, and the mean of 0 and 1 that followed
+    assert branch[1] == "by replay after line 0 of #1, weight 0.5└"
+    assert branch[2] == "+1.25worth +1.00"
+    assert len(branch) == 2 + 7
+    assert second[1] == "+1.25worth +1.00"
+    titles = [attributes.get("title") or "" for tag, attributes in page.tags if tag == "td"]
+    assert "line 0: math.gcd(12, 18)" in titles
+    assert sum("forks" in (attributes.get("class") or "") for tag, attributes in page.tags if tag == "td") == 1
+
+
+def test_no_tree_where_nothing_forked_where_a_parent_is_missing_and_of_too_many_lines() -> None:
+    plain, cut = [solved_trajectory(), failed_trajectory()], forked()[2:]
+    endless = [*forked(), long_trajectory(1000)]
+    for group in (plain, cut, endless):
+        assert "worth" not in group_html(group)
+
+
+def test_hostile_text_in_a_tree_stays_text() -> None:
+    hostile = hostile_trajectory()
+    group = [hostile, replace(hostile, branch=Branch(0, 1, 0.5))]
+    page = Fragment(group_html(group))
+    assert not {"script", "svg"} & {tag for tag, _ in page.tags}
+    assert all(not name.startswith("on") for _, attributes in page.tags for name in attributes)

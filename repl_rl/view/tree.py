@@ -1,0 +1,88 @@
+"""A group that was forked, as rows of a tree: one row a rollout, one column a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from repl_rl.credit.tree import Segment, trees
+from repl_rl.trajectory import Branch, Line, Trajectory
+from repl_rl.view.words import FAULTS, VERDICT_MARKS, short, status
+
+_TITLE_CHARS = 80
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCell:
+    """A line. `worth` is what its segment came to, at the first line of one; `forks` says that it ends one."""
+
+    line: Line
+    title: str
+    is_fault: bool
+    worth: float | None
+    forks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRow:
+    """A rollout, `number` in its group from 1 on. It begins `before` columns from the left; `began` says how."""
+
+    number: int
+    verdict: str
+    mark: str
+    before: int
+    began: str
+    cells: tuple[TreeCell, ...]
+
+
+def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
+    """Roots in their order, each followed by its branches.
+
+    Empty for a group in which nothing forked, or of which a parent is missing.
+    """
+    if all(member.branch is None for member in group):
+        return []
+    rewards = [[line.reward or 0.0 for line in member.lines] for member in group]
+    try:
+        worths = {(each.member, each.start): each.worth(rewards) for first in trees(group) for each in _all(first)}
+    except ValueError:
+        return []
+    children: dict[int, list[tuple[int, int]]] = {}
+    for index, member in enumerate(group):
+        if member.branch is not None and member.branch.line:
+            children.setdefault(member.branch.parent, []).append((member.branch.line, index))
+    rows: list[TreeRow] = []
+
+    def add(index: int, before: int) -> None:
+        member, forks = group[index], {line for line, _ in children.get(index, ())}
+        verdict = status(member)
+        cells = [
+            TreeCell(
+                line,
+                f"line {place}: {short(line.text.strip(), _TITLE_CHARS)}",
+                line.kind in FAULTS,
+                worths.get((index, place)) if place in {0, *forks} else None,
+                place + 1 in forks,
+            )
+            for place, line in enumerate(member.lines)
+        ]
+        rows.append(TreeRow(index + 1, verdict, VERDICT_MARKS[verdict], before, _began(member.branch), tuple(cells)))
+        for line, child in sorted(children.get(index, ())):
+            add(child, before + line)
+
+    for index, member in enumerate(group):
+        if member.branch is None or not member.branch.line:
+            add(index, 0)
+    return rows
+
+
+def _all(segment: Segment) -> list[Segment]:
+    return [segment, *(each for following in segment.following for each in _all(following))]
+
+
+def _began(branch: Branch | None) -> str:
+    if branch is None:
+        return ""
+    if not branch.line:
+        return "from the prompt, in the place of a fork that did not come about"
+    return f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"
