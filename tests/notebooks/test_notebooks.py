@@ -26,6 +26,7 @@ NAMES = (
     "03_train_nano",
     "04_write_a_dialect",
     "05_attach_to_a_live_kernel",
+    "06_fork_a_thought",
 )
 MACHINE_PATH = re.compile(r"/(?:home|root|work|Users|tmp|var|opt)/[\w.-]+/|site-packages|\.pyenv|\.venv")
 LARGEST_BYTES = 1_500_000
