@@ -308,10 +308,16 @@ def _gpu_needs(config: Config, gpus: int, notes: list[str]) -> str:
 def _step(config: Config) -> str:
     train = config.train
     micro = train.micro_batch or train.trajectories_per_process
+    tree = config.branch
+    grown = (
+        f"; each problem's are {tree.roots} roots with {tree.forks} forks into {tree.branches}, {tree.at}"
+        if tree
+        else ""
+    )
     return (
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
         f"trajectories = {micro} at a time x {train.processes} processes x "
-        f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps"
+        f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps{grown}"
     )
 
 

@@ -118,7 +118,9 @@ def test_a_branch_of_nothing_is_refused(line: int) -> None:
 
 @pytest.mark.parametrize("estimator", ["branch", "vine"])
 @pytest.mark.parametrize(("branches", "is_filled"), [(1, False), (1, True), (2, False)])
-@pytest.mark.parametrize("forks_in", [(1,), (1, 2), (3,), (1, 4)])
+@pytest.mark.parametrize(
+    "forks_in", [(3,), *(pytest.param(states, marks=pytest.mark.slow) for states in ((1,), (1, 2), (1, 4)))]
+)
 def test_with_forks_the_expected_gradient_is_exact(
     branches: int, forks_in: tuple[int, ...], is_filled: bool, estimator: str
 ) -> None:

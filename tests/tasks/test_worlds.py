@@ -53,7 +53,13 @@ def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> l
     return asyncio.run(go())
 
 
-@pytest.mark.parametrize("family", sorted(WORLD_FAMILIES))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in ("lock-10", "maze-10") else pytest.mark.slow)
+        for name in sorted(WORLD_FAMILIES)
+    ],
+)
 def test_the_way_that_the_answer_tells_takes_as_many_lines_as_the_name_says(family: str) -> None:
     [task] = make_tasks(family, 1, seed=2, split="train")
     length = int(family.partition("-")[2])
