@@ -574,3 +574,27 @@ def test_another_process_goes_on_with_weights_that_the_first_has_given(
 def test_errors_pickle() -> None:
     error = pickle.loads(pickle.dumps(ServerRefused("no", 404)))
     assert (str(error), error.status) == ("no", 404)
+
+
+def test_a_branch_goes_to_the_server_that_its_root_is_on(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    """Wherever there is more room: that server has its beginning in the prefix cache. Prompts are spread evenly."""
+
+    async def use(engine: VLLMServerEngine) -> list[int]:
+        counts = []
+        async with AsyncExitStack() as stack:
+
+            async def typed(slot: Any, ids: list[int]) -> list[int]:
+                return [*ids, *(await slot.sample_line(ids, 40, SAMPLING)).ids, 7]
+
+            roots = [await stack.enter_async_context(engine.slot(300)) for _ in range(2)]
+            texts = [await typed(root, [1, number]) for number, root in enumerate(roots)]
+            counts += [len(fake.requests) for fake in fakes]
+            await typed(roots[0], texts[0])
+            for _ in range(4):
+                await typed(await stack.enter_async_context(engine.slot(300)), texts[0])
+            counts += [len(fake.requests) for fake in fakes]
+        return counts
+
+    counts = asyncio.run(use(open_engine(*fakes)))
+    assert counts[:2] == [1, 1]
+    assert sorted(counts[2:]) == [1, 6]

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_REMEMBERED_PREFIXES = 4096
 _TRIES_PER_SERVER = 2
 _LONGEST_BACKOFF_S = 5.0
 _KEEP_ALIVE_S = 4.0
@@ -75,6 +76,8 @@ class VLLMServerEngine:
         self._closed = False
         self._transfer: Transfer | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._holders: dict[int, Server] = {}
+        """By the hash of ids that are the beginning of a session: the server that went on from there."""
         self._loop = BackgroundLoop()
         try:
             self._loop.run(self._open(config.servers, config.places))
@@ -202,15 +205,21 @@ class VLLMServerEngine:
                 await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
             server = slot.server
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
+            if server is None and (holder := self._holders.get(hash(tuple(ids)))) is not None and holder.up:
+                server = holder
+                slot.move(server)
             if server is None or not server.up or is_to_be_left:
                 server = await self._fleet.wait_for_one(avoid=server)
                 slot.move(server)
+            if slot.has_typed:
+                self._remember(ids, server)
             try:
                 async with server.places, self._fleet.request():
                     label = self.weights.label
                     body = line_request(ids, max_tokens, sampling, self._end_of_line, label)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
                     if labels == {label}:
+                        slot.has_typed = True
                         return line
                     trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {label!r}"
                     await self._fleet.mark_down(server, trouble)
@@ -219,6 +228,12 @@ class VLLMServerEngine:
                 troubles.append(str(error))
                 await self._fleet.check(server)
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
+
+    def _remember(self, ids: Sequence[int], server: Server) -> None:
+        """A session that branches off here begins with these ids, which this server has in its prefix cache."""
+        self._holders[hash(tuple(ids))] = server
+        if len(self._holders) > _REMEMBERED_PREFIXES:
+            del self._holders[next(iter(self._holders))]
 
     async def _end(self) -> None:
         """Close all connections; the servers then abort the requests under way."""
@@ -240,6 +255,7 @@ class _ServerSlot:
     def __init__(self, engine: VLLMServerEngine) -> None:
         self._engine = engine
         self.server: Server | None = None
+        self.has_typed = False
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         engine = self._engine
