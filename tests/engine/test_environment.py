@@ -40,5 +40,6 @@ def test_variables_of_the_environment(code: str, environment: dict[str, str], va
     assert run(code, **environment) == (values, warning)
 
 
+@pytest.mark.slow
 def test_the_trainers_imports_warn_of_nothing() -> None:
     assert run("from repl_rl import ReplGRPOConfig, ReplGRPOTrainer; ")[1] == ""

@@ -29,7 +29,7 @@ from repl_rl.errors import ModelError
 from repl_rl.models.nano import SHIPPED
 from repl_rl.rollout.loop import Rollout
 
-ALL_TOKENS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "gemma")) for kind in KINDS]
+ALL_TOKENS = [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("gemma", "qwen36"))) for kind in KINDS]
 CODE = (Path(inspect.getfile(dialect)).read_text(encoding="utf-8") + inspect.getsource(Rollout)) * 2
 
 

@@ -144,7 +144,9 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "error-nested")) for name in BROKEN]
+)
 def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> None:
     code = NESTED + "\n" + FORGE.format(BROKEN[name])
     results = typed(OWN, code, "'next'", line_s=3.0)
