@@ -71,8 +71,11 @@ class Start:
     async def play(self, reader: Reader, interpreter: Interpreter, episode: Episode) -> None:
         """Bring a reader to where the root was, and without a fork interpreter and environment too.
 
-        Raises ReplayDiffersError if the lines show anything else than before.
+        Raises ReplayDiffersError if the lines, or the environment at the start, show anything else than before.
         """
+        asked = episode.prompt.ids
+        if self.prompt is not None and self.prompt.ids[: len(asked)] != asked:
+            raise ReplayDiffersError
         for turn in self.turns:
             read = reader.read(turn.text, turn.at_eos)
             if self.fork is None:

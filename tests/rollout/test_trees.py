@@ -305,6 +305,27 @@ def test_an_environment_is_brought_to_where_its_root_was(
         ]
 
 
+class Drawn(Counting):
+    """Begins elsewhere each time."""
+
+    made = 0
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        Drawn.made += 1
+        self.start = Drawn.made
+        return super().reset(task)
+
+    def observe(self) -> str:
+        return f"[{self.start}]"
+
+
+def test_an_environment_that_begins_elsewhere_is_no_branch(vocabulary: Vocabulary) -> None:
+    policy = Policy(vocabulary, typing(" 1\n"))
+    made = grow(policy, vocabulary, BranchConfig(roots=1, branches=3), environment=Drawn)
+    assert [each.branch.by for each in made if each.branch is not None] == ["anew"] * 2
+    assert len({each.prompt for each in made}) == 3
+
+
 def test_forks_that_nobody_takes_are_closed(vocabulary: Vocabulary) -> None:
     """The group is cut while its branches wait or run; the pool ends with no session left."""
     policy = Policy(vocabulary, lambda text, number: " submit_final_answer(1)\n" if number > 6 else f" x = {number}\n")
