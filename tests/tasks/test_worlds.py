@@ -17,31 +17,47 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedPolicy
 from repl_rl.rollout.setup import Extensions, RolloutSetup, environment_of
-from repl_rl.tasks import make_tasks
-from repl_rl.tasks.worlds import WORLD_FAMILIES
-from repl_rl.tasks.worlds.lock import JAMMED, Lock, LockWorld
-from repl_rl.tasks.worlds.maze import Maze, MazeWorld
+from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks.make import KNOWN
+from repl_rl.tasks.worlds import WORLD_FAMILIES, bughunt, table
+from repl_rl.tasks.worlds.lock import JAMMED, LockWorld
+from repl_rl.tasks.worlds.maze import MazeWorld
 from repl_rl.tasks.worlds.world import LENGTHS, World, value
 from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task, Trajectory
+
+HUNTED = "[y for i in range(len(hidden)) for y in map(lambda a: globals()[f'f{i}'](*a), hidden[i])]"
 
 
 def moves(task: Task) -> list[str]:
     """The lines that solve a task, without the last one."""
     if task.family.startswith("lock"):
         return [f" turn({digit})\n" for digit in task.answer.split()]
+    if task.family.startswith("table"):
+        return [f" {line}\n" for _, line in table.steps(*task.metadata["operands"])]
+    if task.family.startswith("bughunt"):
+        return [
+            line
+            for number, case in enumerate(bughunt.cases(*task.metadata["operands"]))
+            for line in (
+                f" print(sources[{number}])\n",
+                f" exec(sources[{number}].replace({case.bug.wrong!r}, {case.bug.right!r}))"
+                f"; f{number} = {case.bug.name}\n",
+                f" [f{number}(*a) == right for a, right in tests[{number}]]\n",
+            )
+        ]
     return [f' go("{side}")\n' for side in task.answer.split()]
 
 
 def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> list[Trajectory]:
     """The session, or the trees, in which these lines are typed."""
     vocabulary = load_vocabulary(str(NANO_PATH))
-    world = Lock if task.family.startswith("lock") else Maze
+    world = KNOWN[task.family].environment
     setup = RolloutSetup(
         vocabulary,
         PythonDialect(None),
         context_tokens=20_000,
-        budget=BudgetConfig(lines=60, tokens=10_000),
+        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
         extensions=Extensions(environment=environment_factory(world)),
     )
 
@@ -55,22 +71,27 @@ def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> l
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(name, marks=[] if name in ("lock-10", "maze-10") else pytest.mark.slow)
-        for name in sorted(WORLD_FAMILIES)
-    ],
+    [pytest.param(name, marks=[] if name.endswith("-10") else pytest.mark.slow) for name in sorted(WORLD_FAMILIES)],
 )
 def test_the_way_that_the_answer_tells_takes_as_many_lines_as_the_name_says(family: str) -> None:
     [task] = make_tasks(family, 1, seed=2, split="train")
     length = int(family.partition("-")[2])
-    lines = [*moves(task), " submit_final_answer(1)\n"]
-    assert len(lines) == length
+    last = {"table": "sum(r['total'] for r in rows)", "bughunt": HUNTED}.get(family.partition("-")[0], "1")
+    lines = [*moves(task), f" submit_final_answer({last})\n"]
+    assert len(lines) <= length + (family == "bughunt-3")
     [solved] = typed(task, lines)
-    assert len(solved.lines) == length
-    assert solved.environment_reward == 1.0
-    assert solved.lines[-2].shown in ("open\n", "out\n")
-    [given_up] = typed(task, [*lines[:-2], lines[-1]])
-    assert given_up.environment_reward == 0.0
+    assert len(solved.lines) == len(lines)
+    assert not any(line.error_name for line in solved.lines)
+    [given_up] = typed(task, [*lines[:-2], lines[-1]] if family[:4] in ("lock", "maze") else [lines[-1]])
+    if family.startswith(("lock", "maze")):
+        assert len(lines) == length
+        assert (solved.environment_reward, given_up.environment_reward) == (1.0, 0.0)
+        assert solved.lines[-2].shown in ("open\n", "out\n")
+    else:
+        assert (solved.environment_reward, given_up.environment_reward) == (None, None)
+        assert (grade(task, solved.answer), grade(task, given_up.answer)) == (1.0, 0.0)
+        if family.startswith("bughunt"):
+            assert {line.shown for line in solved.lines[2::3]} == {"[True, True, True, True]\n"}
 
 
 def test_splits_are_disjoint_and_a_seed_repeats_them() -> None:
