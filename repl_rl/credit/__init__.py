@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import CreditConfig
 from repl_rl.config.credit import TREES
-from repl_rl.credit.critic import Critic, critic_advantages
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
 from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
@@ -27,6 +26,9 @@ from repl_rl.credit.turn import turn
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory, whole_session
 from repl_rl.utils.import_path import imported, place_of
+
+if TYPE_CHECKING:
+    from repl_rl.credit.critic import Critic
 
 LineValues = list[list[float]]
 Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
@@ -105,6 +107,8 @@ def batch_line_advantages(
     for group, values in zip(groups, rewards, strict=True):
         _refuse_misfits(group, values)
     if config.estimator == "critic":
+        from repl_rl.credit.critic import critic_advantages  # which needs numpy, and viewers do without it
+
         estimated = critic_advantages(groups, rewards, config, gather, critic, shown)
     else:
         estimated = [_of_group(group, values, config) for group, values in zip(groups, rewards, strict=True)]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.credit import batch_line_advantages, is_without_variance, line_advantages, spread
-from repl_rl.credit.critic import Critic
 from repl_rl.credit.tree import first_weights
 from repl_rl.errors import RewardError
 from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
@@ -20,6 +19,9 @@ from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather
 from repl_rl.utils.import_path import place_of
+
+if TYPE_CHECKING:
+    from repl_rl.credit.critic import Critic
 
 Grader = Callable[[Task, Sequence[str] | None], float]
 """Takes `(task, answer)`, returns a grade. Runs in this process, never in the sandbox."""

@@ -37,6 +37,7 @@ def kernel(
 def client_of(file: Path) -> Iterator[BlockingKernelClient]:
     client = BlockingKernelClient(connection_file=str(file))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
     client.start_channels()
     try:
         client.wait_for_ready(timeout=600)

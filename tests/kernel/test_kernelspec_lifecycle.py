@@ -70,6 +70,7 @@ def test_a_stock_client_attaches(name: str, loop: BackgroundLoop) -> None:
 def attached(connection_file: Path, cell: str) -> str:
     client = BlockingKernelClient(connection_file=str(connection_file))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
     client.start_channels()
     shown: list[str] = []
     try:

@@ -154,6 +154,7 @@ def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop:
     loop.run(kernel.execute("x = 20"))
     client = BlockingKernelClient(connection_file=str(loop.run(kernel.open_jupyter())))
     client.load_connection_file()
+    client.hb_channel.time_to_dead = 60.0  # a busy machine takes more than the usual second for a heartbeat
     client.start_channels()
     try:
         client.wait_for_ready(timeout=600)

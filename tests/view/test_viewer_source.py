@@ -120,6 +120,7 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
     assert [row["mark"] for row in shown["screen"]] == ["¶", "¶", "›", "‹", "‹", "‹", "›"]
     assert shown["lines"]["0"] == {
         "index": 0,
+        "text": "math.gcd(12, 18)",
         "kind": "exception",
         "error_name": "NameError",
         "fault": True,
