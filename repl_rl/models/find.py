@@ -33,7 +33,7 @@ def resolve_model(path: str) -> str:
 
 
 def find_model(path: str) -> str:
-    """What transformers and vLLM load for `path`: `nano`, `nano-conventions`, `gemma-270m`, a folder or a hub id.
+    """What transformers and vLLM load for `path`: a model that ships, `gemma-270m`, a folder or a hub id.
 
     What begins with `.`, `/` or `~`, or ends with `/`, is a local folder. Makes nothing: for `gemma-270m` it returns
     the folder where the checkpoint is or will be. Raises ModelError for a folder that is missing or has no

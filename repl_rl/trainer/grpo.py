@@ -29,7 +29,7 @@ from trl.trainer.utils import pad
 
 from repl_rl.config import ModelConfig
 from repl_rl.dialect import require_dialect
-from repl_rl.engine import make_engine
+from repl_rl.engine import CountsPrompts, make_engine
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
@@ -162,6 +162,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             raise
         self.use_vllm = True
         self._last_loaded_step = -1
+        self._prompt_tokens = (0, 0)
 
     def close(self) -> None:
         """Close the kernels and the engine. A second call does nothing."""
@@ -320,6 +321,16 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         called = tool_metrics(trajectories, tools) if tools or self._extensions.environment else {}
         self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels | called)
         self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
+        self._log_values(self._reused())
+
+    def _reused(self) -> dict[str, float]:
+        """The share of the tokens that lines were to continue which the engine did not compute again, since the last
+        batch. Empty for engines that don't count."""
+        if not isinstance(self.engine, CountsPrompts):
+            return {}
+        before, self._prompt_tokens = self._prompt_tokens, self.engine.prompt_tokens
+        asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
+        return {"engine/reused_share": 1 - computed / asked} if asked else {}
 
     def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:
         """Add zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values."""

@@ -109,6 +109,22 @@ def test_lines_that_go_on_from_their_blocks_are_exact(
     assert_exact(reference, ids, logprobs)
 
 
+def test_the_engine_counts_what_it_computes_anew(engine: VLLMEngine, vocabulary: Vocabulary) -> None:
+    engine.llm.reset_prefix_cache()
+    first = prompt(vocabulary, QUESTIONS[3])
+    output = list(vocabulary.encode_output("1\n>>>"))
+
+    async def go() -> tuple[int, int]:
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            line = await slot.sample_line(first, 12, GREEDY)
+            second = [*first, *line.ids, *output]
+            await slot.sample_line(second, 12, GREEDY)
+        return len(first) + len(second), len(first) + 1 + len(output)  # the line's last token was not given yet
+
+    asked, computed = engine.prompt_tokens
+    assert run(go()) == (engine.prompt_tokens[0] - asked, engine.prompt_tokens[1] - computed)
+
+
 def test_where_blocks_run_short_lines_give_theirs_back_and_stay_exact(
     engine: VLLMEngine, vocabulary: Vocabulary, reference: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

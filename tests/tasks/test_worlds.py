@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from repl_rl.config import BranchConfig, BudgetConfig, parse_config
-from repl_rl.dialect import PythonDialect
+from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, parse_config
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.models.nano.sessions import make_long
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedPolicy
 from repl_rl.rollout.setup import Extensions, RolloutSetup, environment_of
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.make import KNOWN
-from repl_rl.tasks.worlds import WORLD_FAMILIES, bughunt, table
+from repl_rl.tasks.worlds import bughunt, lock, maze, table
 from repl_rl.tasks.worlds.lock import JAMMED, LockWorld
 from repl_rl.tasks.worlds.maze import MazeWorld
 from repl_rl.tasks.worlds.world import LENGTHS, World, value
@@ -55,7 +55,7 @@ def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> l
     world = KNOWN[task.family].environment
     setup = RolloutSetup(
         vocabulary,
-        PythonDialect(None),
+        DialectConfig(),
         context_tokens=20_000,
         budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
         extensions=Extensions(environment=environment_factory(world)),
@@ -69,9 +69,22 @@ def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> l
     return asyncio.run(go())
 
 
+@pytest.mark.parametrize("family", ["lock-10", "maze-3"])
+def test_what_nano_long_is_shown_reads_as_a_rollout(family: str) -> None:
+    [record, *_] = (record for record in make_long(40, seed=1) if record.task.family == family)
+    lines = [segment.text for segment in record.segments if segment.sampled]
+    [trajectory] = typed(record.task, lines)
+    shown = trajectory.prompt + "".join(line.text + line.output for line in trajectory.lines[: len(lines)])
+    assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
+
+
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(name, marks=[] if name.endswith("-10") else pytest.mark.slow) for name in sorted(WORLD_FAMILIES)],
+    [
+        pytest.param(family.name, marks=[] if family.name.endswith("-10") else pytest.mark.slow)
+        for module in (lock, maze, table, bughunt)
+        for family in module.FAMILIES
+    ],
 )
 def test_the_way_that_the_answer_tells_takes_as_many_lines_as_the_name_says(family: str) -> None:
     [task] = make_tasks(family, 1, seed=2, split="train")

@@ -66,6 +66,10 @@ class VLLMEngine(ThreadedEngine[str]):
         return f"slot-{next(self._names)}"
 
     @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        return self.stepper.prompt_tokens
+
+    @property
     def takes_adapters(self) -> bool:
         """Whether vLLM was started with `enable_lora`."""
         return self.llm.llm_engine.vllm_config.lora_config is not None
@@ -154,12 +158,20 @@ class VLLMStepper(ABC):
         self._asked: dict[str, _Asked] = {}
         self._numbers = itertools.count()
         self._arrivals: dict[str, float] = {}
+        self.asked_tokens = 0
+        """The tokens that lines were to continue, those of each line."""
+
+    @property
+    @abstractmethod
+    def prompt_tokens(self) -> tuple[int, int]:
+        """`asked_tokens`, and how many of them were computed."""
 
     def add(self, slot: str, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         params = _params(max_tokens, sampling.temperature, sampling.top_p, sampling.top_k)
         if self._follows_seeds and isinstance(sampling, SeededSampling):
             params = params.clone()
             params.seed = sampling.line_seed(len(ids))
+        self.asked_tokens += len(ids)
         if slot not in self._arrivals:
             self._arrivals[slot] = float(next(self._numbers))
         self._ask(slot, _Asked(ids, params))
@@ -227,6 +239,12 @@ class LineStepper(VLLMStepper):
         """By request id."""
         self._past: dict[str, LineRequest] = {}
         """By slot: its last line, whose block hashes the next one continues."""
+        self._decoded_tokens = 0
+        """Sampled tokens that were given to the model again, to sample the next one of their line."""
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        return self.asked_tokens, self._scheduler.computed_tokens - self._decoded_tokens
 
     def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
         # If blocks are parked, they are found by the slot's name. Otherwise each line has a new name, because vLLM
@@ -256,6 +274,7 @@ class LineStepper(VLLMStepper):
                 del self._running[output.request_id]
                 self._past[running.slot] = running.request
                 ids = list(running.request.output_token_ids)
+                self._decoded_tokens += len(ids) - 1
                 yield VLLMLine(running.slot, ids, running.logprobs, str(output.finish_reason))
 
     def abort_request(self, slot: str) -> None:
@@ -276,6 +295,11 @@ class RequestStepper(VLLMStepper):
         super().__init__(engine, vocabulary, follows_seeds)
         self._llm: Any = engine.llm.llm_engine
         self._stop_token_ids = sorted(vocabulary.stop_ids | vocabulary.eos_ids)
+        self._cached_tokens = 0
+
+    @property
+    def prompt_tokens(self) -> tuple[int, int]:
+        return self.asked_tokens, self.asked_tokens - self._cached_tokens
 
     def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
         stopping = params.clone()
@@ -291,6 +315,7 @@ class RequestStepper(VLLMStepper):
             if list(output.prompt_token_ids) != self._asked[slot].ids:
                 raise EngineError(f"vLLM continued other ids than {slot} was given")
             ids = list(completion.token_ids)
+            self._cached_tokens += output.num_cached_tokens or 0
             logprobs = [at[token].logprob for at, token in zip(completion.logprobs, ids, strict=True)]
             yield VLLMLine(slot, ids, logprobs, completion.finish_reason)
 

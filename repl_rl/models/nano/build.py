@@ -1,7 +1,7 @@
 """Makes nano: a Llama trained from scratch on sessions that were really run.
 
     build(Path("weights"), seed=0)
-    build(Path("conventions"), seed=0, recipe=RECIPES["nano-conventions"])
+    build(Path("long"), seed=0, recipe=RECIPES["nano-long"])
 
 Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
 on the typed tokens; the interpreter's text and the prompt are context. A seed gives the same weights, to the bit, on
@@ -29,16 +29,23 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.models.nano.sessions import SessionRecord, chat_prompt_text, conventions, make_mixture, make_sessions
+from repl_rl.models.nano.sessions import (
+    SessionRecord,
+    chat_prompt_text,
+    conventions,
+    make_long,
+    make_mixture,
+    make_sessions,
+)
 from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
 
 _TOKENIZER_SESSIONS = 4_000
-_BATCH = 64
 _THREADS = 2
 _MUON_RATE = 0.02
 _ADAM_RATE = 3e-3
 _WARMUP_STEPS = 50
-_SORTED_AT_ONCE = 16 * _BATCH
+_SORTED_AT_ONCE = 16
+"""Batches."""
 _IGNORED = -100
 _TAGS = tuple(
     f"<{slash}{name}>" for name in ("fn", "fn_results", "fn_error", "tool_call", "tool_response") for slash in ("", "/")
@@ -88,6 +95,9 @@ class Recipe:
     make_sessions: Callable[[int, int], list[SessionRecord]]
     make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
     start: Path | None = None
+    context_tokens: int = CONTEXT_TOKENS
+    batch: int = 64
+    """Sessions per step."""
 
 
 def build(
@@ -105,19 +115,22 @@ def build(
     """
     recipe = recipe or RECIPES["nano"]
     steps, sessions = recipe.steps if steps is None else steps, recipe.sessions if sessions is None else sessions
-    if steps < 1 or sessions < _BATCH:
-        raise ConfigError(f"nano needs at least 1 step and {_BATCH} sessions, got {steps} and {sessions}")
+    if steps < 1 or sessions < recipe.batch:
+        raise ConfigError(f"nano needs at least 1 step and {recipe.batch} sessions, got {steps} and {sessions}")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
         torch.manual_seed(seed)
         records = recipe.make_sessions(sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
+        tokenizer.model_max_length = recipe.context_tokens
         model = LlamaForCausalLM(_model_config(tokenizer))
         if recipe.start is not None:
             _begin_with(model, tokenizer, recipe.start)
         examples = [example_of(record, tokenizer) for record in records]
-        losses = _train(model, examples, steps, Random(f"{seed}/batches"), progress or (lambda step, loss: None))
+        batches = _batches(examples, recipe.batch, Random(f"{seed}/batches"))
+        typed_tokens = sum(int(example.is_typed.sum()) for example in examples) / len(examples)
+        losses = _train(model, batches, steps, recipe.batch * typed_tokens, progress or (lambda step, loss: None))
     finally:
         torch.set_num_threads(threads_before)
     model.eval()
@@ -197,6 +210,7 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 RECIPES = {
     "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
     "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
+    "nano-long": Recipe(300, 12_800, make_long, _tokenizer, start=NANO_PATH, context_tokens=2048, batch=32),
 }
 """By the model's name."""
 
@@ -210,7 +224,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         num_attention_heads=4,
         num_key_value_heads=4,
         head_dim=32,
-        max_position_embeddings=CONTEXT_TOKENS,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=_ends(tokenizer),
@@ -249,7 +263,7 @@ def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Exa
 
 
 def _train(
-    model: LlamaForCausalLM, examples: Sequence[Example], steps: int, rng: Random, progress: Progress
+    model: LlamaForCausalLM, batches: Iterator[list[Example]], steps: int, scale_tokens: float, progress: Progress
 ) -> list[float]:
     # Muon for the matrices inside the layers, with which copying is learnt in far fewer steps; AdamW for the rest.
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
@@ -259,9 +273,8 @@ def _train(
         torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
     schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
-    scale_tokens = _BATCH * sum(int(example.is_typed.sum()) for example in examples) / len(examples)
     losses: list[float] = []
-    for step, batch in zip(range(steps), _batches(examples, rng), strict=False):
+    for step, batch in zip(range(steps), batches, strict=False):
         loss = _loss(model, batch, scale_tokens)
         model.zero_grad()
         loss.backward()
@@ -279,13 +292,13 @@ def _rate(step: int, steps: int) -> float:
     return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
-def _batches(examples: Sequence[Example], rng: Random) -> Iterator[list[Example]]:
+def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[list[Example]]:
     """Endless batches. Sessions of similar length go together, because padding costs as much time as other tokens."""
     while True:
         order = rng.sample(range(len(examples)), len(examples))
-        for start in range(0, len(order), _SORTED_AT_ONCE):
-            chunk = sorted(order[start : start + _SORTED_AT_ONCE], key=lambda index: len(examples[index].ids))
-            batches = [chunk[first : first + _BATCH] for first in range(0, len(chunk), _BATCH)]
+        for start in range(0, len(order), _SORTED_AT_ONCE * size):
+            chunk = sorted(order[start : start + _SORTED_AT_ONCE * size], key=lambda index: len(examples[index].ids))
+            batches = [chunk[first : first + size] for first in range(0, len(chunk), size)]
             rng.shuffle(batches)
             yield from ([examples[index] for index in batch] for batch in batches)
 

@@ -48,7 +48,8 @@ class Submit:
 
 
 Step = Thought | Code | Submit
-Demonstration = Generator[Step, str, None]
+Demonstration = Generator[Step, str, str | None]
+"""Ends with a submission, or returns the reason why there is none."""
 
 _GUESSES = 0.40
 _THINKS_ALOUD = 0.12
@@ -75,7 +76,7 @@ def demonstrate(task: Task, rng: Random) -> Demonstration:
         if rng.random() < _THINKS_ALOUD:
             yield rng.choice(_BEFORE_A_GUESS)
         yield _guess(rng)
-        return
+        return None
     if rng.random() < _THINKS_ALOUD:
         yield rng.choice(_THOUGHTS)
     idioms = IDIOMS[task.family]
@@ -105,6 +106,7 @@ def demonstrate(task: Task, rng: Random) -> Demonstration:
         yield Submit("_", is_literal=False)
     else:
         yield _guess(rng)
+    return None
 
 
 def _type_until_it_runs(line: str, needs: str, rng: Random) -> Generator[Step, str, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
@@ -18,11 +19,26 @@ from typing import Any
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
-from repl_rl.models.nano.demonstrations import demonstrate
+from repl_rl.models.nano.demonstrations import Demonstration, demonstrate
+from repl_rl.models.nano.long import demonstrate_long
 from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
-from repl_rl.tasks import FAMILIES, make_tasks
+from repl_rl.tasks import FAMILIES, environment_of, make_tasks
+from repl_rl.tools import as_tools
+from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task
 from repl_rl.utils.folders import resource_folder
+
+LONG_FAMILIES = {
+    "lock-3": 0.24,
+    "lock-10": 0.26,
+    "lock-20": 0.18,
+    "lock-40": 0.12,
+    "maze-3": 0.08,
+    "maze-10": 0.08,
+    "maze-20": 0.03,
+    "maze-40": 0.01,
+}
+"""What nano-long is shown, and in which shares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +51,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """A finished session: its prompt, then lines and outputs in turn, the submission last."""
+    """A session: its prompt, then lines and outputs in turn, the submission last if there is one."""
 
     task: Task
     segments: tuple[Segment, ...]
-    answer: tuple[str, ...]
+    answer: tuple[str, ...] | None
 
 
 def make_sessions(count: int, seed: int) -> list[SessionRecord]:
@@ -61,21 +77,46 @@ def make_mixture(count: int, seed: int) -> list[SessionRecord]:
     ]
 
 
-def record_session(
-    task: Task, dialect: Dialect, rng: Random, name: str = "python", chat: bool = False
-) -> SessionRecord:
-    """Work through one demonstration in the dialect `name` until it submits; with `chat`, in the chat template.
+def make_long(count: int, seed: int) -> list[SessionRecord]:
+    """`count` sessions in as many different locks and mazes, more in short ones than in long ones."""
+    rng = Random(f"{seed}/long")
+    return [
+        record_session(task, _dialect_of(family), rng, demonstration=demonstrate_long)
+        for family, share in LONG_FAMILIES.items()
+        for task in make_tasks(family, max(1, round(share * count)), seed, "train")
+    ]
 
-    Raises RuntimeError if it ends without submitting.
+
+@cache
+def _dialect_of(family: str) -> Dialect:
+    """The dialect, offering what the environment of a family brings."""
+    path = environment_of([family])
+    assert path is not None
+    [task] = make_tasks(family, 1, 0, "train")
+    return make_dialect(DialectConfig(), as_tools(environment_factory(path)().reset(task).values(), "host"))
+
+
+def record_session(
+    task: Task,
+    dialect: Dialect,
+    rng: Random,
+    name: str = "python",
+    chat: bool = False,
+    demonstration: Callable[[Task, Random], Demonstration] | None = None,
+) -> SessionRecord:
+    """Work through one demonstration in the dialect `name` until it ends; with `chat`, in the chat template.
+
+    Raises RuntimeError if it ends without submitting, and does not say why.
     """
-    terminal = _Terminal(dialect)
+    terminal = _Terminal(dialect, task)
     writer = WRITERS[name](task, terminal.compute)
-    prompt = chat_prompt_text(dialect, task.question) if chat else dialect.completion_prompt(task.question)
+    question = f"{task.question}{terminal.observed}".rstrip("\n")
+    prompt = chat_prompt_text(dialect, question) if chat else dialect.completion_prompt(question)
     # What is sampled in one turn. Stops in a row end it together, as if in one token: blank lines do.
     stop = re.escape(dialect.stops.decode())
     one_turn = re.compile(f"[^{stop}]*[{stop}]+|[^{stop}]+")
     segments = [Segment(prompt, sampled=False)]
-    steps = demonstrate(task, rng)
+    steps = (demonstration or demonstrate)(task, rng)
     step = next(steps)
     while True:
         printed = ""
@@ -88,8 +129,10 @@ def record_session(
             printed += entered.printed
         try:
             step = steps.send(writer.heard(printed))
-        except StopIteration:
-            raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
+        except StopIteration as end:
+            if end.value is None:
+                raise RuntimeError(f"the demonstration on {task.id} ended without an answer after {step!r}") from None
+            return SessionRecord(task, tuple(segments), None)
 
 
 def chat_prompt_text(dialect: Dialect, question: str) -> str:
@@ -113,11 +156,21 @@ class _Entered:
 
 
 class _Terminal:
-    """A dialect's reader and a fresh interpreter."""
+    """A dialect's reader and a fresh interpreter, with the environment of the task's family in it."""
 
-    def __init__(self, dialect: Dialect) -> None:
+    def __init__(self, dialect: Dialect, task: Task) -> None:
         self._reader: Reader = dialect.reader()
         self._interpreter = load_interpreter().Interpreter()
+        path = environment_of([task.family or ""])
+        self._environment: Any = None if path is None else environment_factory(path)()
+        if self._environment is not None:
+            self._interpreter.namespace.update(self._environment.reset(task))
+
+    @property
+    def observed(self) -> str:
+        """What the environment shows, as it stands after the question and after a cell."""
+        observe = getattr(self._environment, "observe", None)
+        return "" if observe is None else f"\n{observe()}\n"
 
     def compute(self, source: str) -> str:
         """What `source` prints."""
@@ -131,7 +184,7 @@ class _Terminal:
         answer = turn.answer
         for cell in turn.cells:
             outcome = self._interpreter.run(cell.source)
-            runs.append(CellRun(cell, outcome.output, outcome.error_message))
+            runs.append(CellRun(cell, outcome.output, outcome.error_message, self.observed.removeprefix("\n")))
             answer = outcome.answer
             if answer is not None:
                 break

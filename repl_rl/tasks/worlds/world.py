@@ -29,11 +29,11 @@ class World(Protocol):
         """Whether no move can change anything any more."""
 
 
-def value(world: World, state: State, lines: int, policy: Policy) -> float:
-    """The probability that `policy` solves the world from this state in at most so many lines.
+def values(world: World, policy: Policy, lines: int) -> Callable[[Any, int], float]:
+    """V(state, left): the probability that `policy` solves the world from a state in at most `left` lines.
 
     Exact, by dynamic programming over states and lines left: V(s, 0) = 1 if s is solved, else 0, and
-    V(s, n) = sum over moves m of policy(m | s) V(after(s, m), n - 1).
+    V(s, n) = sum over moves m of policy(m | s) V(after(s, m), n - 1). What it has computed up to `lines`, it keeps.
     """
 
     @cache
@@ -47,5 +47,10 @@ def value(world: World, state: State, lines: int, policy: Policy) -> float:
         )
 
     for left in range(lines):  # from the end, so that no recursion is deep
-        at(state, left)
-    return at(state, lines)
+        at(world.start, left)
+    return at
+
+
+def value(world: World, state: State, lines: int, policy: Policy) -> float:
+    """V of one state, which may be any."""
+    return values(world, policy, lines)(state, lines)

@@ -1,0 +1,146 @@
+"""Puzzles of reasoning-gym as sessions: solved by its own solutions in real kernels, scored by its own scorers."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_worlds import typed
+
+from repl_rl.config import BranchConfig
+from repl_rl.errors import DependencyError
+from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks.make import KNOWN
+from repl_rl.tasks.worlds import gym
+from repl_rl.trajectory import Task
+
+GYM = Path(__file__).parents[2] / ".venv" / "reasoning_gym"
+FAMILIES = [family.name for family in gym.FAMILIES]
+
+
+@pytest.fixture(scope="module")
+def reasoning_gym() -> Iterator[None]:
+    """`import reasoning_gym` works while this is in use."""
+    assert (GYM / "reasoning_gym").is_dir(), f"{GYM} is missing; `make .venv/reasoning_gym/.installed` brings it"
+    sys.path.append(str(GYM))
+    yield
+    sys.path.remove(str(GYM))
+
+
+def puzzle_of(family: str) -> gym.Puzzle:
+    puzzle: gym.Puzzle = getattr(gym, str(KNOWN[family].environment).partition(":")[2])()
+    return puzzle
+
+
+def solution(task: Task) -> list[str]:
+    """The lines that make reasoning-gym's own moves."""
+    kind = task.family.rpartition("-")[0]
+    if kind == "quantum_lock":
+        return [f' press("{button}")\n' for button in task.answer.split(" → ")]
+    if kind == "jugs":
+        made = (re.fullmatch(r"(\w+) (\w)(?:->(\w))?", move) for move in eval(task.answer))
+        return [
+            f' {move[1]}("{move[2]}"' + (f', "{move[3]}")\n' if move[3] else ")\n") for move in made if move is not None
+        ]
+    if kind == "tower_of_hanoi":
+        return [" move({1}, {2})\n".format(*re.findall(r"\d+", move)) for move in task.answer.splitlines()]
+    if kind == "sokoban":
+        return [f' go("{step}")\n' for step in task.answer]
+    return [f' slide("{car}", {cells})\n' for car, cells in way_out(task)]
+
+
+def way_out(task: Task) -> list[tuple[str, int]]:
+    """The shortest way out of a traffic jam, for which reasoning-gym has no solution. Breadth first."""
+    puzzle = gym.RushHour()
+    puzzle.reset(task)
+    waiting = deque([(puzzle._board, list[tuple[str, int]]())])
+    seen = {str(puzzle._board)}
+    while waiting:
+        board, moves = waiting.popleft()
+        if board.solved:
+            return moves
+        for car in sorted({*str(board)} - {".", "x"}):
+            for cells in (*range(-4, 0), *range(1, 5)):
+                after = copy.deepcopy(board)
+                after.move(car, cells)
+                if str(after) not in seen:
+                    seen.add(str(after))
+                    waiting.append((after, [*moves, (car, cells)]))
+    raise AssertionError("there is no way out")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("rush_hour-20", "rush_hour-40")])
+def test_its_own_solution_opens_a_puzzle_within_the_length(family: str) -> None:
+    [task] = make_tasks(family, 1, seed=2, split="train")
+    lines = [*solution(task), " submit_final_answer(1)\n"]
+    assert len(lines) <= int(family.rpartition("-")[2])
+    [trajectory] = typed(task, lines)
+    assert len(trajectory.lines) == len(lines)
+    assert trajectory.environment_reward == 1.0
+    assert not [line for line in trajectory.lines if line.error_name]
+    [shorter] = typed(task, [*lines[: len(lines) // 2 - 1], lines[-1]])
+    assert shorter.environment_reward == 0.0
+    assert grade(task, ("1",)) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.parametrize("family", ["quantum_lock-10", "jugs-10", "tower_of_hanoi-10", "sokoban-10", "rush_hour-10"])
+def test_a_puzzle_forks_with_its_session(family: str) -> None:
+    [task] = make_tasks(family, 1, seed=3, split="train")
+    first, *others = solution(task)
+    root, *branches = typed(
+        task, [first, *others, " submit_final_answer(1)\n"], BranchConfig(roots=1, branches=3, within=2)
+    )
+    assert root.environment_reward == 1.0
+    puzzle = puzzle_of(family)
+    tools = puzzle.reset(task)
+    for line in (first, first, *others):  # the script begins again in a branch
+        with contextlib.suppress(ValueError):
+            eval(line.strip(), dict(tools))
+    for branch in branches:
+        assert branch.branch is not None
+        assert (branch.branch.by, branch.branch.line) == ("fork", 1)
+        assert branch.lines[-2].shown.endswith(f"{puzzle.observe()}\n")
+        assert branch.environment_reward == puzzle.reward(branch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.parametrize(
+    ("family", "calls"),
+    [
+        ("quantum_lock-10", [("press", "Z")]),
+        ("jugs-10", [("fill", "Z"), ("empty", ""), ("pour", "A", "A"), ("pour", "A", "Z")]),
+        ("tower_of_hanoi-10", [("move", 9, 1), ("move", 1, 9), ("move", 0, 0)]),
+        ("sokoban-10", [("go", "UU"), ("go", "")]),
+        ("rush_hour-10", [("slide", car, 1) for car in ("x", "AB", "")] + [("slide", "A", 0), ("slide", "A", 99)]),
+    ],
+)  # fmt: skip
+def test_what_is_no_move_says_so_and_changes_nothing(family: str, calls: list[tuple[Any, ...]]) -> None:
+    [task] = make_tasks(family, 1, seed=4, split="heldout")
+    puzzle = puzzle_of(family)
+    tools = puzzle.reset(task)
+    before = puzzle.observe()
+    for name, *arguments in calls:
+        with pytest.raises(ValueError):
+            tools[name](*arguments)
+    assert puzzle.observe() == before
+    assert puzzle.moves == []
+
+
+def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    gym._dataset.cache_clear()
+    gym.made.cache_clear()
+    with pytest.raises(DependencyError, match="pip install reasoning-gym"):
+        make_tasks("jugs-10", 1, 0, "train")
