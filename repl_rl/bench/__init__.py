@@ -66,7 +66,7 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
         "what trees and estimators make of long sessions: training runs, hours of them",
         [
             ("--seeds", int, "of each arm (default: 5)"),
-            ("--steps", int, "of each run (default: 30)"),
+            ("--steps", int, "of each run (default: 20)"),
             ("--jobs", int, "runs side by side (default: 2)"),
             ("--length", int, "3, 10, 20 or 40 (default: all)"),
             ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/branching)"),

@@ -67,7 +67,7 @@ class BranchingSettings:
     """What is run. Raises ConfigError for invalid counts."""
 
     seeds: int = 5
-    steps: int = 30
+    steps: int = 20
     jobs: int = 2
     """Runs side by side."""
     length: int | None = None
@@ -118,7 +118,8 @@ def overrides(length: int, arm: str, seed: int, steps: int) -> tuple[str, ...]:
     return (
         *(f"name=lock-{length}-{arm}", f"seed={seed}", f"tasks.families=[lock-{length}]"),
         *(f"budget.lines={lines}", f"budget.tokens={40 * lines}", f"branch.within={length}"),
-        *(f"train.steps={steps}", f"train.save_steps={steps}"),
+        *(f"train.steps={steps}", f"train.save_steps={steps}", "train.prompts_per_step=2"),
+        *("train.learning_rate=3e-4", "eval.problems=48"),
         *ARMS[arm],
     )
 

@@ -108,7 +108,7 @@ def test_what_a_line_does_to_a_lock(text: str, move: int | None) -> None:
 
 def test_arms_differ_in_trees_and_credit_alone() -> None:
     for length in LENGTHS:
-        configs = {arm: load_config("locks", overrides(length, arm, 0, 30)) for arm in ARMS}
+        configs = {arm: load_config("locks", overrides(length, arm, 0, 20)) for arm in ARMS}
         for arm, config in configs.items():
             assert (config.branch is None) == (arm in ("rloo", "gigpo", "critic"))
             assert config.train.group_size == (8 if config.branch is None else 12)
