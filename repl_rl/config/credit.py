@@ -40,6 +40,8 @@ out. An estimator of the user's own gets all of them."""
 
 TREES = ("branch", "spo_tree", "vine")
 """Estimators that follow branches by their places in the group, and so get the void trajectories too."""
+UNBIASED_ON_TREES = ("branch", "vine")
+"""Those whose gradient is exact, as long as what comes after a line does not decide whether it is forked."""
 ON_TREES = (*TREES, "gigpo", "outcome")
 """Shipped estimators that can be had with trees. The last two take each branch for a session of its own."""
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from repl_rl.config.credit import NEUTRAL, ON_TREES, TREES, CreditConfig
+from repl_rl.config.credit import NEUTRAL, ON_TREES, TREES, UNBIASED_ON_TREES, CreditConfig
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
     BranchConfig,
@@ -81,6 +81,7 @@ class Config(Section):
 
     def _trees_go_together(self) -> None:
         branch, estimator = self.branch, self.credit.estimator
+        biased = [name for name in ON_TREES if name not in UNBIASED_ON_TREES]
         if branch is None:
             if estimator in TREES:
                 raise ValueError(
@@ -98,6 +99,12 @@ class Config(Section):
             raise ValueError(
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
                 f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
+            )
+        if branch.looks_at_outcomes and estimator in UNBIASED_ON_TREES:
+            raise ValueError(
+                f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
+                "unbiased only where that depends on nothing but what was typed before; take "
+                f"{', '.join(biased[:-1])} or {biased[-1]}, or at: random"
             )
         if self.train.group_size != branch.group_size:
             raise ValueError(

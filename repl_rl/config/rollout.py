@@ -241,9 +241,12 @@ class BranchConfig(Section):
     """Forks of each root. If a root ends before all of them, its remaining places type sessions from the prompt."""
     branches: int = Field(3)
     """Futures of each fork, of which the root's own is one."""
-    at: Literal["random", "entropy"] = "random"
+    at: Literal["random", "entropy", "contrast", "pass_rate"] = "random"
     """Where a root forks: after a line drawn at `random`; or after one that surprised its policy more than the lines
-    before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed."""
+    before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed. `contrast`
+    looks at outcomes, and so is biased: branches begin when their root has ended, one after another, by replay, and
+    bisect it for the line before which another outcome can still be had. `pass_rate` does so in groups whose roots all
+    came to the same, which would teach nothing; in the others, places type sessions from the prompt."""
     within: int | None = Field(None, ge=2)
     """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
     skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
@@ -267,6 +270,11 @@ class BranchConfig(Section):
     @classmethod
     def _one_kind_needs_no_list(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @property
+    def looks_at_outcomes(self) -> bool:
+        """Whether what came of a session decides where others begin, which biases the gradient."""
+        return self.at in ("contrast", "pass_rate")
 
     @property
     def group_size(self) -> int:

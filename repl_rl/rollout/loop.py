@@ -10,10 +10,11 @@ Not covered: a failing engine, which ends the run, because all trajectories shar
 
 from __future__ import annotations
 
+import asyncio
 import reprlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
@@ -186,17 +187,29 @@ class Rollout:
 
     async def _trajectory(self, batch: _Batch, index: int, scope: CutScope) -> Trajectory:
         """One trajectory, whatever happens: aborted if the machinery fails, unfinished if it is cut."""
-        trees, clock, start = batch.trees, Clock(batch.asked), None
+        trees, clock, start, outcome = batch.trees, Clock(batch.asked), None, None
         try:
             if trees is not None and not scope.is_cut:
                 with scope.open_to_cut(), clock.waiting(Wait.QUEUE):
                     start = await trees.start(index)
-            with suppress(ReplayDiffersError):
-                return await self._begun(batch, index, scope, clock, start)
-            return await self._begun(batch, index, scope, clock, None)
+            try:
+                trajectory = await self._begun(batch, index, scope, clock, start)
+            except ReplayDiffersError:
+                trajectory = await self._begun(batch, index, scope, clock, None)
+            if trees is not None and trees.config.looks_at_outcomes:
+                outcome = await self._outcome(batch.tasks[index], trajectory)
+            return trajectory
         finally:
             if trees is not None:
-                trees.ended(index)
+                trees.ended(index, outcome)
+
+    async def _outcome(self, task: Task, trajectory: Trajectory) -> float | None:
+        """What the environment or the grader gives; None for a session that was lost, or began in another's place."""
+        if trajectory.is_void or (trajectory.branch is not None and not trajectory.branch.line):
+            return None
+        if trajectory.environment_reward is not None:
+            return trajectory.environment_reward
+        return await asyncio.to_thread(self.setup.extensions.grader, task, trajectory.answer)
 
     async def _begun(self, batch: _Batch, index: int, scope: CutScope, clock: Clock, start: Start | None) -> Trajectory:
         """The trajectory that begins at `start`, or at the prompt. Raises ReplayDiffersError if it can't begin so."""
@@ -306,7 +319,7 @@ class Rollout:
 
             # Fork.
             if root is not None and state.stop is None:
-                root.typed(Typed(self.setup.vocabulary.bytes_of(typed), at_eos, ran), sampled.logprobs)
+                root.typed(Typed(self.setup.vocabulary.bytes_of(typed), at_eos, ran), sampled.logprobs, state)
                 if root.is_due(state.lines):
                     await root.fork(state, interpreter, episode)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from repl_rl.rewards import RewardFunction, RewardTable, ScoredTrajectory
 from repl_rl.rewards.functions import name_of
 from repl_rl.rewards.table import PROBE
 from repl_rl.rollout.metrics import credit_metrics
+from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.distributed import gather
@@ -22,9 +23,6 @@ from repl_rl.utils.import_path import place_of
 
 if TYPE_CHECKING:
     from repl_rl.credit.critic import Critic
-
-Grader = Callable[[Task, Sequence[str] | None], float]
-"""Takes `(task, answer)`, returns a grade. Runs in this process, never in the sandbox."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,14 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
 from repl_rl.rollout.custom import Sampler, load_sampler
 from repl_rl.tasks import environment_of as environment_of_families
+from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
 from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
+from repl_rl.trajectory import Task
+
+Grader = Callable[[Task, Sequence[str] | None], float]
+"""Takes `(task, answer)`, returns a grade. Runs outside of the sandbox."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Extensions:
     toolbox: Toolbox = field(default_factory=Toolbox)
     environment: EnvironmentFactory | None = None
     sampler: Sampler | None = None
+    grader: Grader = grade
+    """What a session came to, where that decides about others (`branch.at: contrast`)."""
 
     def __post_init__(self) -> None:
         if self.sampler is not None and (self.toolbox or self.environment is not None):
@@ -50,7 +57,7 @@ class Extensions:
         import cloudpickle
 
         try:
-            return _extensions, (cloudpickle.dumps((self.toolbox, self.environment, self.sampler)),)
+            return _extensions, (cloudpickle.dumps((self.toolbox, self.environment, self.sampler, self.grader)),)
         except ConfigError:
             raise
         except Exception as error:  # an object's own __reduce__ may raise anything
@@ -79,7 +86,11 @@ def load_extensions(config: Config) -> Extensions:
 
 
 def make_extensions(
-    tools: Iterable[Any] = (), where: Where = "sandbox", environment: Any = None, sampler: Any = None
+    tools: Iterable[Any] = (),
+    where: Where = "sandbox",
+    environment: Any = None,
+    sampler: Any = None,
+    grader: Grader = grade,
 ) -> Extensions:
     """Make extensions from functions, classes and import paths. Raises ConfigError naming the one at fault."""
     toolbox = Toolbox(as_tools(tools, where))
@@ -88,6 +99,7 @@ def make_extensions(
         toolbox,
         None if environment is None else environment_factory(environment),
         None if sampler is None else load_sampler(sampler),
+        grader,
     )
 
 

@@ -35,16 +35,9 @@ from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.score import (
-    CreditedTrajectory,
-    Grader,
-    credit,
-    credit_numbers,
-    reward_table,
-    score,
-)
+from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
 from repl_rl.rollout.service import RolloutService
-from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
@@ -101,7 +94,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if environment is not None and environment_factory is not None:
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
         owner = environment if environment_factory is None else environment_factory
-        self._extensions = make_extensions(tools or (), tools_where, owner, rollout)
+        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader)
         self._extensions.require_backend(args.kernel.backend)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")

@@ -217,6 +217,83 @@ def test_nothing_forks_after_what_is_skipped_or_inside_a_block(vocabulary: Vocab
     assert places == {0, 4}  # 0 where the fork was drawn for line 5, which is skipped
 
 
+def decided_at(line: int, wins: int) -> Callable[[str, int], str]:
+    """Seven lines; the one with this number is a new number each time, and only `wins` submits 1."""
+
+    def typed(text: str, number: int) -> str:
+        place = lines_so_far(text)
+        if place == line:
+            return f" x = {number}\n"
+        return f" submit_final_answer(1 if x == {wins} else 0)\n" if place == 8 else f" {place}\n"
+
+    return typed
+
+
+CONTRAST = BranchConfig(roots=1, branches=6, at="contrast")
+
+
+def test_contrast_bisects_a_root_for_the_line_that_decided(vocabulary: Vocabulary) -> None:
+    """The root wins by its third line, and nobody else: branches before it lose, those after it win."""
+    policy = Policy(vocabulary, decided_at(3, wins=2))
+    root, *branches = grow(policy, vocabulary, CONTRAST, budget=BudgetConfig(lines=9, tokens=2000))
+    assert root.answer == ("1",)
+    assert [each.answer for each in branches] == [("1",), ("0",), ("1",), ("0",), ("0",)]
+    assert [each.branch.line for each in branches if each.branch] == [4, 2, 3, 2, 2]
+    assert {each.branch.by for each in branches if each.branch} == {"replay"}
+    for branch in branches:
+        assert branch.prompt == root.prompt + "".join(
+            line.text + line.output for line in root.lines[: branch.branch.line if branch.branch else 0]
+        )
+        assert texts(whole_session(branch, [root]))[:2] == texts(root)[:2]
+
+
+def test_where_nothing_comes_out_differently_branches_go_back_to_the_prompt(vocabulary: Vocabulary) -> None:
+    made = grow(Policy(vocabulary, decided_at(3, wins=-1)), vocabulary, CONTRAST, budget=BudgetConfig(lines=9))
+    assert [each.branch.line for each in made if each.branch] == [4, 2, 1, 0, 0]
+
+
+def test_contrast_asks_the_environment_if_there_is_one_and_skips_what_it_is_told_to(vocabulary: Vocabulary) -> None:
+    class Counted:
+        def reset(self, task: Task) -> None:
+            self.lines = 0
+
+        def observe(self) -> None:
+            self.lines += 1
+
+        def reward(self, trajectory: Trajectory) -> float:
+            return float("# lucky" in trajectory.lines[0].text)
+
+    def typed(text: str, number: int) -> str:
+        place = lines_so_far(text)
+        return (" # lucky\n" if number == 0 else " # not\n") if place == 1 else f" {place}\n"
+
+    config = BranchConfig(roots=1, branches=3, at="contrast")
+    budget = BudgetConfig(lines=4, tokens=2000)
+    root, *branches = grow(Policy(vocabulary, typed), vocabulary, config, environment=Counted, budget=budget)
+    assert root.environment_reward == 1.0
+    # lines 2 and 3 can be forked; in branches the environment looks at their own first line
+    assert [each.branch.line for each in branches if each.branch] == [3, 3]
+    assert [each.environment_reward for each in branches] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("wins", "lines"), [(-1, [4, 2, 4, 2]), (2, [0, 0, 0, 0])])
+def test_pass_rate_bisects_the_roots_of_a_group_that_all_came_to_the_same(
+    vocabulary: Vocabulary, wins: int, lines: list[int]
+) -> None:
+    """With one kernel, the first root types its third line before the second root begins: only it can win."""
+    config = BranchConfig(roots=2, branches=3, at="pass_rate")
+    policy = Policy(vocabulary, decided_at(3, wins))
+    made = grow(policy, vocabulary, config, budget=BudgetConfig(lines=9, tokens=2000), size=1)
+    assert [each.answer for each in made[:2]] == [("1",) if wins == 2 else ("0",), ("0",)]
+    assert [each.branch.line for each in made if each.branch] == lines
+
+
+def test_a_root_that_can_not_be_run_again_leaves_its_places_to_others(vocabulary: Vocabulary) -> None:
+    policy = Policy(vocabulary, typing(" import time; time.perf_counter_ns()\n", " 2\n", " submit_final_answer(0)\n"))
+    made = grow(policy, vocabulary, CONTRAST)
+    assert [each.branch.by for each in made if each.branch] == ["anew"] * 5
+
+
 def test_what_a_root_has_spent_is_spent_for_its_branches(vocabulary: Vocabulary) -> None:
     policy = Policy(vocabulary, typing(" 1\n"))
     made = grow(
