@@ -205,7 +205,7 @@ def test_descriptors_with_a_true_reply_do_not_stay_there_either(kind: str, arena
     text = f"text = frame(json.dumps({FORGED!r} | {{'id': request_id()}}))"
     send = "_ = socket.send_fds(socket.socket(fileno=os.dup(3)), [text], [0] * 30); os._exit(0)"
     lie, *_ = arenas(kind, SHORT).attack(f"{text}; {send}", "1")
-    assert lie.status in (OK, KILLED)
+    assert lie.status in (OK, KILLED, TIMEOUT)  # its second may be over before it comes to send
 
 
 PIPES = {
