@@ -41,6 +41,7 @@ from repl_rl.run.folder import RunFolder
 from repl_rl.tasks.worlds.lock import LockWorld
 from repl_rl.tasks.worlds.world import LENGTHS, values
 from repl_rl.trajectory import Task, Trajectory, read_jsonl, whole_session
+from repl_rl.utils.folders import require_folder
 
 Say = Callable[[str], None]
 
@@ -91,6 +92,7 @@ def measure(settings: BranchingSettings, say: Say) -> dict[str, Any]:
     """Run what is missing; returns the content of the benchmark's JSON file. Raises DependencyError, ConfigError or
     SandboxError if it can't run."""
     require_vllm()
+    require_folder("--runs", settings.runs)
     settings.runs.mkdir(parents=True, exist_ok=True)
     lengths = LENGTHS if settings.length is None else (settings.length,)
     planned = [

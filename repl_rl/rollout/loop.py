@@ -29,6 +29,7 @@ from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
 from repl_rl.rollout.execute import Interpreter, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
+from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Clock, TrajectoryState, Wait
 from repl_rl.rollout.tree import ReplayDiffersError, Root, Start, Trees, Typed
@@ -204,12 +205,15 @@ class Rollout:
                 trees.ended(index, outcome)
 
     async def _outcome(self, task: Task, trajectory: Trajectory) -> float | None:
-        """What the environment or the grader gives; None for a session that was lost, or began in another's place."""
+        """What the environment or the grader gives; None for a session that was lost, or began in another's place.
+
+        Raises RewardError if the grader fails.
+        """
         if trajectory.is_void or (trajectory.branch is not None and not trajectory.branch.line):
             return None
         if trajectory.environment_reward is not None:
             return trajectory.environment_reward
-        return await asyncio.to_thread(self.setup.extensions.grader, task, trajectory.answer)
+        return await asyncio.to_thread(graded_by, self.setup.extensions.grader, task, trajectory.answer)
 
     async def _begun(self, batch: _Batch, index: int, scope: CutScope, clock: Clock, start: Start | None) -> Trajectory:
         """The trajectory that begins at `start`, or at the prompt. Raises ReplayDiffersError if it can't begin so."""

@@ -67,7 +67,7 @@ def score(
     if grader is grade:
         found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
     else:
-        found = iter([_graded_by(grader, task, answer) for task, answer in asked])
+        found = iter([graded_by(grader, task, answer) for task, answer in asked])
     grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
     size = group_size or len(trajectories)
     groups = [trajectories[index - index % size : index - index % size + size] for index in range(len(trajectories))]
@@ -96,7 +96,7 @@ def _scored(
     return replace(scored, trajectory=own, components={name: paid[before:] for name, paid in scored.components.items()})
 
 
-def _graded_by(grader: Grader, task: Task, answer: Sequence[str] | None) -> float:
+def graded_by(grader: Grader, task: Task, answer: Sequence[str] | None) -> float:
     """A user's grader may raise and return anything."""
     try:
         found: Any = grader(task, answer)

@@ -61,7 +61,7 @@ class Extensions:
         except ConfigError:
             raise
         except Exception as error:  # an object's own __reduce__ may raise anything
-            raise ConfigError(f"the environment or sampler can't be sent to another process: {error}") from error
+            raise ConfigError(f"environment, sampler or grader can't be sent to another process: {error}") from error
 
 
 def _extensions(data: bytes) -> Extensions:

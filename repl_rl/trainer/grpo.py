@@ -94,7 +94,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if environment is not None and environment_factory is not None:
             raise ConfigError("environment and environment_factory are two names for one thing; give one of them")
         owner = environment if environment_factory is None else environment_factory
-        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader)
+        # A grader has to be sent to the rollouts' process only where they ask it.
+        asks = args.branch is not None and args.branch.looks_at_outcomes
+        self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade)
         self._extensions.require_backend(args.kernel.backend)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")

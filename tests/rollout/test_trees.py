@@ -13,7 +13,7 @@ from kernel_fakes import FakeKernelPool
 from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
-from repl_rl.errors import ConfigError
+from repl_rl.errors import ConfigError, RewardError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.loop import Rollout
@@ -292,6 +292,18 @@ def test_a_root_that_can_not_be_run_again_leaves_its_places_to_others(vocabulary
     policy = Policy(vocabulary, typing(" import time; time.perf_counter_ns()\n", " 2\n", " submit_final_answer(0)\n"))
     made = grow(policy, vocabulary, CONTRAST)
     assert [each.branch.by for each in made if each.branch] == ["anew"] * 5
+
+
+def test_a_grader_that_fails_where_outcomes_decide_is_named(vocabulary: Vocabulary) -> None:
+    def strict(task: Task, answer: Sequence[str] | None) -> float:
+        raise ValueError("no grade")
+
+    setup = RolloutSetup(
+        vocabulary, PythonDialect(None), context_tokens=4096, at_once=8, extensions=Extensions(grader=strict)
+    )
+    rollout = Rollout(Policy(vocabulary, typing(" submit_final_answer(1)\n")), FakeKernelPool(), setup)
+    with pytest.raises(RewardError, match="grader 'strict' raised ValueError: no grade"):
+        asyncio.run(rollout.many([TASK] * 6, branch=CONTRAST))
 
 
 def test_what_a_root_has_spent_is_spent_for_its_branches(vocabulary: Vocabulary) -> None:
