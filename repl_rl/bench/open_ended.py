@@ -1,4 +1,5 @@
-"""Sessions that no submission ends, for measurements that need lines of a certain number."""
+"""Sessions that no submission ends, for measurements that need lines of a certain number, and sessions whose lines take
+longer, as they do with slow tools."""
 
 from __future__ import annotations
 
@@ -20,31 +21,42 @@ class OpenEnded:
     latency_s: float = 0.0
 
     def __call__(self, pool: KernelPool) -> KernelSource:
-        return _Kernels(pool, self.latency_s)
+        return _Kernels(pool, self.latency_s, takes_answers=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLines:
+    """Wraps a pool so that each cell takes so much longer."""
+
+    latency_s: float
+
+    def __call__(self, pool: KernelPool) -> KernelSource:
+        return _Kernels(pool, self.latency_s, takes_answers=True)
 
 
 class _Kernels:
-    def __init__(self, pool: KernelPool, latency_s: float) -> None:
+    def __init__(self, pool: KernelPool, latency_s: float, takes_answers: bool) -> None:
         self._pool = pool
-        self._latency_s = latency_s
+        self._settings = (latency_s, takes_answers)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[KernelSession]:
         async with self._pool.session() as kernel:
-            yield _Kernel(kernel, self._latency_s)
+            yield _Kernel(kernel, *self._settings)
 
     async def twins(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         assert isinstance(kernel, _Kernel)
         twins = await self._pool.twins(kernel.wrapped, stacks, reseed=reseed, wait=wait)
-        return [_Kernel(twin, self._latency_s) for twin in twins]
+        return [_Kernel(twin, *self._settings) for twin in twins]
 
 
 class _Kernel:
-    def __init__(self, kernel: KernelSession, latency_s: float) -> None:
+    def __init__(self, kernel: KernelSession, latency_s: float, takes_answers: bool) -> None:
         self.wrapped = kernel
         self._latency_s = latency_s
+        self._takes_answers = takes_answers
 
     async def prepare(self, source: str) -> None:
         await self.wrapped.prepare(source)
@@ -53,4 +65,4 @@ class _Kernel:
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
         result = await self.wrapped.execute(source, host)
-        return result if result.answer is None else replace(result, answer=None)
+        return result if self._takes_answers or result.answer is None else replace(result, answer=None)

@@ -19,10 +19,11 @@ from repl_rl.config.rollout import (
 )
 from repl_rl.config.section import Section
 from repl_rl.config.tasks import ColumnsConfig, TasksConfig
-from repl_rl.config.train import EvalConfig, TrainConfig
+from repl_rl.config.train import AsynchronousConfig, EvalConfig, TrainConfig
 from repl_rl.utils.folders import shipped_configs
 
 __all__ = [
+    "AsynchronousConfig",
     "Baseline",
     "BranchConfig",
     "BudgetConfig",

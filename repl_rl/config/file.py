@@ -113,6 +113,18 @@ class Config(Section):
                 f"arguments; got {self.train.group_size})"
             )
 
+    def _may_roll_out_ahead(self) -> None:
+        if self.budget.finish_share < 1:
+            raise ValueError(
+                f"budget.finish_share {self.budget.finish_share} cuts what is late, and with train.asynchronous "
+                "nothing waits for it; leave one of the two out"
+            )
+        if self.engine.vllm.get("enable_sleep_mode"):
+            raise ValueError(
+                "engine.vllm: enable_sleep_mode takes vLLM's memory away while the trainer computes, and with "
+                "train.asynchronous vLLM samples then; leave one of the two out"
+            )
+
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
         if self.engine.deterministic and self.budget.finish_share < 1:
@@ -125,6 +137,8 @@ class Config(Section):
                 f"train.redraws {self.train.redraws} can't be had with environment {self.environment!r}: reward "
                 "functions would see other environments; leave one of the two out"
             )
+        if self.train.asynchronous is not None:
+            self._may_roll_out_ahead()
         if self.rollout is not None and (self.engine.deterministic or self.budget.finish_share < 1):
             raise ValueError(
                 f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "

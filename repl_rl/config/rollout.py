@@ -201,10 +201,12 @@ class SeededSampling(SamplingConfig):
     """
 
     seed: str
+    first: int = 0
+    """The place in the batch of the first trajectory that is asked for, if only a part of the batch is."""
 
     def of_trajectory(self, index: int) -> SeededSampling:
-        """The sampling of one trajectory of the batch."""
-        return self.model_copy(update={"seed": f"{self.seed}/{index}"})
+        """The sampling of one of the trajectories that are asked for."""
+        return self.model_copy(update={"seed": f"{self.seed}/{self.first + index}", "first": 0})
 
     def line_seed(self, length: int) -> int:
         """The 63-bit seed of the line that begins after `length` tokens."""

@@ -31,6 +31,36 @@ KAHAN = "stable_adamw"
 """transformers' name of torch-optimi's StableAdamW, which adds up what a step rounds away in bfloat16."""
 
 
+class AsynchronousConfig(Section):
+    """Rollouts that go on while the trainer trains, by weights that are a few steps old. docs/asynchronous.md
+
+    A step takes the groups that are finished, and more begin in their place. Weights change while sessions are under
+    way: each token is recorded with the version that sampled it.
+    """
+
+    max_staleness: int = Field(2, ge=0)
+    """Groups (and trees) of which a token was sampled more than so many updates ago are dropped, and their tasks
+    rolled out again. 0 samples nothing ahead, and trains as without this section."""
+    queue: int | None = Field(None, ge=0)
+    """Steps whose rollouts are under way or finished while the trainer is at an earlier one; at most `max_staleness`.
+    null is 1, or 0 if `max_staleness` is. A group that takes longer than the others has the difference between the two
+    to be late without being dropped."""
+
+    @property
+    def ahead(self) -> int:
+        """`queue`, or its default."""
+        return min(1, self.max_staleness) if self.queue is None else self.queue
+
+    @model_validator(mode="after")
+    def _waits_no_longer_than_it_may(self) -> AsynchronousConfig:
+        if self.ahead > self.max_staleness:
+            raise ValueError(
+                f"queue {self.queue}: what waits for so many steps is {self.queue} updates old by then, and "
+                f"max_staleness {self.max_staleness} drops it; lower queue, or raise max_staleness"
+            )
+        return self
+
+
 class TrainConfig(Section):
     """GRPO's steps; sampling and credit have sections of their own."""
 
@@ -74,6 +104,8 @@ class TrainConfig(Section):
     """How often the groups of a step that teach nothing are rolled out anew with further tasks (DAPO's dynamic
     sampling); 0 is off. Each time costs the rollout of these groups again, one after the other: at worst a step takes
     `redraws` times longer to roll out, and its last, small rounds leave the engine nearly empty."""
+    asynchronous: AsynchronousConfig | None = None
+    """Roll out while training (`{}`: with the defaults); null rolls out each step's trajectories before it trains."""
     mask_overlong: bool = False
     """Leave trajectories that a budget ended out of the loss (DAPO's overlong filtering). They stay in their group's
     baseline. TRL's `mask_truncated_completions` asks for an end token, which sessions don't have."""
@@ -123,6 +155,15 @@ class TrainConfig(Section):
                 "dtype: AdamW hardly moves weights in bfloat16 (at 1e-6, 2% of them in 20 steps); leave it at float32, "
                 f"or take an optimizer that keeps what a step rounds away (trl: {{optim: {KAHAN}}}) or rounds it at "
                 "random (trl: {optim: adamw_torch_8bit, optim_args: bf16_stochastic_round=True})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_can_be_rolled_out_ahead(self) -> TrainConfig:
+        if self.asynchronous is not None and self.redraws:
+            raise ValueError(
+                f"redraws {self.redraws} would make a step wait for rollouts of its own, which asynchronous is there "
+                "to avoid; leave one of the two out"
             )
         return self
 

@@ -15,6 +15,7 @@ from repl_rl.engine.base import (
     Slot,
     TensorFacts,
     TrainableEngine,
+    Versions,
 )
 from repl_rl.engine.factory import make_engine
 from repl_rl.engine.vocabulary import Vocabulary, load_vocabulary
@@ -29,6 +30,7 @@ __all__ = [
     "Slot",
     "TensorFacts",
     "TrainableEngine",
+    "Versions",
     "Vocabulary",
     "load_vocabulary",
     "make_engine",

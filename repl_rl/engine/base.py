@@ -27,6 +27,15 @@ class Finish(StrEnum):
     """It used up `max_tokens`."""
 
 
+Versions = tuple[tuple[int, int], ...]
+"""Which weights sampled a run of tokens: pairs of a token's place and the version from there on, places ascending."""
+
+
+def updated(versions: Versions, place: int, version: int) -> Versions:
+    """`versions`, and another one for the tokens from `place` on, of which none has been sampled yet."""
+    return (*(pair for pair in versions if pair[0] < place), (place, version))
+
+
 @dataclass(frozen=True, slots=True)
 class SampledLine:
     """What the policy sampled in one go: at least one id, and each id's log-probability in nats under the sampler."""
@@ -34,6 +43,8 @@ class SampledLine:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Finish
+    versions: Versions = ()
+    """The weights of its tokens, from place 0 on. Empty: those that the engine had when the line began."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.ids) == len(self.logprobs):

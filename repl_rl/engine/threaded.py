@@ -56,6 +56,9 @@ class Stepper(Protocol[SequenceT]):
     def leave(self, sequence: SequenceT, /) -> None:
         """Forget a sequence: it has no line and will ask for none."""
 
+    def update(self, version: int) -> None:
+        """The weights are others now: lines under way go on with these, and use nothing that was computed before."""
+
 
 @dataclass(eq=False, slots=True)
 class _Line:
@@ -150,6 +153,11 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
             yield
         finally:
             may_go_on.set()
+
+    def update(self) -> None:
+        """Count one more version of the weights, which have just been replaced. Only inside of `paused`."""
+        self.version += 1
+        self._stepper.update(self.version)
 
     def close(self) -> None:
         """End the thread; calls that still wait raise EngineError. A second call does nothing."""

@@ -171,8 +171,7 @@ class Rollout:
             return
         self._episodes.refuse_long(tasks)
         self.environments.clear()
-        seed = sampling.seed if isinstance(sampling, SeededSampling) else None
-        trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, seed)
+        trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, sampling)
         batch = _Batch(tasks, sampling, time.monotonic(), listener, trees)
 
         def run(index: int, scope: CutScope) -> Coroutine[Any, Any, Trajectory]:
@@ -220,14 +219,13 @@ class Rollout:
         task, listener, trees = batch.tasks[index], batch.listener, batch.trees
         anew = None if trees is None else trees.anew(index)
         begun = Start(anew) if start is None else start
-        version = self.engine.version
         episode = Episode(self._episodes.prompt(task), self._episodes.dialect, Toolbox())
 
         def state_in(episode: Episode, listener: Listener | None = None) -> TrajectoryState:
             dialect, name = episode.dialect, dialect_name(episode.dialect)
             return TrajectoryState(
                 task, begun.prompt or episode.prompt, dialect.reader(), batch.sampling_of(index), clock, listener, name,
-                begun.branch, begun.spent,
+                begun.branch, begun.spent, self.engine.version,
             )  # fmt: skip
 
         state = state_in(episode)
@@ -255,11 +253,11 @@ class Rollout:
                 if state.stop is None:
                     state.stop = StopReason.UNFINISHED
                 clock.end()
-                trajectory = await episode.graded(state.trajectory(version))
+                trajectory = await episode.graded(state.trajectory())
             except KernelError as failure:
                 clock.end()
                 state.stop = StopReason.ABORTED
-                trajectory = state.trajectory(version, f"{type(failure).__name__}: {failure}")
+                trajectory = state.trajectory(f"{type(failure).__name__}: {failure}")
         if episode.environment is not None:
             self.environments[index] = episode.environment.instance
         return trajectory
@@ -286,6 +284,7 @@ class Rollout:
             with state.clock.waiting(Wait.ENGINE):
                 sampled = await slot.sample_line(transcript.ids, allowed, state.sampling)
             start, end = transcript.append_sampled(sampled.ids, sampled.logprobs)
+            state.note_versions(start, sampled.versions)
             at_eos = sampled.finish is Finish.EOS
             typed = sampled.ids[:-1] if at_eos else sampled.ids
             turn = reader.read(self.setup.vocabulary.bytes_of(typed), at_eos)

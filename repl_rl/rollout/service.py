@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -66,6 +66,20 @@ class RolloutService:
         `Rollout.many` raises.
         """
         return self._runner.generate(tasks, sampling, cut, branch)
+
+    def begin(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        branch: BranchConfig | None = None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> Future[list[Trajectory]]:
+        """As `generate`, but returns at once, and raises nothing if all trajectories are aborted.
+
+        Several calls may be under way. It is the caller's part not to ask for more trajectories at once than the pool
+        has kernels. `on_end` is called in another thread as each trajectory ends. Cancelling the future ends the rest.
+        """
+        return self._runner.begin(tasks, sampling, branch, on_end)
 
     @property
     def environments(self) -> Mapping[int, Any]:
@@ -122,6 +136,23 @@ class RolloutThread:
 
         trajectories, self.loop_share = self._loop.run(timed())
         return trajectories
+
+    def begin(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        branch: BranchConfig | None,
+        on_end: Callable[[], None],
+    ) -> Future[list[Trajectory]]:
+        async def rolled() -> list[Trajectory]:
+            ended: dict[int, Trajectory] = {}
+            async with aclosing(self._rollout.stream(tasks, sampling, None, branch)) as stream:
+                async for index, trajectory in stream:
+                    ended[index] = trajectory
+                    on_end()
+            return [ended[index] for index in range(len(tasks))]
+
+        return self._loop.submit(rolled())
 
     @property
     def environments(self) -> Mapping[int, Any]:

@@ -10,7 +10,7 @@ from enum import Enum
 
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Reader, Turn
-from repl_rl.engine import SampledLine
+from repl_rl.engine import SampledLine, Versions
 from repl_rl.rollout import events
 from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
 
@@ -142,6 +142,10 @@ class TrajectoryState:
     branch: Branch | None = None
     """Where it branched off, for the record."""
     spent: Spent = NOTHING
+    version: int = 0
+    """The weights of its first token; those of the engine before it is sampled."""
+    updates: list[tuple[int, int]] = field(default_factory=list)
+    """Where later weights took over: a place in the completion, and their version."""
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
@@ -158,6 +162,14 @@ class TrajectoryState:
         if self.listener is not None:
             self.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
 
+    def note_versions(self, start: int, versions: Versions) -> None:
+        """Note which weights have sampled the line that begins at `start`, the first one included."""
+        for place, version in versions:
+            if start + place == 0:
+                self.version = version
+            elif version != (self.updates[-1][1] if self.updates else self.version):
+                self.updates.append((start + place, version))
+
     def sampled(self, turn: Turn, sampled: SampledLine) -> None:
         """Note that a line has been sampled, before any of it runs."""
         self._sampled_text = turn.text
@@ -170,8 +182,8 @@ class TrajectoryState:
         if self.listener is not None:
             self.listener(events.Ran(len(self.lines) - 1, line))
 
-    def trajectory(self, version: int, error: str | None = None) -> Trajectory:
-        """The trajectory so far, sampled with the weights of this version.
+    def trajectory(self, error: str | None = None) -> Trajectory:
+        """The trajectory so far.
 
         Output after the last line is left out, because nothing was sampled after it. A line that was running when the
         machinery failed or the cut came is included, because its tokens were sampled.
@@ -195,7 +207,8 @@ class TrajectoryState:
             stop_reason=self.stop,
             lines=tuple(lines),
             answer=self.answer,
-            version=version,
+            version=self.version,
+            updates=tuple(self.updates),
             error=error,
             duration_s=self.clock.duration_s,
             engine_s=self.clock.waited_s[Wait.ENGINE],

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
-from repl_rl.config import BranchConfig
+from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Reader
 from repl_rl.errors import ConfigError, ForkRefusedError
 from repl_rl.kernel import KernelSession
@@ -243,8 +243,8 @@ async def _fork(starts: Sequence[Start], interpreter: Interpreter, episode: Epis
 class Trees:
     """The roots of a batch, and who waits for them. Raises ConfigError for tasks that don't divide into groups."""
 
-    def __init__(self, config: BranchConfig, tasks: Sequence[Task], lines: int, seed: str | None) -> None:
-        """`lines` is the most that a session may type. Equal seeds make equal draws; None makes them anew."""
+    def __init__(self, config: BranchConfig, tasks: Sequence[Task], lines: int, sampling: SamplingConfig) -> None:
+        """`lines` is the most that a session may type. Equal seeds in `sampling` make equal draws."""
         self.config = config
         size = config.group_size
         if len(tasks) % size:
@@ -252,10 +252,14 @@ class Trees:
                 f"{len(tasks)} tasks don't divide into groups of {size}: {config.roots} roots, with {config.forks} "
                 f"forks into {config.branches} each; give each task {size} times"
             )
-        self._roots = {
-            first + place: Root(
-                config, place, lines, Random() if seed is None else Random(f"{seed}/{first + place}/fork")
+
+        def draws(index: int) -> Random:
+            return Random(
+                f"{sampling.of_trajectory(index).seed}/fork" if isinstance(sampling, SeededSampling) else None
             )
+
+        self._roots = {
+            first + place: Root(config, place, lines, draws(first + place))
             for first in range(0, len(tasks), size)
             for place in range(config.roots)
         }

@@ -138,20 +138,20 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     return Inputs(model_path, train_tasks, heldout_tasks(config), table)
 
 
-def train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
+def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutcome:
     """Train, with an evaluation before and after. Kernels and engine are closed when this returns or raises.
 
-    A new run that fails before it has done anything leaves no folder.
+    `extra` are further arguments of the trainer. A new run that fails before it has done anything leaves no folder.
     """
     try:
-        return _train(prepared, progress)
+        return _train(prepared, progress, extra)
     except BaseException:
         if prepared.is_new and is_main_process():
             prepared.folder.discard_if_unused()
         raise
 
 
-def _train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
+def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
     config = prepared.config
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
@@ -159,7 +159,7 @@ def _train(prepared: Prepared, progress: Progress) -> TrainingOutcome:
     from repl_rl.run.trackers import open_trackers
 
     with progress.stage("loading the model, vLLM and the first kernels"):
-        trainer = open_trainer(prepared)
+        trainer = open_trainer(prepared, **extra)
     try:
         with open_trackers(trainer, config, prepared.folder) as trackers:
             before = _evaluate(trainer, prepared, 0, progress, trackers)
@@ -259,6 +259,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "ddp_timeout": WAIT_S,
         "loss_type": plan.loss_type,
         "beta": plan.beta,
+        "asynchronous": plan.asynchronous,
         "redraws": plan.redraws,
         "mask_overlong": plan.mask_overlong,
         "temperature": config.sampling.temperature,

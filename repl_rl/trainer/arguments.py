@@ -94,6 +94,8 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     """Folder for `step_00012.jsonl` files; None keeps no rollouts."""
     sampler_dtype: str | None = None
     """Type of the engine's weights (float32, bfloat16, float16); None is that of the weights that are trained."""
+    asynchronous: Any = None
+    """The keys of `train.asynchronous`; None rolls out each step's trajectories before it trains."""
     redraws: int = 0
     """How many times a step's groups without variance are rolled out again with other tasks; each time costs another
     rollout of those groups. See `repl_rl.trainer.redraw`."""
@@ -105,9 +107,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
-        parsed = parse_config({**sections, "train": {"group_size": self.num_generations or 1}})
+        train = {"group_size": self.num_generations or 1, "redraws": max(0, self.redraws)}
+        parsed = parse_config({**sections, "train": {**train, "asynchronous": self.asynchronous}})
         for name, value in sections.items():
             setattr(self, name, value if isinstance(value, Section) else getattr(parsed, name))
+        self.asynchronous = parsed.train.asynchronous
         if self.redraws < 0:
             raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         defaults = {
@@ -131,6 +135,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
         """JSON types only, as the Hugging Face trainer stores it."""
         record = {**super().to_dict()}
         given = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
+        given["asynchronous"] = self.asynchronous
         return {**record, **{name: value and value.model_dump(mode="json") for name, value in given.items()}}
 
     @property

@@ -17,22 +17,27 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from transformers import set_seed
+from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
-from repl_rl.config import ModelConfig
+from repl_rl.config import BranchConfig, ModelConfig
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import CountsPrompts, make_engine
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
+from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
+from repl_rl.rollout.loop import refuse_if_all_aborted
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
@@ -41,6 +46,7 @@ from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
 from repl_rl.trainer.arguments import ReplGRPOConfig
+from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Ticket
 from repl_rl.trainer.drift import logprob_drift, reencoded
 from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
@@ -68,6 +74,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, added to the last line's reward.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop.
+    `wrap_kernels` puts something around the pool that sessions are taken from.
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -89,6 +96,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         environment: Any = None,
         environment_factory: Any = None,
         rollout: Any = None,
+        wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
         **kwargs: Any,
     ) -> None:
         if environment is not None and environment_factory is not None:
@@ -100,6 +108,13 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._extensions.require_backend(args.kernel.backend)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
+        if owner is not None and args.asynchronous is not None and reward_funcs:
+            raise ConfigError(
+                "reward_funcs are given the environments of a step, which asynchronous has closed by then; let the "
+                "environment give the reward, or leave one of the three out"
+            )
+        if args.asynchronous is not None and isinstance(train_dataset, IterableDataset):
+            raise ConfigError("asynchronous takes tasks ahead, and an iterable data set has no rows; give a Dataset")
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
@@ -113,6 +128,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             chat=args.chat,
             at_once=1 if args.engine.deterministic else args.kernel.size,
             kernel=args.kernel,
+            wrap_kernels=wrap_kernels,
             extensions=self._extensions,
         )
         setup.dialect_with(self._extensions.toolbox.tools)  # raises ConfigError if the model can't speak it
@@ -133,6 +149,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._own_reward_columns = len(self._table.component_names)
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
+        self._taken_at: float | None = None
+        """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
         self._open_engine(path, setup)
 
@@ -161,10 +179,17 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def close(self) -> None:
         """Close the kernels and the engine. A second call does nothing."""
+        self._close_queue()
         try:
             self.service.close()
         finally:
             self.engine.close()
+
+    def train(self, *arguments: Any, **named: Any) -> Any:
+        try:
+            return super().train(*arguments, **named)
+        finally:
+            self._close_queue()
 
     def sync_weights(self) -> None:
         """Load the trainer's weights into the engine, if they have changed since the last call."""
@@ -209,16 +234,24 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch. Returns what TRL's `rollout_func` has to, one entry per task."""
         started = time.perf_counter()
-        self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
+        sampled_since = started
+        if self.model.training and self.args.asynchronous is not None:
+            self._last_scored = self._scored_from_queue()
+            sampled_since = self._taken_at or started
+        else:
+            with nullcontext() if self.queue is None else self.queue.at_rest():
+                self._last_scored = self._scored_rollouts([task_of(row) for row in self._rows])
         if self.model.training and self.args.redraws:
             self._redraw()
         if self.vllm_generation.sleep():
             self._last_loaded_step = -1  # it needs its weights again, the same ones too
-        self._log_batch(self._last_scored, time.perf_counter() - started)
+        self._taken_at = time.perf_counter()
+        self._log_batch(self._last_scored, self._taken_at - sampled_since)
+        self._log_values({"time/waited_s": self._taken_at - started})
         rows = [training_row(item.trajectory, self.service.vocabulary.pad_id) for item in self._last_scored]
         columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
         self.typed_mask = pad([torch.tensor(mask) for mask in columns["env_mask"]], padding_value=0)
-        if self._extensions.environment is not None:
+        if self._extensions.environment is not None and self.queue is None:
             made = self.service.environments
             columns["environments"] = [made.get(index) for index in range(len(rows))]
         return {**columns, "scored": self._last_scored}
@@ -226,8 +259,55 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
         branch = self.args.branch if self.model.training else None
         trajectories = self.service.generate(tasks, self.batch_sampling(), self._cut(), branch)
+        return self._scored(tasks, trajectories, branch)
+
+    def _scored(
+        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], branch: BranchConfig | None
+    ) -> list[ScoredTrajectory]:
         size = None if branch is None else branch.group_size
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
+
+    def _scored_from_queue(self) -> list[ScoredTrajectory]:
+        """The groups of a step that trains with `asynchronous`. Their rows take the place of those that TRL drew."""
+        if self.queue is None:
+            self._open_queue()
+        assert self.queue is not None
+        taken = self.queue.take(self.engine.version)
+        trajectories = [trajectory for _, group in taken.groups for trajectory in group]
+        refuse_if_all_aborted(trajectories)
+        self._rows[:] = [row for ticket, _ in taken.groups for row in self._rows_of(ticket)]
+        self._log_values(taken.metrics(self.engine.version))
+        return self._scored([task_of(row) for row in self._rows], trajectories, self.args.branch)
+
+    def _open_queue(self) -> None:
+        groups, processes = self.groups_per_batch, self.accelerator.num_processes
+        between = self.args.steps_per_generation * self.num_iterations
+        first, again = self.queue_position or (self._step // between * groups, ())
+        sampler = GRPOTrainer._get_train_sampler(self)
+        self._order = GroupOrder(sampler, groups, self.accelerator.process_index, processes)
+        self.queue = GroupQueue(
+            self._begin_group,
+            self.args.asynchronous,
+            groups=groups,
+            group_size=self.num_generations,
+            at_once=1 if self.args.engine.deterministic else self.args.kernel.size,
+            first=first,
+            again=again,
+            last=-(-self.state.max_steps * self.args.gradient_accumulation_steps // between) * groups,
+        )
+
+    def _close_queue(self) -> None:
+        if self.queue is not None:
+            self.queue.close()
+            self.queue = None
+
+    def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
+        tasks = [task_of(row) for row in self._rows_of(ticket)]
+        return self.service.begin(tasks, self.group_sampling(ticket), self.args.branch, on_end)
+
+    def _rows_of(self, ticket: Ticket) -> list[dict[str, Any]]:
+        row = self.train_dataset[self._order.row(ticket.number)]
+        return [dict(row) for _ in range(self.num_generations)]
 
     def _redraw(self) -> None:
         """Roll out other tasks for this process's groups without variance. Processes draw different tasks while there

@@ -5,7 +5,8 @@ TRL's checkpoints hold weights, optimiser, schedule and random states. Added her
 - the batch and the position in it, if one generated batch lasts for several steps (`num_iterations`,
   `steps_per_generation`): TRL would sample a new one and stay out of phase from then on;
 - the number of weight updates that the engine has seen, which trajectories carry as their version;
-- what the critic remembers of earlier batches (`credit.estimator: critic`).
+- what the critic remembers of earlier batches (`credit.estimator: critic`);
+- with `train.asynchronous`, which groups have been trained on. The others are rolled out again.
 
 The problems' order after the first epoch follows from the seed (`EpochSampler`); TRL's sampler restarts its shuffles in
 each new process. Random numbers of rollouts need no state either: they follow from the run's seed, the step and the
@@ -31,6 +32,7 @@ from trl.trainer.utils import RepeatSampler
 from repl_rl.config import SeededSampling
 from repl_rl.credit.critic import Critic
 from repl_rl.engine import Engine, SharedEngine
+from repl_rl.trainer.asynchronous import GroupQueue, Ticket
 
 
 class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
@@ -43,6 +45,10 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._sampled: Counter[tuple[int, str]] = Counter()
         """The number of batches by step and mode, kept only for the step in progress."""
         self.critic = Critic()
+        self.queue: GroupQueue | None = None
+        """With `asynchronous`, from the first step on."""
+        self.queue_position: tuple[int, list[Ticket]] | None = None
+        """The queue's, in the checkpoint that is resumed."""
 
     def train(self, *arguments: Any, **named: Any) -> Any:
         """Like TRL's `train`, but `engine.deterministic` makes torch use deterministic operations."""
@@ -55,8 +61,30 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._sampled = Counter({key: count for key, count in self._sampled.items() if key[0] == step})
         number = self._sampled[step, mode]
         self._sampled[step, mode] += 1
+        return self._seeded(f"{mode}/{step}/{number}")
+
+    def group_sampling(self, ticket: Ticket) -> SeededSampling:
+        """The sampling of a group: at its first attempt, as it would be in its batch."""
+        batch, place = divmod(ticket.number, self.groups_per_batch)
+        between, accumulated = (
+            self.args.steps_per_generation * self.num_iterations,
+            self.args.gradient_accumulation_steps,
+        )
+        step = batch * between // accumulated
+        number = batch - -(-step * accumulated // between)
+        again = f"/again{ticket.attempt}" if ticket.attempt else ""
+        sampling = self._seeded(f"train/{step}/{number}", again)
+        return sampling.model_copy(update={"first": place * self.num_generations})
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups that this process rolls out at a time."""
+        size: int = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        return size // int(self.num_generations)
+
+    def _seeded(self, batch: str, again: str = "") -> SeededSampling:
         sampling: SeededSampling = self.args.sampling.seeded(
-            f"{self.args.seed}/{mode}/{step}/{number}/{self.accelerator.process_index}"
+            f"{self.args.seed}/{batch}/{self.accelerator.process_index}{again}"
         )
         return sampling
 
@@ -74,6 +102,7 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
             "batch": self._buffered_inputs if is_inside else None,
             # a resumed run loads the weights of this step into the engine again, which counts once more
             "critic": torch.from_numpy(self.critic.sums),
+            "queue": None if self.queue is None else _plain(*self.queue.position()),
             "version": self.engine.version - int(getattr(self, "_last_loaded_step", -1) == self.state.global_step),
         }
         torch.save(position, self._position_path(output_dir))
@@ -88,12 +117,20 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         self._last_loaded_step = -1
         if "critic" in stored:
             self.critic.sums = stored["critic"].cpu().numpy()
+        if stored.get("queue") is not None:
+            first, again = stored["queue"]
+            self.queue_position = first, [Ticket(*each) for each in again]
         if not isinstance(self.engine, SharedEngine):
             # never reuse an earlier number: the cache identifies keys and values by it
             self.engine.version = max(stored["version"], self.engine.version)  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
+
+
+def _plain(first: int, again: list[Ticket]) -> tuple[int, list[tuple[int, int]]]:
+    """A queue's position without types of our own, which `torch.load` would refuse."""
+    return first, [(ticket.number, ticket.attempt) for ticket in again]
 
 
 class EpochSampler(Sampler[int]):  # type: ignore[misc]

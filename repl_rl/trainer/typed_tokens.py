@@ -217,11 +217,10 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
                     # has all of a layer
                     own = ((name, weight.clone()) for name, weight in self._iter_named_params())
                     self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
-                self.llm.reset_prefix_cache()
                 if self.enable_sleep_mode:
                     self.llm.wake_up(tags=["kv_cache"])
                 _wait_for_gpu()
-                self._engine.version += 1
+                self._engine.update()
 
     def sleep(self) -> bool:
         """Let vLLM give up its weights and its cache until the next `sync_weights`; returns False if it stays awake,

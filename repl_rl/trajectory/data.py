@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +190,8 @@ class Trajectory:
     """A prompt, then lines and outputs, and why it stopped.
 
     `completion_ids`, `sampled_mask` and `logprobs` have length T. `logprobs` holds the sampler's log-probability of
-    each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled it.
+    each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled its first
+    token, and `updates` says where later weights took over: pairs of a place in the completion and a version.
     `answer` holds the `repr` of each value passed to `submit_final_answer`, or the text of an answer given in prose; it
     is None if there was no answer.
     """
@@ -207,6 +209,7 @@ class Trajectory:
     environment_reward: float | None = None
     """The reward from the environment, if there is one that gives rewards."""
     version: int = 0
+    updates: tuple[tuple[int, int], ...] = ()
     error: str | None = None
     """What failed, if `stop_reason` is aborted."""
     duration_s: float = 0.0
@@ -232,6 +235,12 @@ class Trajectory:
             )
         if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
+        places = [0, *(place for place, _ in self.updates), length]
+        if self.updates and any(place >= following for place, following in pairwise(places)):
+            raise ValueError(
+                f"trajectory of task {self.task_id!r}: weights took over at tokens {places[1:-1]} of {length}; these "
+                "have to ascend, between the first token and the last"
+            )
 
     @property
     def is_void(self) -> bool:
@@ -256,6 +265,9 @@ class Trajectory:
             raise ValueError(f"task {self.task_id!r}: a branch at line {known} does not begin as its parent does")
         more = len(ids) - len(typed)
         own = (replace(line, start=line.start + len(ids), end=line.end + len(ids)) for line in self.lines)
+        later = [(len(ids), self.version), *((place + len(ids), version) for place, version in self.updates)]
+        if not self.completion_ids or parent.token_versions[: len(ids)][-1:] == (self.version,):
+            del later[0]
         return replace(
             self,
             prompt=parent.prompt,
@@ -264,7 +276,17 @@ class Trajectory:
             sampled_mask=parent.sampled_mask[: len(ids)] + (False,) * more + self.sampled_mask,
             logprobs=parent.logprobs[: len(ids)] + (0.0,) * more + self.logprobs,
             lines=(*parent.lines[:known], *own),
+            version=parent.version,
+            updates=(*(pair for pair in parent.updates if pair[0] < len(ids)), *later),
         )
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """The version of the weights at each token of the completion, length T."""
+        versions: list[int] = []
+        for (_, version), (end, _) in pairwise([(0, self.version), *self.updates, (len(self.completion_ids), 0)]):
+            versions += [version] * (end - len(versions))
+        return tuple(versions)
 
     @property
     def own_s(self) -> float:

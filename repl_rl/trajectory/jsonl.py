@@ -17,6 +17,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,7 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
     tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
     values["prompt_ids"] = tokens.pop("prompt_ids") or ()
     values["branch"] = _read_branch(found.get("branch"), notes)
+    values["updates"] = _read_updates(found.get("updates", ()), len(tokens["completion_ids"] or ()), notes)
     raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
     lines = [_read_line(raw, notes, folder) for raw in raw_lines]
     has_tokens = True
@@ -212,6 +214,7 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
         lines = [_read_line({**raw, "start": at, "end": at + 1}, notes, folder) for at, raw in enumerate(readable)]
         ids, mask, zeros = (0,) * len(lines), (True,) * len(lines), (0.0,) * len(lines)
         tokens = {"completion_ids": ids, "sampled_mask": mask, "logprobs": zeros}
+        values["updates"] = ()
         trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
     told = list(dict.fromkeys(note[:200] for note in notes or ()))
     more = [f"and {len(told) - 4} more"] if len(told) > 4 else []
@@ -228,6 +231,19 @@ def _read_branch(raw: Any, notes: list[str] | None) -> Branch | None:
             raise
         notes.append("where it branches off is not readable, so it is shown as a tree of its own")
         return None
+
+
+def _read_updates(raw: Any, length: int, notes: list[str] | None) -> tuple[tuple[int, int], ...]:
+    """Pairs of a place and a version. A lenient reader takes all of them, or none."""
+    pairs = [_read_list(pair, "updates", notes, {int}) for pair in _read_list(raw, "updates", notes) or ()]
+    if any(pair is None or len(pair) != 2 for pair in pairs):
+        if notes is None:
+            raise ValueError(f"its updates are {reprlib.repr(raw)}, which are not pairs of a place and a version")
+        return ()
+    places = [0, *(place for place, _ in pairs), length]
+    if notes is not None and any(place >= following for place, following in pairwise(places)):
+        return ()
+    return tuple(pairs)
 
 
 def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, Any]:

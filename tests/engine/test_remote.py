@@ -86,6 +86,9 @@ class CountingStepper:
         self.left.append(slot)
         self.left_with_a_line |= slot in self.lines
 
+    def update(self, version: int) -> None:
+        pass
+
 
 def counted(last: int, count: int) -> range:
     return range(last + 1, last + 1 + count)

@@ -433,7 +433,7 @@ def test_a_small_pool_grows_large_trees(vocabulary: Vocabulary) -> None:
 
 def test_tasks_that_make_no_groups_are_refused() -> None:
     async def go() -> None:
-        Trees(BranchConfig(), [TASK] * 13, 12, None)
+        Trees(BranchConfig(), [TASK] * 13, 12, SamplingConfig())
 
     with pytest.raises(ConfigError, match="13 tasks don't divide into groups of 12: 4 roots, with 1 forks into 3 each"):
         asyncio.run(go())

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -220,7 +221,7 @@ class VLLMServerEngine:
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
                     if labels == {label}:
                         slot.has_typed = True
-                        return line
+                        return replace(line, versions=((0, self.weights.version),))
                     trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {label!r}"
                     await self._fleet.mark_down(server, trouble)
                     raise ServerUnreachable(trouble)

@@ -24,7 +24,7 @@ import torch
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
-from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.base import Finish, SampledLine, Versions, updated
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.transformers.model import RowModel, sample_tokens
@@ -52,6 +52,8 @@ class RowSequence:
     """Of the line under way."""
     logprobs: list[float] = field(default_factory=list)
     """Of the tokens sampled so far in the line under way."""
+    versions: Versions = ()
+    """Of the weights that sampled them."""
 
     @property
     def pending(self) -> int:
@@ -98,8 +100,7 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
         """Replace weights between two steps; lines under way go on with the new ones. Raises EngineError."""
         with self.paused():
             self._model.load_weights(named_weights)
-            self._batch.forget()
-            self.version += 1
+            self.update()
 
     def close(self) -> None:
         super().close()
@@ -137,6 +138,7 @@ class _RowStepper:
         self._finishes |= dict.fromkeys(vocabulary.eos_ids, Finish.EOS)
         self._places = places
         self._waiting: deque[RowSequence] = deque()
+        self._version = 0
 
     def add(self, sequence: RowSequence, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> None:
         sequence.go_on_from(ids, sampling)
@@ -144,6 +146,7 @@ class _RowStepper:
             sequence.draws = random.Random(sampling.line_seed(len(ids)))
         sequence.width = max(sequence.width, len(ids) + max_tokens)
         sequence.max_tokens = max_tokens
+        sequence.versions = ((0, self._version),)
         self._waiting.append(sequence)
 
     def step(self) -> Iterator[tuple[RowSequence, SampledLine]]:
@@ -156,7 +159,7 @@ class _RowStepper:
             if finish is not None:
                 self._batch.stop(sequence)
                 ids = sequence.ids[-len(sequence.logprobs) :]
-                yield sequence, SampledLine(tuple(ids), tuple(sequence.logprobs), finish)
+                yield sequence, SampledLine(tuple(ids), tuple(sequence.logprobs), finish, sequence.versions)
 
     def abort(self, sequence: RowSequence) -> None:
         if sequence in self._waiting:
@@ -166,6 +169,12 @@ class _RowStepper:
 
     def leave(self, sequence: RowSequence) -> None:
         self._batch.release(sequence)
+
+    def update(self, version: int) -> None:
+        self._version = version
+        self._batch.forget()
+        for sequence in (*self._waiting, *self._batch.running):
+            sequence.versions = updated(sequence.versions, len(sequence.logprobs), version)
 
 
 class RowBatch:

@@ -25,10 +25,11 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+from vllm.v1.request import Request
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
 from repl_rl.engine.admission import Admission
-from repl_rl.engine.base import Finish, SampledLine
+from repl_rl.engine.base import Finish, SampledLine, Versions, updated
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
@@ -141,6 +142,7 @@ class _Asked:
     ids: list[int]
     params: SamplingParams
     attempts: int = 0
+    versions: Versions = ()
 
 
 class VLLMStepper(ABC):
@@ -184,7 +186,7 @@ class VLLMStepper(ABC):
                     raise EngineError(f"a token was sampled with log-probability {logprobs}: the weights are broken")
                 is_line = ids[-1] in self._stop_ids
                 finish = Finish.NEWLINE if is_line else Finish.LENGTH if reason == "length" else Finish.EOS
-                yield slot, SampledLine(tuple(ids), tuple(logprobs), finish)
+                yield slot, SampledLine(tuple(ids), tuple(logprobs), finish, asked.versions)
             elif asked.attempts < _ATTEMPTS:
                 self._ask(slot, asked)
             else:
@@ -199,9 +201,24 @@ class VLLMStepper(ABC):
 
     def _ask(self, slot: str, asked: _Asked) -> None:
         asked.attempts += 1
+        asked.versions = ((0, self._engine.version),)
         self._asked[slot] = asked
-        # The salt keeps what was cached with other weights apart.
-        self.request(slot, asked.ids, asked.params, self._arrivals[slot], salt=f"w{self._engine.version}")
+        self.request(slot, asked.ids, asked.params, self._arrivals[slot], self.salt)
+
+    @property
+    def salt(self) -> str:
+        """Keeps what was cached with other weights apart."""
+        return f"w{self._engine.version}"
+
+    def update(self, version: int) -> None:
+        for slot, asked in self._asked.items():
+            asked.versions = updated(asked.versions, self.request_of(slot).num_output_tokens, version)
+        # Running lines compute their keys and values again.
+        self._engine.llm.reset_prefix_cache(reset_running_requests=True)
+
+    @abstractmethod
+    def request_of(self, slot: str) -> Request:
+        """vLLM's own record of the line under way."""
 
     @abstractmethod
     def request(self, slot: str, ids: list[int], params: SamplingParams, arrival: float, salt: str) -> None:
@@ -282,6 +299,16 @@ class LineStepper(VLLMStepper):
         if self._running.pop(name, None) is not None:
             self._core.abort_requests([name])
 
+    def update(self, version: int) -> None:
+        super().update(version)
+        for running in self._running.values():
+            request = running.request
+            request.cache_salt, request.block_hashes = self.salt, []
+            request.update_block_hashes()
+
+    def request_of(self, slot: str) -> LineRequest:
+        return self._running[self._names[slot]].request
+
     def leave(self, slot: str) -> None:
         super().leave(slot)
         self._past.pop(slot, None)
@@ -321,6 +348,10 @@ class RequestStepper(VLLMStepper):
 
     def abort_request(self, slot: str) -> None:
         self._llm.abort_request([slot])
+
+    def request_of(self, slot: str) -> Request:
+        (name,) = self._llm.output_processor.external_req_ids[slot]
+        return self._llm.engine_core.engine_core.scheduler.requests[name]
 
 
 def make_stepper(engine: VLLMEngine, vocabulary: Vocabulary, is_deterministic: bool = False) -> VLLMStepper:

@@ -105,6 +105,14 @@ class LineScheduler(TableScheduler):
         if past is not None:
             super()._free_request_blocks(past)
 
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        for request_id in list(self.parked) if reset_running_requests else ():
+            self.release(request_id)
+        for request in list(self.kv_holding_waiting) if reset_running_requests else ():
+            self._wait_without_blocks(request)
+        done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        return done
+
     def schedule(self, throttle_prefills: bool = False) -> Any:
         while self.parked and self.kv_cache_manager.block_pool.get_num_free_blocks() < self._spare_blocks:
             self.release(next(iter(self.parked)))
@@ -118,10 +126,13 @@ class LineScheduler(TableScheduler):
         for request in list(self.kv_holding_waiting)[:0:-1] if not self.running else ():
             if self.kv_cache_manager.block_pool.get_num_free_blocks() >= self._spare_blocks:
                 return
-            self.kv_holding_waiting.remove_requests([request])
-            super()._free_request_blocks(request)
-            request.num_computed_tokens = 0
-            self.waiting.add_request(request)
+            self._wait_without_blocks(request)
+
+    def _wait_without_blocks(self, request: Request) -> None:
+        self.kv_holding_waiting.remove_requests([request])
+        super()._free_request_blocks(request)
+        request.num_computed_tokens = 0
+        self.waiting.add_request(request)
 
     def table_of(self, request: Request) -> bytes | None:
         return self.stop_table if isinstance(request, LineRequest) else None

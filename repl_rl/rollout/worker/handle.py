@@ -14,7 +14,8 @@ import pickletools
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from repl_rl.config import BranchConfig, SamplingConfig
@@ -81,10 +82,14 @@ class Close(NamedTuple):
     """To the worker: end the kernels, then exit."""
 
 
+OnEnd = Callable[[], None]
+
+
 class _Call:
     """A call in progress: its trajectories by index, and `loop_share` once all have come."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_end: OnEnd) -> None:
+        self.on_end = on_end
         self.ended: dict[int, Trajectory] = {}
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
@@ -135,7 +140,16 @@ class RolloutWorker:
     ) -> list[Trajectory]:
         """Like `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
         _refuse_unsendable(tasks)
-        return self._loop.run(self._generate(tasks, sampling, cut, branch))
+        trajectories = self._loop.run(self._generate(tasks, sampling, cut, branch))
+        refuse_if_all_aborted(trajectories)
+        return trajectories
+
+    def begin(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None, on_end: OnEnd
+    ) -> Future[list[Trajectory]]:
+        """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
+        _refuse_unsendable(tasks)
+        return self._loop.submit(self._generate(tasks, sampling, None, branch, on_end))
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles."""
@@ -168,11 +182,16 @@ class RolloutWorker:
             raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
 
     async def _generate(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, cut: Cut | None, branch: BranchConfig | None
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None,
+        branch: BranchConfig | None,
+        on_end: OnEnd = lambda: None,
     ) -> list[Trajectory]:
         self._refuse_if_ended()
         number = next(self._call_numbers)
-        call = self._calls[number] = _Call()
+        call = self._calls[number] = _Call(on_end)
         self._channel.send(Generate(number, self._engine.version, tuple(tasks), sampling, cut, branch))
         try:
             self.loop_share = await call.done
@@ -181,9 +200,7 @@ class RolloutWorker:
             raise
         finally:
             del self._calls[number]
-        trajectories = [call.ended[index] for index in range(len(tasks))]
-        refuse_if_all_aborted(trajectories)
-        return trajectories
+        return [call.ended[index] for index in range(len(tasks))]
 
     async def _ask_numbers(self, message: object) -> dict[str, float]:
         self._refuse_if_ended()
@@ -196,6 +213,7 @@ class RolloutWorker:
         if isinstance(message, TrajectoryDone):
             if call := self._calls.get(message.call):
                 call.ended[message.task] = message.trajectory
+                call.on_end()
         elif isinstance(message, CallDone):
             if call := self._calls.get(message.call):
                 _settle(call.done, message.error or message.loop_share)

@@ -1,0 +1,253 @@
+"""Rollouts that go on while the trainer trains: a queue of groups, under way or finished, in the order of the tasks.
+
+    step t    weights t go out, groups begin until (1 + ahead) steps' worth are there, the step takes those that finish
+              first, and trains on them; the others go on meanwhile, from their next token on with the new weights
+
+A group is dropped if one of its tokens was sampled more than `max_staleness` updates ago, as a whole: its baseline is
+made of all its trajectories. Its tasks are rolled out again, so each of them is trained on exactly once. A group that
+finishes late is thus seen less often than others unless `max_staleness` leaves it time.
+
+The loss corrects for the age of a token with its ratio between trainer and sampler, as it does for their rounding
+(TRL's `vllm_importance_sampling_correction`, which truncates the ratio): the sampler's log-probability is that of the
+weights that sampled the token. This is the loss with a proximal policy of its own of Hilton, Cobbe, Schulman 2021,
+Batch size-invariance for policy optimization.
+
+With `max_staleness: 0` nothing is ahead: each step begins its groups after its weights have gone out, and takes all of
+them. Tasks, seeds and order are those of training without this queue, and so are the weights that come out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from trl.trainer.utils import RepeatSampler
+
+from repl_rl.config import AsynchronousConfig
+from repl_rl.errors import EngineError
+from repl_rl.trajectory import Trajectory
+
+
+class Ticket(NamedTuple):
+    """A group's place in the order of all, and how often it was begun before."""
+
+    number: int
+    attempt: int = 0
+
+
+Begin = Callable[[Ticket, Callable[[], None]], Future[list[Trajectory]]]
+"""Begins to roll out a group; the other argument is to be called, in any thread, as each of its trajectories ends."""
+
+
+@dataclass(eq=False, slots=True)
+class _Begun:
+    ticket: Ticket
+    version: int
+    """Of the weights, when it began."""
+    left: int
+    """Trajectories that have not ended."""
+    done: Future[list[Trajectory]]
+
+    def oldest(self) -> int:
+        """The version that its oldest token was sampled with."""
+        typed = [trajectory.version for trajectory in self.done.result() if trajectory.completion_ids]
+        return min(typed, default=self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """The groups of one step."""
+
+    groups: list[tuple[Ticket, list[Trajectory]]]
+    dropped: int
+    """Groups that were too old, since the last step."""
+    ready: int
+    """Groups that were finished beyond those that the step took."""
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """For a step that trains weights of this version. The staleness of a token is the number of updates since it
+        was sampled."""
+        ages = [
+            version - sampled_with
+            for _, group in self.groups
+            for trajectory in group
+            for sampled_with, typed in zip(trajectory.token_versions, trajectory.sampled_mask, strict=True)
+            if typed
+        ]
+        return {
+            "asynchronous/staleness_mean": sum(ages) / max(len(ages), 1),
+            "asynchronous/staleness_max": float(max(ages, default=0)),
+            "asynchronous/dropped_share": self.dropped / (self.dropped + len(self.groups)),
+            "asynchronous/ready_groups": float(self.ready),
+        }
+
+
+class GroupQueue:
+    """Groups that are rolled out ahead of the steps that train on them.
+
+    `take` and `close` are for the trainer's thread; groups begin in whichever thread makes room for them. A group
+    begins if none is under way, or if all of its trajectories find room among the `at_once` that may be.
+    """
+
+    def __init__(
+        self,
+        begin: Begin,
+        config: AsynchronousConfig,
+        groups: int,
+        group_size: int,
+        at_once: int,
+        first: int = 0,
+        again: Sequence[Ticket] = (),
+        last: int | None = None,
+    ) -> None:
+        """`groups` are those of a step. The order begins with the tickets `again`, and goes on with number `first`, up
+        to `last`, exclusive."""
+        self._begin = begin
+        self._config = config
+        self._groups = groups
+        self._group_size = group_size
+        self._at_once = at_once
+        self._next = first
+        self._last = last
+        self._again = deque(again)
+        self._begun: list[_Begun] = []
+        self._allowed = 0
+        """How many groups may be there, under way or finished."""
+        self._running = 0
+        """Trajectories under way."""
+        self._version = 0
+        self._dropped = 0
+        self._failure: Exception | None = None
+        self._changed = threading.Condition(threading.RLock())
+
+    def take(self, version: int) -> Taken:
+        """Wait for the groups of a step that trains weights of this version, which the engine has by now.
+
+        Of those that are finished, the ones that come first in the order are taken. Raises what rolling one out raised.
+        """
+        with self._changed:
+            self._version = version
+            self._allowed = (1 + self._config.ahead) * self._groups
+            while len(ready := self._ready()) < self._groups:
+                self._changed.wait()
+            taken = sorted(ready, key=lambda each: each.ticket)[: self._groups]
+            self._begun = [each for each in self._begun if each not in taken]
+            self._allowed -= self._groups
+            dropped, self._dropped = self._dropped, 0
+            return Taken(
+                [(each.ticket, each.done.result()) for each in taken],
+                dropped,
+                len(ready) - len(taken),
+            )
+
+    @contextmanager
+    def at_rest(self) -> Iterator[None]:
+        """No trajectory is under way inside the block: those that are finish first, and no others begin."""
+        with self._changed:
+            allowed, self._allowed = self._allowed, 0
+            while self._running:
+                self._changed.wait()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._allowed = allowed
+                self._fill()
+
+    def position(self) -> tuple[int, list[Ticket]]:
+        """The next number of the order, and what was begun before it and has not been trained on."""
+        with self._changed:
+            return self._next, sorted([*self._again, *(each.ticket for each in self._begun)])
+
+    def close(self) -> None:
+        """End what is under way. A second call does nothing."""
+        with self._changed:
+            self._allowed = 0
+            self._failure = self._failure or EngineError("the queue of rollouts is closed")
+            self._changed.notify_all()
+            for each in self._begun:
+                each.done.cancel()
+            self._begun = []
+
+    def _ready(self) -> list[_Begun]:
+        """The groups that are finished, without those that are too old."""
+        ready = [each for each in self._begun if each.done.done()]
+        for each in ready:
+            if self._version - each.oldest() > self._config.max_staleness:
+                self._begun.remove(each)
+                self._again.append(Ticket(each.ticket.number, each.ticket.attempt + 1))
+                self._dropped += 1
+        self._fill()
+        if self._failure is not None:
+            raise self._failure
+        return [each for each in ready if each in self._begun]
+
+    def _fill(self) -> None:
+        while len(self._begun) < self._allowed and self._failure is None:
+            is_full = self._running + self._group_size > self._at_once
+            if (self._running and is_full) or (ticket := self._next_ticket()) is None:
+                return
+            try:
+                self._start(ticket)
+            except Exception as error:  # noqa: BLE001 - this may be another thread than the one that has to hear of it
+                self._failure = error
+                self._changed.notify_all()
+
+    def _next_ticket(self) -> Ticket | None:
+        if self._again:
+            return self._again.popleft()
+        if self._last is not None and self._next >= self._last:
+            return None
+        self._next += 1
+        return Ticket(self._next - 1)
+
+    def _start(self, ticket: Ticket) -> None:
+        begun = _Begun(ticket, self._version, self._group_size, Future())
+        begun.done = self._begin(ticket, lambda: self._ended(begun, 1))
+        self._begun.append(begun)
+        self._running += self._group_size
+        begun.done.add_done_callback(lambda _: self._ended(begun, begun.left))
+
+    def _ended(self, begun: _Begun, trajectories: int) -> None:
+        with self._changed:
+            begun.left -= trajectories
+            self._running -= trajectories
+            self._fill()
+            self._changed.notify_all()
+
+
+class GroupOrder:
+    """The row of the data set of each group of one trainer process: those that TRL's sampler gives it, in its order."""
+
+    def __init__(self, sampler: RepeatSampler, groups: int, process: int = 0, processes: int = 1) -> None:
+        """`groups` are those of one batch of one process."""
+        self._sampler = sampler
+        self._groups = groups
+        self._process = process
+        self._of_all = groups * processes
+        self._orders: dict[int, list[int]] = {}
+        """By epoch."""
+
+    def row(self, number: int) -> int:
+        """The index of the row."""
+        batch, place = divmod(number, self._groups)
+        epoch, batch = divmod(batch, self._sampler.num_samples // self._of_all)
+        row: int = self._order(epoch)[batch * self._of_all + self._process * self._groups + place]
+        return row
+
+    def _order(self, epoch: int) -> list[int]:
+        if epoch not in self._orders:
+            count = self._sampler.num_samples
+            order = list(range(count))
+            if self._sampler.shuffle:
+                generator = torch.Generator().manual_seed(self._sampler.generator.initial_seed())
+                for _ in range(epoch + 1):
+                    order = torch.randperm(count, generator=generator).tolist()
+            self._orders = {known: rows for known, rows in self._orders.items() if known >= epoch - 1} | {epoch: order}
+        return self._orders[epoch]

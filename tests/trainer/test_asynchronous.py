@@ -1,0 +1,409 @@
+"""Training that does not wait for its rollouts: the queue by itself, and real steps with real engines and kernels."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from trl.trainer.utils import RepeatSampler
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, read_jsonl
+from repl_rl.config import AsynchronousConfig, parse_config
+from repl_rl.errors import ConfigError, KernelError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
+from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken, Ticket
+from repl_rl.trainer.resume import EpochSampler
+from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+
+SIZE = 2
+
+
+def typed(version: int) -> Trajectory:
+    """A trajectory of one token."""
+    line = Line(0, 1, "x\n", LineKind.EXPRESSION)
+    return Trajectory("t", ">>>", (1,), (2,), (True,), (-0.5,), StopReason.EOS, (line,), version=version)
+
+
+class Rollouts:
+    """Groups that end when they are told to."""
+
+    opened: ClassVar[list[Rollouts]] = []
+
+    def __init__(self, **settings: Any) -> None:
+        self.opened.append(self)
+        self.version = 0
+        self.under_way: dict[Ticket, tuple[Future[list[Trajectory]], Callable[[], None], int]] = {}
+        self.begun: list[Ticket] = []
+        self.most_at_once = 0
+        values = {"groups": 2, "group_size": SIZE, "at_once": 100, **settings}
+        config = AsynchronousConfig(max_staleness=values.pop("max_staleness", 2), queue=values.pop("queue", None))
+        self.queue = GroupQueue(self.begin, config, **values)
+
+    def begin(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
+        done: Future[list[Trajectory]] = Future()
+        self.under_way[ticket] = done, on_end, self.version
+        self.begun.append(ticket)
+        self.most_at_once = max(self.most_at_once, SIZE * len(self.under_way))
+        return done
+
+    def end(self, *numbers: int) -> None:
+        for ticket in [each for each in self.under_way if each.number in numbers]:
+            done, on_end, version = self.under_way.pop(ticket)
+            for _ in range(SIZE):
+                on_end()
+            done.set_result([typed(version)] * SIZE)
+
+    def take(self, version: int) -> list[int]:
+        """The numbers that a step takes from what is finished, or will be at once."""
+        return [ticket.number for ticket, _ in self.taken(version).groups]
+
+    def taken(self, version: int) -> Taken:
+        self.version = version
+        return self.queue.take(version)
+
+    def wait_for(self, *numbers: int) -> None:
+        """Until these groups have begun, in this order, and no others."""
+        deadline = time.monotonic() + 60
+        while self.numbers != [*numbers]:
+            assert time.monotonic() < deadline, self.begun
+            time.sleep(0.002)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [ticket.number for ticket in self.begun]
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+        for rollouts in Rollouts.opened:  # a failed test may have left a step that waits
+            rollouts.queue.close()
+        Rollouts.opened.clear()
+
+
+def test_nothing_is_ahead_with_a_staleness_of_0(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts(max_staleness=0)
+    for step in range(3):
+        taking = threads.submit(rollouts.take, step)
+        rollouts.wait_for(*range(2 * step + 2))
+        rollouts.end(2 * step + 1)
+        assert not taking.done()
+        rollouts.end(2 * step)
+        assert taking.result(10) == [2 * step, 2 * step + 1]
+        assert rollouts.queue.position() == (2 * step + 2, [])
+
+
+def test_others_are_under_way_while_a_step_trains_and_the_first_that_finish_are_taken(
+    threads: ThreadPoolExecutor,
+) -> None:
+    rollouts = Rollouts(max_staleness=2, queue=1)
+    taking = threads.submit(rollouts.taken, 0)
+    rollouts.wait_for(*range(4))  # its own and those of the next step
+    rollouts.end(3, 0, 2)
+    taken = taking.result(10)
+    assert [ticket.number for ticket, _ in taken.groups] == [0, 2]
+    assert taken.ready == 1
+    assert rollouts.queue.position() == (4, [Ticket(1), Ticket(3)])
+    taking = threads.submit(rollouts.taken, 1)
+    rollouts.wait_for(*range(6))
+    rollouts.end(5)
+    taken = taking.result(10)
+    assert [ticket.number for ticket, _ in taken.groups] == [3, 5]
+    assert taken.metrics(1) == pytest.approx(
+        {
+            "asynchronous/staleness_mean": 0.5,
+            "asynchronous/staleness_max": 1,
+            "asynchronous/dropped_share": 0,
+            "asynchronous/ready_groups": 0,
+        }
+    )
+
+
+def test_a_group_that_is_too_old_is_dropped_and_its_task_comes_again(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts(max_staleness=1, queue=1, groups=1)
+    for step in range(2):  # number 0 takes long
+        taking = threads.submit(rollouts.take, step)
+        rollouts.wait_for(*range(step + 2))
+        rollouts.end(step + 1)
+        assert taking.result(10) == [step + 1]
+    rollouts.end(0)  # sampled at 0, and the next step is the second after it
+    taking = threads.submit(rollouts.taken, 2)
+    rollouts.wait_for(0, 1, 2, 0, 3)
+    assert Ticket(0, 1) in rollouts.begun
+    rollouts.end(0)
+    taken = taking.result(10)
+    assert [ticket for ticket, _ in taken.groups] == [Ticket(0, 1)]
+    assert taken.metrics(2)["asynchronous/dropped_share"] == 0.5
+
+
+def test_no_more_trajectories_begin_than_find_room(threads: ThreadPoolExecutor) -> None:
+    for at_once, expected in ((5, 2), (1, 1)):
+        rollouts = Rollouts(at_once=at_once)
+        taking = threads.submit(rollouts.take, 0)
+        for number in range(4):
+            rollouts.wait_for(*range(min(4, number + expected)))
+            rollouts.end(number)
+        assert taking.result(10) == [0, 1]
+        assert rollouts.most_at_once <= expected * SIZE
+
+
+def test_no_group_begins_behind_the_last_one(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts(last=4)
+    for step in range(2):
+        taking = threads.submit(rollouts.take, step)
+        rollouts.wait_for(*range(4))
+        rollouts.end(2 * step, 2 * step + 1)
+        assert taking.result(10) == [2 * step, 2 * step + 1]
+
+
+def test_at_rest_nothing_is_under_way(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts(max_staleness=1)
+    taking = threads.submit(rollouts.take, 0)
+    rollouts.wait_for(*range(4))
+    rollouts.end(0, 1)
+    taking.result(10)
+    is_inside, may_leave = threading.Event(), threading.Event()
+
+    def rest() -> None:
+        with rollouts.queue.at_rest():
+            is_inside.set()
+            may_leave.wait(10)
+
+    resting = threads.submit(rest)
+    rollouts.end(2)
+    assert not is_inside.wait(0.05)
+    rollouts.end(3)
+    assert is_inside.wait(10)
+    may_leave.set()
+    resting.result(10)
+    assert rollouts.take(1) == [2, 3]
+
+
+def test_a_failure_reaches_the_step_and_closing_ends_what_is_under_way(threads: ThreadPoolExecutor) -> None:
+    rollouts = Rollouts()
+    taking = threads.submit(rollouts.take, 0)
+    rollouts.wait_for(*range(4))
+    done, *_ = rollouts.under_way[Ticket(1)]
+    done.set_exception(KernelError("the worker is gone"))
+    with pytest.raises(KernelError, match="the worker is gone"):
+        taking.result(10)
+    rollouts.queue.close()
+    rollouts.queue.close()
+    assert all(done.cancelled() for ticket, (done, *_) in rollouts.under_way.items() if ticket.number != 1)
+
+    def refuse(ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
+        raise ConfigError("this can't be sent")
+
+    queue = GroupQueue(refuse, AsynchronousConfig(), groups=1, group_size=1, at_once=1)
+    with pytest.raises(ConfigError, match="can't be sent"):
+        queue.take(0)
+
+
+@given(st.data())
+def test_each_group_is_taken_once_and_none_is_too_old(data: st.DataObject) -> None:
+    """Groups end in any order and at any time; what is begun before a queue is closed comes first in the next one."""
+    max_staleness = data.draw(st.integers(0, 4))
+    ahead = data.draw(st.integers(0, max_staleness))
+    groups, at_once, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 12)), 8
+    settings: dict[str, Any] = {"max_staleness": max_staleness, "queue": ahead, "groups": groups, "at_once": at_once}
+    rollouts = Rollouts(**settings, last=groups * steps)
+    taken: Counter[int] = Counter()
+    with ThreadPoolExecutor(1) as thread:
+        for step in range(steps):
+            if step and data.draw(st.booleans()):
+                first, again = rollouts.queue.position()
+                rollouts.queue.close()
+                rollouts = Rollouts(**settings, last=groups * steps, first=first, again=again)
+            taking = thread.submit(rollouts.taken, step)
+            while not taking.done():
+                tickets = sorted(rollouts.under_way)
+                if tickets:
+                    rollouts.end(data.draw(st.sampled_from(tickets)).number)
+            found = taking.result(10)
+            assert found.metrics(step)["asynchronous/staleness_max"] <= max_staleness
+            assert len(found.groups) == groups
+            taken.update(ticket.number for ticket, _ in found.groups)
+            assert len(rollouts.queue.position()[1]) <= ahead * groups
+    assert taken == dict.fromkeys(range(groups * steps), 1)
+    assert rollouts.most_at_once <= max(at_once, SIZE)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_the_order_is_that_of_trls_sampler(shuffle: bool) -> None:
+    def sampler() -> RepeatSampler:
+        return RepeatSampler(
+            list(range(13)), mini_repeat_count=3, batch_size=4, repeat_count=2, shuffle=shuffle, seed=9
+        )
+
+    for processes in (1, 2):
+        groups = 4 // processes
+        orders = [GroupOrder(sampler(), groups, process, processes) for process in range(processes)]
+        for epoch in range(3):
+            drawn = list(EpochSampler(sampler(), lambda epoch=epoch: epoch)) if shuffle else list(sampler())  # type: ignore[misc]
+            batches = [drawn[start : start + 12 : 3] for start in range(0, len(drawn), 24)]
+            assert len(batches) == 3
+            for number, batch in enumerate(batches):
+                first = (3 * epoch + number) * groups
+                found = [order.row(first + place) for order in orders for place in range(groups)]
+                assert found == batch
+        assert orders[0].row(0) == orders[0].row(0)  # a group of an epoch that is over may come again
+
+
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "num_generations": 2,
+    "learning_rate": 1e-3,
+    "bf16": False,
+    "use_cpu": True,
+    "model_init_kwargs": {"dtype": "float32"},
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "kernel": {"size": 8},
+    "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
+    "budget": {"lines": 4, "tokens": 96, "line_tokens": 24},
+    "rewards": {"kinds": {"exception": -0.1, "syntax_error": -0.1}},
+}
+
+
+def opened(folder: Path, problems: int = 30, **settings: Any) -> ReplGRPOTrainer:
+    values = {**SETTINGS, **settings}
+    args = ReplGRPOConfig(output_dir=str(folder), rollout_dir=str(folder / "rollouts"), **values)
+    return ReplGRPOTrainer(str(NANO_PATH), args, make_tasks(["product", "gcd"], problems, seed=1, split="train"))
+
+
+def trained(folder: Path, problems: int = 30, **settings: Any) -> ReplGRPOTrainer:
+    trainer = opened(folder, problems, **settings)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return trainer
+
+
+def facts(folder: Path) -> list[Any]:
+    """All of the trajectories but their times."""
+    found = []
+    for path in sorted((folder / "rollouts").iterdir()):
+        for trajectory in read_jsonl(path):
+            record = trajectory.to_dict()
+            lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
+            found.append({**{key: value for key, value in record.items() if not key.endswith("_s")}, "lines": lines})
+    return found
+
+
+def tasks_of(folder: Path, step: int) -> list[str]:
+    return [each.task_id for each in read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl")][::2]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "num_iterations": 2},
+        {"branch": {"roots": 2, "forks": 1, "branches": 2}, "num_generations": 4, "credit": {"estimator": "branch"}},
+    ],
+    ids=["plain", "batches that last for two steps", "trees"],
+)
+def test_without_staleness_the_bits_are_those_of_waiting(more: dict[str, Any], tmp_path: Path) -> None:
+    engine = {**SETTINGS["engine"], "deterministic": True}
+    weights = []
+    for name, asynchronous in (("waiting", None), ("asynchronous", {"max_staleness": 0})):
+        settings = {"max_steps": 4, "engine": engine, "asynchronous": asynchronous, **more}
+        trainer = trained(tmp_path / name, problems=9, **settings)  # more than an epoch
+        weights.append(trainer.model.state_dict())
+    assert facts(tmp_path / "waiting") == facts(tmp_path / "asynchronous")
+    assert any(trajectory["version"] > 1 for trajectory in facts(tmp_path / "waiting"))
+    for name, weight in weights[0].items():
+        assert torch.equal(weight, weights[1][name]), name
+
+
+@pytest.mark.covers(
+    "one process, `asynchronous`",
+    "sessions go on while it trains; each task is trained on once, and no token is too old",
+)
+def test_a_run_trains_on_each_task_once_on_tokens_that_are_not_too_old(tmp_path: Path) -> None:
+    steps = 6
+    trainer = trained(
+        tmp_path, max_steps=steps, engine={"context_tokens": 384, "places": 16}, asynchronous={"max_staleness": 2}
+    )
+    rows = [row for row in trainer.state.log_history if "asynchronous/staleness_mean" in row]
+    assert len(rows) == steps
+    assert all(row["asynchronous/staleness_max"] <= 2 for row in rows)
+    assert any(row["asynchronous/staleness_max"] > 0 for row in rows)
+    assert all(0 <= row["asynchronous/dropped_share"] < 1 and row["time/waited_s"] >= 0 for row in rows)
+    assert all(row["drift/logprob_mean"] < 0.2 for row in rows)
+    trained_on = [task for step in range(1, steps + 1) for task in tasks_of(tmp_path, step)]
+    assert len(trained_on) == len(set(trained_on)) == 2 * steps
+    assert trainer.queue is None
+    assert trainer.args.to_dict()["asynchronous"]["max_staleness"] == 2
+
+
+def test_a_resumed_run_rolls_out_again_what_was_under_way(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"asynchronous": {"max_staleness": 2}, "save_strategy": "steps", "save_steps": 1}
+    trained(tmp_path, max_steps=3, **settings)
+    first, again = torch.load(tmp_path / "checkpoint-2" / "position_0.pt", weights_only=True)["queue"]
+    assert first == len(again) + 4
+    trainer = opened(tmp_path, max_steps=5, **settings)
+    try:
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    finally:
+        trainer.close()
+    trained_on = [task for step in range(1, 6) for task in tasks_of(tmp_path, step)]
+    assert len(trained_on) == len(set(trained_on)) == 10
+
+
+def test_held_out_problems_are_rolled_out_at_rest(tmp_path: Path) -> None:
+    heldout = make_tasks(["product"], 4, seed=1, split="heldout")
+    settings: dict[str, Any] = {"asynchronous": {}, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
+    args = ReplGRPOConfig(
+        output_dir=str(tmp_path), num_generations_eval=1, per_device_eval_batch_size=4, **SETTINGS, **settings
+    )
+    trainer = ReplGRPOTrainer(
+        str(NANO_PATH), args, make_tasks(["product"], 20, seed=1, split="train"), eval_dataset=heldout
+    )
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    assert sum("eval_reward" in row for row in trainer.state.log_history) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"train": {"asynchronous": {"max_staleness": -1}}}, "train.asynchronous.max_staleness: .*greater than or eq"),
+        (
+            {"train": {"asynchronous": {"max_staleness": 1, "queue": 2}}},
+            "queue 2: what waits for so many steps is 2 updates old by then, and max_staleness 1 drops it; lower queue",
+        ),
+        ({"train": {"asynchronous": {}, "redraws": 1}}, "redraws 1 would make a step wait for rollouts of its own"),
+        ({"train": {"asynchronous": {}}, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late"),
+        (
+            {"train": {"asynchronous": {}}, "engine": {"vllm": {"enable_sleep_mode": True}}},
+            "enable_sleep_mode takes vLLM's memory away while the trainer computes",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(values)
+
+
+def test_the_default_queue_is_one_step() -> None:
+    configs = [AsynchronousConfig(max_staleness=most).ahead for most in (0, 1, 2, 4)]
+    assert configs == [0, 1, 1, 1]
+    assert AsynchronousConfig(max_staleness=4, queue=3).ahead == 3
