@@ -81,6 +81,13 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
             ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/branching)"),
         ],
     ),
+    "capacity": (
+        "how many cores and engines rollouts need: a model, checked by real rollouts",
+        [
+            ("--trajectories", int, "of each real rollout (default: 256)"),
+            ("--most-gpus", int, "of the fleets that the model is asked about (default: 512)"),
+        ],
+    ),
     "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
 }
 """What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and the settings it takes."""
@@ -94,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
             bench.add_argument(flag, type=kind, metavar="DIR" if kind is Path else "N", help=explanation)
-        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "train"):
+        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "capacity", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 
