@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import Branch, Line, LineKind, RecordedCell, StopReason, Trajectory, read_jsonl, write_jsonl
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=30)
 """Lone surrogates and NULs included."""
@@ -65,6 +65,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         )
         sampled_mask += [False] * draw(st.integers(0, 3))
     length = len(sampled_mask)
+    places = draw(st.lists(st.integers(1, length - 1), unique=True, max_size=3)) if length > 1 else []
     return Trajectory(
         task_id=draw(ANY_TEXT),
         prompt=draw(ANY_TEXT),
@@ -77,6 +78,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
         answer=draw(st.none() | st.lists(ANY_TEXT, max_size=3).map(tuple)),
         outcome_reward=draw(st.none() | FINITE),
         version=draw(st.integers(0, 1000)),
+        updates=tuple((place, draw(st.integers(0, 1000))) for place in sorted(places)),
         error=draw(st.none() | ANY_TEXT),
         duration_s=draw(FINITE),
         engine_s=draw(FINITE),
@@ -242,8 +244,14 @@ def test_cells_that_are_none_are_refused(tmp_path: Path, cells: object) -> None:
             "don't",
         ),
         ({"lines": (Line(0, 2, "", LineKind.OPEN), Line(3, 6, "", LineKind.OPEN))}, "don't cover exactly"),
+        ({"updates": ((0, 1),)}, r"weights took over at tokens \[0\] of 5; these have to ascend"),
+        ({"updates": ((2, 1), (2, 3))}, r"weights took over at tokens \[2, 2\] of 5"),
+        ({"updates": ((1, 1), (5, 3))}, r"weights took over at tokens \[1, 5\] of 5"),
     ],
-    ids=["mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap", "beyond the end"],
+    ids=[
+        *("mask", "logprobs", "ids", "no line", "line over an output", "order", "overlap", "beyond the end"),
+        *("update at the first token", "updates at one token", "update beyond the end"),
+    ],
 )
 def test_misaligned_trajectories_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -312,6 +320,9 @@ LINE = {"start": 0, "end": 1, "text": " 1\n", "kind": "statement"}
         ({"outcome_reward": "1.0"}, r"its outcome_reward is '1.0', which is not a float \| None"),
         ({"duration_s": None}, "its duration_s is None, which is not a float"),
         ({"version": "2"}, "its version is '2', which is not a int"),
+        ({"updates": 3}, "its updates is 3, which is not a list"),
+        ({"updates": [[1, "x"]]}, r"its updates is \[1, 'x'\], which is not a list of int"),
+        ({"updates": [[1, 2, 3]]}, r"its updates are \[\[1, 2, 3\]\], which are not pairs of a place and a version"),
         ({"answer": [1]}, r"its answer is \[1\], which is not a list of str"),
         ({"lines": [{**LINE, "output": None}]}, "its output is None, which is not a str"),
         ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, "its name is 1, which is not a str"),
@@ -347,6 +358,33 @@ def test_with_notes_a_file_that_is_missing_is_a_note(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"nothing\.jsonl can't be read: No such file"):
         list(read_jsonl(tmp_path / "nothing.jsonl"))
+
+
+@pytest.mark.parametrize("updates", [7, [1], [[1]], [[10**12, 3]], [[3, 1], [2, 1]], [[-1, 2]], [["x", 1]], None])
+def test_a_lenient_reader_takes_all_updates_or_none(tmp_path: Path, updates: object) -> None:
+    path, notes = tmp_path / "x.jsonl", list[str]()
+    path.write_text(json.dumps({**trajectory().to_dict(), "updates": updates}))
+    assert list(read_jsonl(path, notes)) == [trajectory()]
+
+
+def test_each_token_has_the_version_of_its_weights() -> None:
+    assert trajectory(version=3).token_versions == (3,) * 5
+    assert trajectory(version=3, updates=((1, 4), (4, 7))).token_versions == (3, 4, 4, 4, 7)
+    assert trajectory(completion_ids=(), sampled_mask=(), logprobs=(), lines=()).token_versions == ()
+
+
+def test_a_whole_session_has_its_parents_versions_before_its_own() -> None:
+    parent = trajectory(version=1, updates=((1, 2),))
+    begun = {"prompt_ids": parent.prompt_ids + parent.completion_ids[:3], "branch": Branch(0, 1, 0.5)}
+    own = {"completion_ids": (6, 7), "sampled_mask": (True, True), "logprobs": (-1.0, -1.0)}
+    lines = {"lines": (Line(0, 2, " 1\n", LineKind.EXPRESSION),)}
+    for version, updates, expected in (
+        (2, (), (1, 2, 2, 2, 2)),
+        (4, (), (1, 2, 2, 4, 4)),
+        (4, ((1, 5),), (1, 2, 2, 4, 5)),
+    ):
+        branch = trajectory(**begun, **own, **lines, version=version, updates=updates)
+        assert branch.whole(parent).token_versions == expected
 
 
 def test_void_trajectories() -> None:

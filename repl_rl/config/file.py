@@ -119,6 +119,11 @@ class Config(Section):
                 f"budget.finish_share {self.budget.finish_share} cuts what is late, and with train.asynchronous "
                 "nothing waits for it; leave one of the two out"
             )
+        if self.engine.servers and self.train.processes > 1:
+            raise ValueError(
+                f"train.asynchronous: {self.train.processes} processes share the servers, and the lines of one would "
+                "be sampled with weights that it does not know of yet; train in one process, or leave asynchronous out"
+            )
         if self.engine.vllm.get("enable_sleep_mode"):
             raise ValueError(
                 "engine.vllm: enable_sleep_mode takes vLLM's memory away while the trainer computes, and with "

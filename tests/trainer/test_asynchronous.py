@@ -393,6 +393,10 @@ def test_held_out_problems_are_rolled_out_at_rest(tmp_path: Path) -> None:
         ({"train": {"asynchronous": {}, "redraws": 1}}, "redraws 1 would make a step wait for rollouts of its own"),
         ({"train": {"asynchronous": {}}, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late"),
         (
+            {"train": {"asynchronous": {}, "processes": 2}, "engine": {"servers": ["http://a:1"]}},
+            "2 processes share the servers, and the lines of one would be sampled with weights",
+        ),
+        (
             {"train": {"asynchronous": {}}, "engine": {"vllm": {"enable_sleep_mode": True}}},
             "enable_sleep_mode takes vLLM's memory away while the trainer computes",
         ),
