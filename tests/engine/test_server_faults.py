@@ -81,7 +81,7 @@ def test_a_line_is_asked_for_with_its_ids_and_comes_back_with_logprobs(
 ) -> None:
     line = asyncio.run(sample(open_engine(fakes[0])))
     ids = vocabulary.encode_output(LINE)
-    assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE)
+    assert line == SampledLine(ids, (LOGPROB,) * len(ids), Finish.NEWLINE, versions=((0, 0),))
     parameters = {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "max_tokens": 40, "logprobs": 0, "detokenize": False}
     stops = {"stop_token_ids": sorted(vocabulary.newline_ids | vocabulary.eos_ids)}
     assert fakes[0].requests == [
