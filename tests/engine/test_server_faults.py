@@ -21,6 +21,7 @@ from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.engine.server.client import Patience, ServerRefused, read_answer
+from repl_rl.engine.server.fleet import Weights
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.models.nano import NANO_PATH
 
@@ -49,10 +50,13 @@ def fakes(vocabulary: Vocabulary) -> Iterator[list[FakeVLLM]]:
 def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
     opened: list[VLLMServerEngine] = []
 
-    def make(*fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64) -> VLLMServerEngine:
+    def make(
+        *fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64, follows: Weights | None = None
+    ) -> VLLMServerEngine:
         urls = tuple(fake.url for fake in fakes)
         config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
-        opened.append(VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, patience=patience))
+        model = ModelConfig(path="nano")
+        opened.append(VLLMServerEngine(str(NANO_PATH), vocabulary, model, config, patience=patience, follows=follows))
         return opened[-1]
 
     yield make
@@ -569,6 +573,46 @@ def test_another_process_goes_on_with_weights_that_the_first_has_given(
     assert second.version == 1
     asyncio.run(sample(second))
     assert len(fakes[0].requests) == 1
+
+
+def test_an_engine_that_follows_goes_on_with_later_weights(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    leader = open_engine(fakes[0])
+    follower = open_engine(fakes[0], follows=leader.weights)
+    assert asyncio.run(sample(follower)).versions == ((0, 0),)
+    for version in (1, 2):
+        leader.load_weights(new_weights())
+        assert asyncio.run(sample(follower)).versions == ((0, version),)
+        assert follower.version == version
+    follower.adopt(leader.weights)
+    given = fakes[0].events.count("/collective_rpc")
+    with pytest.raises(EngineError, match="follows the weights of another one"):
+        follower.load_weights(new_weights())
+    assert fakes[0].events.count("/collective_rpc") == given
+
+
+def test_an_engine_that_follows_gives_no_weights_and_waits_for_its_leader(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    leader = open_engine(fakes[0])
+    leader.load_weights(new_weights())
+    follower = open_engine(fakes[0], follows=leader.weights)
+    fakes[0].label = "default"  # as after a restart
+    given = fakes[0].events.count("/collective_rpc")
+    with ThreadPoolExecutor(1) as thread:
+        line = thread.submit(lambda: asyncio.run(sample(follower)))
+        until(lambda: not follower._fleet.up)
+        assert "until the trainer has given it its own" in follower._fleet.servers[0].trouble
+        assert fakes[0].events.count("/collective_rpc") == given
+        fakes[0].label = leader.weights.label
+        assert line.result(60).versions == ((0, 1),)
+
+
+@pytest.mark.parametrize("label", ["default", "repl-rl-00000000-7", "repl-rl-7", "on the way to it"])
+def test_labels_of_other_trainers_are_not_followed(label: str) -> None:
+    weights = Weights(3, "repl-rl-abcdef01-3", run="repl-rl-abcdef01")
+    assert weights.later(label) is None
+    assert weights.later("repl-rl-abcdef01-2") is None
+    assert weights.later("repl-rl-abcdef01-12") == Weights(12, "repl-rl-abcdef01-12", run="repl-rl-abcdef01")
 
 
 def test_errors_pickle() -> None:

@@ -4,7 +4,8 @@ A trajectory stays on the server that has its prefix in the cache. If that serve
 with the same ids: from that server first, then from another one. A trajectory takes an answer as a whole or not at all.
 All HTTP runs on the engine's own event loop, so the engine can be used from any loop and closed from any thread.
 
-Not covered: several trainers on the same servers, each with weights of its own.
+Several processes may use the same servers, as long as one of them gives these their weights: the others follow it
+(`follows`). Not covered: several trainers on the same servers, each with weights of its own.
 """
 
 from __future__ import annotations
@@ -70,10 +71,14 @@ class VLLMServerEngine:
         config: EngineConfig,
         seed: int = 0,
         patience: Patience | None = None,
+        follows: Weights | None = None,
     ) -> None:
+        """`follows` are the weights of another process's engine on the same servers. This one then gives servers none
+        itself, and goes on with later ones of that engine as they come."""
         self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
         self._folder = WeightsFolder(config.weights_folder)
+        self._follows = follows
         self._closed = False
         self._transfer: Transfer | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -130,13 +135,15 @@ class VLLMServerEngine:
         server can be used until it is started again.
         """
         self._raise_if_closed()
+        if self._follows is not None:
+            raise EngineError("this engine follows the weights of another one, and can't be given any itself")
         self.require_weight_updates()
         version = self.version + 1
         facts = named_weights.facts() if self._transfer is not None and hasattr(named_weights, "facts") else None
         if self._transfer is None or facts is None:
             self._loop.run(self._fleet.give_all(self._folder.write(version, named_weights)))
             return
-        weights = Weights(version, self._folder.label(version), is_sent=True)
+        weights = Weights(version, self._folder.label(version), is_sent=True, run=self._folder.run)
         send = partial(self._transfer.send, facts=facts, named=named_weights)
         self._loop.run(self._fleet.give_together(weights, send))
 
@@ -163,7 +170,8 @@ class VLLMServerEngine:
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
         clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
-        self._fleet = Fleet(clients, places, self._patience, self._inspect)
+        weights = self._follows or Weights(run=self._folder.run)
+        self._fleet = Fleet(clients, places, self._patience, self._inspect, weights, self._follows is not None)
         try:
             facts = await asyncio.gather(*(inspect(client, self._wanted) for client in clients))
         except ServerUnreachable as error:
@@ -216,13 +224,14 @@ class VLLMServerEngine:
                 self._remember(ids, server)
             try:
                 async with server.places, self._fleet.request():
-                    label = self.weights.label
-                    body = line_request(ids, max_tokens, sampling, self._end_of_line, label)
+                    asked = self.weights
+                    body = line_request(ids, max_tokens, sampling, self._end_of_line, asked.label)
                     line, labels = read_answer(server.url, await _unless_gone(server, body), self._wanted.vocabulary)
-                    if labels == {label}:
+                    used = self._fleet.usable(next(iter(labels)), asked) if len(labels) == 1 else None
+                    if used is not None:
                         slot.has_typed = True
-                        return replace(line, versions=((0, self.weights.version),))
-                    trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {label!r}"
+                        return replace(line, versions=((0, used.version),))
+                    trouble = f"{server.url} sampled with weights {sorted(labels)}, and they should be {asked.label!r}"
                     await self._fleet.mark_down(server, trouble)
                     raise ServerUnreachable(trouble)
             except ServerUnreachable as error:

@@ -75,9 +75,13 @@ class Fleet:
         places: int,
         patience: Patience,
         inspect: Callable[[ServerClient], Awaitable[str | None]],
+        weights: Weights,
+        follows: bool = False,
     ) -> None:
+        """A fleet that `follows` gives servers no weights: another process does, and later ones are used as well."""
         self.servers = [Server(client, asyncio.Semaphore(places)) for client in clients]
-        self.weights = Weights()
+        self.weights = weights
+        self._follows = follows
         self._patience = patience
         self._inspect = inspect
         self._requests = 0
@@ -129,7 +133,9 @@ class Fleet:
                 await server.client.get("/health")
                 if not server.up:
                     label = await self._inspect(server.client)
-                    if label not in (None, self.weights.label):  # None: it doesn't say what it holds
+                    if label is not None and self.usable(label, self.weights) is None:  # None: it doesn't say
+                        if self._follows:
+                            raise EngineError(f"{server.url} has other weights, until the trainer has given it its own")
                         server.waits = self.weights.is_sent
                         if server.waits:
                             raise EngineError(f"{server.url} has other weights, until the next ones are sent")
@@ -231,7 +237,24 @@ class Fleet:
 
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
+        if self._follows:
+            self._go_on(weights)
+            return
         async with self._without_requests():
+            self.weights = weights
+
+    def usable(self, label: str, asked: Weights) -> Weights | None:
+        """The weights with this label, if they are those that were asked for, or later ones of the process that is
+        followed, which are then asked for from now on."""
+        if label == asked.label:
+            return asked
+        later = asked.later(label) if self._follows else None
+        if later is not None:
+            self._go_on(later)
+        return later
+
+    def _go_on(self, weights: Weights) -> None:
+        if weights.version > self.weights.version:
             self.weights = weights
 
     async def _give(self, server: Server, weights: Weights) -> None:
@@ -252,6 +275,15 @@ class Weights:
     files: tuple[str, ...] = ()
     is_sent: bool = False
     """They have been sent to the servers, and nothing here keeps them."""
+    run: str = ""
+    """A name for all weights of one trainer."""
+
+    def later(self, label: str) -> Weights | None:
+        """The weights with this label, if they are later ones of the same trainer."""
+        start, _, number = label.rpartition("-")
+        if not self.run or start != self.run or not number.isdecimal() or int(number) <= self.version:
+            return None
+        return Weights(int(number), label, run=self.run)
 
     def remove_files(self) -> None:
         """Delete the files; no server will be asked to load them again."""
@@ -266,7 +298,7 @@ class WeightsFolder:
     """
 
     def __init__(self, folder: str | None) -> None:
-        self._run = uuid.uuid4().hex[:8]
+        self.run = f"repl-rl-{uuid.uuid4().hex[:8]}"
         self._given = folder
         self._made: str | None = None
 
@@ -285,10 +317,10 @@ class WeightsFolder:
                 f"new weights can't be written to {self._given or tempfile.gettempdir()!r}: {error}; name a folder "
                 "with room that trainer and servers share in engine.weights_folder"
             ) from error
-        return Weights(version, label, tuple(files))
+        return Weights(version, label, tuple(files), run=self.run)
 
     def label(self, version: int) -> str:
-        return f"repl-rl-{self._run}-{version}"
+        return f"{self.run}-{version}"
 
     def close(self) -> None:
         if self._made is not None:
