@@ -1,0 +1,100 @@
+"""A run's metrics for Prometheus, at `http://HOST:PORT/metrics`: the last step's, and those of the pools at the moment.
+
+Names are those of metrics.jsonl with `repl_rl_` before them and `_` for `/`. docs/grafana.json is a dashboard for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from repl_rl.errors import ConfigError, DependencyError, ReplRLError
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+    from repl_rl.rollout.service import RolloutService
+
+
+class ServeMetrics(TrainerCallback):  # type: ignore[misc]
+    """Keeps the numbers of the last step, and collects them whenever Prometheus asks."""
+
+    def __init__(self, service: RolloutService, run: str) -> None:
+        self._service = service
+        self._run = run
+        self._numbers: dict[str, float] = {}
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
+        if "reward" in numbers:
+            self._numbers = {**numbers, "step": state.global_step, "step_ended_at": time.time()}
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Called by prometheus_client, in a thread of its own."""
+        numbers = dict(self._numbers)
+        try:
+            numbers |= {f"kernels/{name}": value for name, value in self._service.kernel_numbers().items()}
+        except (ReplRLError, RuntimeError):
+            numbers["kernels/workers"] = 0.0  # the rollouts' process is gone, or being closed
+        for name, value in numbers.items():
+            if math.isfinite(value):
+                yield self._gauge(name, value)
+        for name in ("up", "under_way"):
+            workers = self._gauge(f"worker_{name}", None, "worker", "node")
+            for worker in self._service.workers:
+                workers.add_metric([self._run, str(worker["worker"]), str(worker["node"])], float(worker[name]))
+            if workers.samples:
+                yield workers
+
+    def _gauge(self, name: str, value: float | None, *labels: str) -> GaugeMetricFamily:
+        from prometheus_client.core import GaugeMetricFamily
+
+        family = GaugeMetricFamily(metric_name(name), name, labels=["run", *labels])
+        if value is not None:
+            family.add_metric([self._run], value)
+        return family
+
+
+def metric_name(name: str) -> str:
+    """Prometheus's name of a metric of metrics.jsonl."""
+    return "repl_rl_" + re.sub(r"\W", "_", name)
+
+
+@contextmanager
+def serve(port: int | None) -> Iterator[Any]:
+    """Listen on `port`, and yield the registry that is served there; without a port, None.
+
+    Raises DependencyError without prometheus_client, and ConfigError if the port is taken.
+    """
+    if port is None:
+        yield None
+        return
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise DependencyError("train.metrics_port needs prometheus_client: pip install prometheus_client")
+    from prometheus_client import CollectorRegistry, start_http_server
+
+    registry = CollectorRegistry()
+    try:
+        server, thread = start_http_server(port, registry=registry)
+    except OSError as error:
+        raise ConfigError(f"train.metrics_port {port} can't be listened on ({error}); take another one") from error
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
