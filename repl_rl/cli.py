@@ -82,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--train", action="store_true", help="train two steps with every engine that is here")
     doctor.add_argument("--config", metavar="CONFIG", help="with --train: two steps of this config")
     doctor.add_argument("--model", metavar="MODEL", help="with --train: of this model instead of nano")
+    doctor.add_argument("--cluster", metavar="ADDRESS", help="what each machine of this Ray cluster has")
     doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a value of the config")
     doctor.set_defaults(command=_doctor)
 
@@ -105,8 +106,10 @@ class _PrintCompletion(argparse.Action):
 
 
 def _doctor(options: argparse.Namespace, console: Console) -> int:
-    from repl_rl.doctor import print_report
+    from repl_rl.doctor import print_cluster_report, print_report
 
+    if options.cluster is not None:
+        return 0 if print_cluster_report(options.cluster, console) else 1
     if not options.train:
         if options.config or options.model or options.set:
             raise ConfigError("--config, --model and --set say what to train: give --train with them")

@@ -84,6 +84,32 @@ def print_report(console: Console) -> bool:
     return all(check.ok for check in found)
 
 
+def print_cluster_report(address: str, console: Console) -> bool:
+    """Print what each machine of a Ray cluster says of itself; True if sessions can run on all of them.
+
+    Raises DependencyError without Ray, and ConfigError if the cluster can't be reached.
+    """
+    from repl_rl.cluster import connect
+    from repl_rl.config import ClusterConfig, KernelConfig
+
+    wanted = KernelConfig()
+    with connect(ClusterConfig(address=address)) as connection:
+        findings = connection.findings(connection.nodes(), {"backend": wanted.backend, "sandbox": wanted.sandbox})
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for found in findings:
+        mark = Text("MISSING", style="bold red") if found.problem else Text("ok", style="green")
+        facts = found.facts
+        amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
+        versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
+        table.add_row(mark, Text(found.node.address, style="bold"), Text(amounts + versions if facts else ""))
+    console.print(table)
+    for found in findings:
+        if found.problem:
+            console.print(Text(f"\n{found.node.address}:", style="bold"))
+            console.print(Text(f"  {found.problem}"), soft_wrap=True)
+    return not any(found.problem for found in findings)
+
+
 def has_nvidia_driver() -> bool:
     """Whether this machine has a driver for NVIDIA GPUs, whether or not torch can use it."""
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None

@@ -25,7 +25,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
         "config",
         "engine kernel dialect tools rewards credit tasks models",
         "rollout",
-        "trainer view integrations",
+        "trainer view integrations cluster",
         "run bench doctor",
         "cli __main__",
     )

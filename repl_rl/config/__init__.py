@@ -3,6 +3,7 @@
 Each part of the library gets its own small section, never the whole `Config`.
 """
 
+from repl_rl.config.cluster import ClusterConfig
 from repl_rl.config.credit import Baseline, CreditConfig, Scale
 from repl_rl.config.file import Config, dump_config, load_config, parse_config
 from repl_rl.config.rewards import Reward, RewardsConfig
@@ -27,6 +28,7 @@ __all__ = [
     "Baseline",
     "BranchConfig",
     "BudgetConfig",
+    "ClusterConfig",
     "ColumnsConfig",
     "Config",
     "CreditConfig",

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from repl_rl.config.cluster import ClusterConfig
 from repl_rl.config.credit import NEUTRAL, ON_TREES, TREES, UNBIASED_ON_TREES, CreditConfig
 from repl_rl.config.rewards import RewardsConfig
 from repl_rl.config.rollout import (
@@ -55,6 +56,7 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     budget: BudgetConfig = BudgetConfig()
     branch: BranchConfig | None = None
+    cluster: ClusterConfig | None = None
     rewards: RewardsConfig = RewardsConfig()
     credit: CreditConfig = CreditConfig()
     train: TrainConfig = TrainConfig()
@@ -113,6 +115,39 @@ class Config(Section):
                 f"arguments; got {self.train.group_size})"
             )
 
+    def _fits_a_cluster(self) -> None:
+        assert self.cluster is not None
+        if self.engine.backend in ("vllm", "transformers"):
+            raise ValueError(
+                f"engine.backend {self.engine.backend} samples in the trainer's process, and the workers of a cluster "
+                "are elsewhere; name servers in engine.servers, or set cluster.replicas"
+            )
+        if not (self.engine.servers or self.cluster.replicas or ":" in self.engine.backend):
+            raise ValueError(
+                "cluster: its workers ask vLLM servers for lines, and there are none; name them in engine.servers, or "
+                "set cluster.replicas to start some"
+            )
+        if self.engine.servers and self.cluster.replicas:
+            raise ValueError(
+                f"cluster.replicas {self.cluster.replicas} starts servers, and engine.servers names others; leave one "
+                "of the two out"
+            )
+        if self.budget.finish_share < 1:
+            raise ValueError(
+                f"budget.finish_share {self.budget.finish_share} cuts what is late of one worker, and a cluster has "
+                "several; set train.asynchronous instead, or leave one of the two out"
+            )
+        if self.train.processes > 1:
+            raise ValueError(
+                f"cluster: {self.train.processes} trainer processes would each want workers of their own; train in one "
+                "process, or leave cluster out"
+            )
+        if self.rollout is not None:
+            raise ValueError(
+                f"rollout {self.rollout!r} is a loop of your own, which the workers of a cluster don't run; leave one "
+                "of the two out"
+            )
+
     def _may_roll_out_ahead(self) -> None:
         if self.budget.finish_share < 1:
             raise ValueError(
@@ -144,6 +179,8 @@ class Config(Section):
             )
         if self.train.asynchronous is not None:
             self._may_roll_out_ahead()
+        if self.cluster is not None:
+            self._fits_a_cluster()
         if self.rollout is not None and (self.engine.deterministic or self.budget.finish_share < 1):
             raise ValueError(
                 f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "

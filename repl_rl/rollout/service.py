@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from repl_rl.config import BranchConfig, Config, SamplingConfig, load_config, parse_config, shipped_configs
 from repl_rl.dialect import require_dialect
@@ -39,6 +39,41 @@ from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
 
+class Runner(Protocol):
+    """Where the line loop runs: a thread (`RolloutThread`), a process (`RolloutWorker`), or other machines."""
+
+    at_once: int
+
+    @property
+    def environments(self) -> Mapping[int, Any]: ...
+
+    @property
+    def loop_share(self) -> float: ...
+
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
+    ) -> list[Trajectory]: ...
+
+    def begin(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        branch: BranchConfig | None,
+        on_end: Callable[[], None],
+    ) -> Future[list[Trajectory]]: ...
+
+    def kernel_numbers(self) -> dict[str, float]: ...
+
+    def close(self) -> None: ...
+
+
+MakeRunner = Callable[[Engine, RolloutSetup], Runner]
+
+
 class RolloutService:
     """Trajectories for tasks. The engine is the caller's; kernels and line loop live in a process of their own.
 
@@ -47,11 +82,20 @@ class RolloutService:
     the same effect: it stays in this process, so that rewards can look at it.
     """
 
-    def __init__(self, engine: Engine, setup: RolloutSetup, *, apart: bool = True) -> None:
-        """Raises ConfigError if `setup` can't be sent to the other process, and whatever opening its pool raises."""
+    def __init__(
+        self, engine: Engine, setup: RolloutSetup, *, apart: bool = True, make_runner: MakeRunner | None = None
+    ) -> None:
+        """`make_runner` puts the loop somewhere else (`repl_rl.cluster`).
+
+        Raises ConfigError if `setup` can't be sent to the other process, and whatever opening its pool raises.
+        """
         self.vocabulary = setup.vocabulary
         apart = apart and setup.extensions.environment is None
-        self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
+        self._runner: Runner
+        if make_runner is not None:
+            self._runner = make_runner(engine, setup)
+        else:
+            self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
     def generate(
         self,
@@ -83,8 +127,19 @@ class RolloutService:
 
     @property
     def environments(self) -> Mapping[int, Any]:
-        """The user's environments of the last batch, by the index of the task; void trajectories may have none."""
-        return self._runner.environments if isinstance(self._runner, RolloutThread) else {}
+        """The user's environments of the last batch, by the index of the task; void trajectories may have none. Those
+        in other processes are not here."""
+        return self._runner.environments
+
+    @property
+    def at_once(self) -> int:
+        """How many trajectories may be under way."""
+        return self._runner.at_once
+
+    @property
+    def workers(self) -> Sequence[Mapping[str, Any]]:
+        """The workers of a cluster (`worker`, `node`, `up`, `under_way`); none on one machine."""
+        return getattr(self._runner, "workers", ())
 
     @property
     def loop_share(self) -> float:
@@ -113,6 +168,7 @@ class RolloutThread:
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
         self.loop_share = 0.0
+        self.at_once = setup.at_once or setup.kernel.size
         self._loop = BackgroundLoop()
         try:
             self._pool = make_pool(setup.kernel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser, config_help: str) -> None:
         help="go on with the run in this folder, with its own config; --set may change train.steps, train.max_minutes, "
         "train.save_steps, eval.*, the trackers and what the machine needs",
     )
+    parser.add_argument(
+        "--cluster",
+        metavar="ADDRESS",
+        help="roll out on the machines of this Ray cluster: --set cluster.address=ADDRESS",
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where run folders go (default: runs)")
     parser.add_argument(
         "--dry-run", action="store_true", help="check everything that needs no model and no GPU, say what would be done"
@@ -40,6 +46,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.config is None and options.resume is None:
         raise ConfigError("give a config to train, or --resume RUN")
     overrides = tuple(options.set)
+    if options.cluster is not None:
+        overrides = (*overrides, f"cluster.address={json.dumps(options.cluster)}")
     config = load_config(options.config, overrides) if options.config else None
     if options.dry_run:
         from repl_rl.run.dryrun import dry_run, print_dry_run

@@ -11,8 +11,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -156,11 +157,53 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
     prepare_environment(config.engine.kv_cache_gib)
     if "trackio" in config.train.report_to:
         place_trackio(prepared.folder)
+    with _place_of_rollouts(prepared, progress) as (prepared, place):
+        return _train_there(prepared, progress, place | extra)
+
+
+@contextmanager
+def _place_of_rollouts(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepared, dict[str, Any]]]:
+    """For a config with a cluster, the run with the servers that were started there, and the trainer's arguments."""
+    config = prepared.config
+    if config.cluster is None:
+        yield prepared, {}
+        return
+    from repl_rl.cluster import RolloutCluster, connect, open_replicas
+
+    path = resolve_model(config.model.path)
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect(config.cluster))
+        stage = f"starting {config.cluster.replicas} vLLM servers in the cluster"
+        with progress.stage(stage) if config.cluster.replicas else nullcontext():
+            urls = stack.enter_context(open_replicas(connection, config, path))
+        engine = config.engine.model_copy(update={"servers": urls or config.engine.servers})
+        make_runner = partial(
+            RolloutCluster,
+            connection=connection,
+            config=config.cluster,
+            path=path,
+            model=config.model,
+            engine_config=engine,
+            seed=config.seed,
+        )
+        yield replace(prepared, config=config.model_copy(update={"engine": engine})), {"make_runner": make_runner}
+
+
+def _train_there(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
+    config = prepared.config
+    from repl_rl.run.prometheus import ServeMetrics, serve
     from repl_rl.run.trackers import open_trackers
 
-    with progress.stage("loading the model, vLLM and the first kernels"):
-        trainer = open_trainer(prepared, **extra)
-    try:
+    with ExitStack() as stack:
+        registry = stack.enter_context(serve(config.train.metrics_port if is_main_process() else None))
+        with progress.stage("loading the model, vLLM and the first kernels"):
+            trainer = open_trainer(prepared, **extra)
+        stack.callback(trainer.close)
+        if registry is not None:
+            metrics = ServeMetrics(trainer.service, prepared.folder.path.name)
+            trainer.add_callback(metrics)
+            registry.register(metrics)
+            stack.callback(registry.unregister, metrics)
         with open_trackers(trainer, config, prepared.folder) as trackers:
             before = _evaluate(trainer, prepared, 0, progress, trackers)
             started = time.perf_counter()
@@ -172,8 +215,6 @@ def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> Tra
             after = _evaluate(trainer, prepared, step, progress, trackers)
             trainer.save_whole(prepared.folder.path / "model")
             return TrainingOutcome(prepared.folder, before, after, seconds)
-    finally:
-        trainer.close()
 
 
 def open_trainer(prepared: Prepared, **extra: Any) -> ReplGRPOTrainer:

@@ -32,7 +32,8 @@ from trl.trainer.utils import pad
 
 from repl_rl.config import BranchConfig, ModelConfig
 from repl_rl.dialect import require_dialect
-from repl_rl.engine import CountsPrompts, make_engine
+from repl_rl.engine import CountsPrompts, ServesSlots, make_engine
+from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.kernel import KernelPool, KernelSource
@@ -41,7 +42,7 @@ from repl_rl.rollout.loop import refuse_if_all_aborted
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import MakeRunner, RolloutService
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
@@ -74,7 +75,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     `args.rewards.functions`; `reward_funcs` are TRL's, one float per completion, added to the last line's reward.
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop.
-    `wrap_kernels` puts something around the pool that sessions are taken from.
+    `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop
+    somewhere else (`repl_rl.cluster`).
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -97,6 +99,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         environment_factory: Any = None,
         rollout: Any = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
+        make_runner: MakeRunner | None = None,
         **kwargs: Any,
     ) -> None:
         if environment is not None and environment_factory is not None:
@@ -115,6 +118,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             )
         if args.asynchronous is not None and isinstance(train_dataset, IterableDataset):
             raise ConfigError("asynchronous takes tasks ahead, and an iterable data set has no rows; give a Dataset")
+        if owner is not None and make_runner is not None and reward_funcs:
+            raise ConfigError(
+                "reward_funcs are given the environments, which are on the machines of the cluster; let the "
+                "environment give the reward, or leave one of the three out"
+            )
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
@@ -152,9 +160,10 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
-        self._open_engine(path, setup)
+        self._threads = torch.get_num_threads()
+        self._open_engine(path, setup, make_runner)
 
-    def _open_engine(self, path: str, setup: RolloutSetup) -> None:
+    def _open_engine(self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None) -> None:
         """Start the engine and the kernels, and put the engine where TRL's weight sync looks for it."""
         args = cast(ReplGRPOConfig, self.args)
         dtype = args.sampler_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
@@ -169,7 +178,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 accelerator=self.accelerator,
                 processing_class=self.processing_class,
             )
-            self.service = RolloutService(self.engine, setup)
+            self.service = RolloutService(self.engine, setup, make_runner=make_runner)
         except BaseException:
             self.engine.close()
             raise
@@ -283,6 +292,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         groups, processes = self.groups_per_batch, self.accelerator.num_processes
         between = self.args.steps_per_generation * self.num_iterations
         first, again = self.queue_position or (self._step // between * groups, ())
+        if self.args.asynchronous.ahead and isinstance(self.engine, ServesSlots):
+            torch.set_num_threads(len(cores_beside_engine(self.engine.threads) or range(self._threads)))
         sampler = GRPOTrainer._get_train_sampler(self)
         self._order = GroupOrder(sampler, groups, self.accelerator.process_index, processes)
         self.queue = GroupQueue(
@@ -290,7 +301,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             self.args.asynchronous,
             groups=groups,
             group_size=self.num_generations,
-            at_once=1 if self.args.engine.deterministic else self.args.kernel.size,
+            at_once=self.service.at_once,
             first=first,
             again=again,
             last=-(-self.state.max_steps * self.args.gradient_accumulation_steps // between) * groups,
@@ -300,6 +311,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
+            torch.set_num_threads(self._threads)
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]

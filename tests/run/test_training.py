@@ -5,19 +5,26 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from repl_rl.trajectory import Trajectory, read_jsonl
 
+ROOT = Path(__file__).parents[2]
 SMALL = {
     "name": "small",
     "seed": 5,
@@ -68,16 +75,49 @@ def left_over(scratch: Path) -> set[str]:
     return sandboxes | {str(path) for path in scratch.glob("repl-rl-*")}
 
 
+def scrape(process: subprocess.Popen[str], port: int, file: Path) -> None:
+    """Keep what is served at `/metrics` once a step is over."""
+    while process.poll() is None:
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+            if "repl_rl_step{" in text:
+                file.write_text(text)
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of four steps from beginning to end."""
+    """A run of four steps from beginning to end; beside it, what Prometheus was told last."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    process = repl_rl("train", "small.yaml", cwd=folder)
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        port = listening.getsockname()[1]
+    process = repl_rl("train", "small.yaml", "--set", f"train.metrics_port={port}", cwd=folder)
+    scraper = threading.Thread(target=scrape, args=(process, port, folder / "scraped"))
+    scraper.start()
     output = finish(process)
+    scraper.join()
     assert process.returncode == 0, output
     assert "held-out problems" in output
     return folder / "runs" / "small"
+
+
+def test_prometheus_is_told_of_a_run(whole_run: Path) -> None:
+    """What the dashboard shows is served; on one machine that waits, all but a cluster's and a queue's numbers are."""
+    samples = {
+        sample.name: sample
+        for family in text_string_to_metric_families((whole_run.parents[1] / "scraped").read_text())
+        for sample in family.samples
+    }
+    step = int(samples["repl_rl_step"].value)
+    row = rows(whole_run, "train")[step - 1]
+    assert samples["repl_rl_solve_rate"].value == row["solve_rate"]
+    assert samples["repl_rl_kernels_sessions"].value > 0
+    assert {sample.labels["run"] for sample in samples.values()} == {"small"}
+    shown = set(re.findall(r'"expr": "(\w+)', (ROOT / "docs" / "grafana.json").read_text()))
+    elsewhere = ("repl_rl_asynchronous_", "repl_rl_worker_", "repl_rl_kernels_workers")
+    assert {name for name in shown if not name.startswith(elsewhere)} <= samples.keys()
 
 
 def test_a_run_leaves_what_it_promises(whole_run: Path) -> None:

@@ -104,6 +104,8 @@ class RolloutWorker:
         _refuse_unsendable(setup)
         self.loop_share = 0.0
         """CPU time of the worker's loop over the wall time of the last batch. Near 1, everything waits for the loop."""
+        self.at_once = setup.at_once or setup.kernel.size
+        self.environments: dict[int, Any] = {}
         self._engine = engine
         self._numbers: asyncio.Future[dict[str, float]] | None = None
         self._calls: dict[int, _Call] = {}

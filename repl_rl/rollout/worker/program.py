@@ -44,7 +44,7 @@ class Worker:
                 self._pool = await stack.enter_async_context(make_pool(setup.kernel))
                 self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
             except Exception as error:  # noqa: BLE001 - raised on the other side
-                self._channel.send(Numbers({}, _as_sent(error)))
+                self._channel.send(Numbers({}, as_sent(error)))
             else:
                 self._channel.send(Numbers(self._pool.stats.summary()))
                 await over
@@ -78,14 +78,14 @@ class Worker:
                 async for index, trajectory in ended:
                     self._channel.send(TrajectoryDone(asked.call, index, trajectory))
         except Exception as failure:  # noqa: BLE001 - raised on the other side
-            error = _as_sent(failure)
+            error = as_sent(failure)
         finally:
             del self._calls[asked.call]
         share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
         self._channel.send(CallDone(asked.call, share, error))
 
 
-def _as_sent(failure: Exception) -> Exception:
+def as_sent(failure: Exception) -> Exception:
     """The exception to send: the failure itself if it pickles, else an EngineError. If it is not a ReplRLError, a note
     holds its traceback in this process."""
     if not isinstance(failure, ReplRLError):

@@ -1,0 +1,12 @@
+"""Rollouts on other machines, by Ray: line loops with their kernels, and vLLM servers that the run starts itself.
+
+The trainer's side is a `RolloutCluster`, in the place of the process that makes the rollouts of one machine
+(`repl_rl.rollout.worker`). On each machine a `RolloutActor` runs the same `Rollout`, with kernels there and with lines
+from vLLM servers. Tasks go there and trajectories come back; nothing else travels.
+"""
+
+from repl_rl.cluster.connection import Connection, connect
+from repl_rl.cluster.replicas import open_replicas
+from repl_rl.cluster.rollouts import RolloutCluster
+
+__all__ = ["Connection", "RolloutCluster", "connect", "open_replicas"]

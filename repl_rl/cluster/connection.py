@@ -1,0 +1,232 @@
+"""The connection to a Ray cluster, and what each of its machines has, asked before anything is started there."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl import __version__
+from repl_rl.config import ClusterConfig
+from repl_rl.errors import ConfigError, DependencyError
+
+_LISTENER_S = 10.0
+_PROBE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster, alive when it was asked for."""
+
+    id: str
+    address: str
+    resources: Mapping[str, float]
+
+    def has(self, wanted: Mapping[str, float]) -> bool:
+        """Whether it has so much, if nothing else runs there."""
+        return all(self.resources.get(name, 0.0) >= amount for name, amount in wanted.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a machine says of itself. `problem` is empty if sessions can run there."""
+
+    node: Node
+    facts: Mapping[str, Any]
+    problem: str
+
+
+class Connection:
+    """A cluster that this process is connected to."""
+
+    def nodes(self) -> list[Node]:
+        """The machines that are alive, the one with this process first."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        alive = [
+            Node(each["NodeID"], each["NodeManagerAddress"], each["Resources"]) for each in ray.nodes() if each["Alive"]
+        ]
+        return sorted(alive, key=lambda node: (node.id != here, node.id))
+
+    def places(self, wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
+        """A node for each of `count` processes that need `wanted`, evenly; for `None`, each node that has it once.
+
+        Raises ConfigError if the cluster doesn't have enough, whatever else runs there.
+        """
+        nodes = self.nodes()
+        room = {node.id: _fits(node, wanted) for node in nodes}
+        if count is None:
+            chosen = [node for node in nodes if room[node.id]]
+        else:
+            rounds = range(count)
+            chosen = [node for turn in rounds for node in nodes if room[node.id] > turn][:count]
+        if len(chosen) < (count or 1):
+            have = "; ".join(f"{node.address}: {_amounts(node.resources)}" for node in nodes)
+            raise ConfigError(
+                f"cluster: {count or 1} {what} with {_amounts(wanted)} each don't fit into this cluster, which has "
+                f"room for {len(chosen)} ({have}); ask for less, or add machines"
+            )
+        return chosen
+
+    def findings(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> list[Finding]:
+        """Ask machines what they have (`_probe`), at the same time."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        probe = ray.remote(_by_value(_probe))
+        asked = {}
+        for node in nodes:
+            here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+            asked[node.id] = probe.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(dict(arguments))
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
+        return [_finding(node, asked[node.id]) for node in nodes]
+
+    def require(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> None:
+        """Raises ConfigError that names each machine that lacks something, and what."""
+        asked = list({node.id: node for node in nodes}.values())
+        unlike = [found for found in self.findings(asked, arguments) if found.problem]
+        if unlike:
+            reasons = "\n".join(f"  {found.node.address}: {found.problem}" for found in unlike)
+            raise ConfigError(f"{len(unlike)} of {len(asked)} machines of the cluster can't be used:\n{reasons}")
+
+
+@contextmanager
+def connect(config: ClusterConfig) -> Iterator[Connection]:
+    """Connect to the cluster of a config, unless this process is connected already. Raises DependencyError without
+    Ray, and ConfigError if the cluster can't be reached."""
+    if importlib.util.find_spec("ray") is None:
+        raise DependencyError("the section cluster needs Ray; in the checkout, bring it with: pip install -e '.[ray]'")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    if ray.is_initialized():
+        yield Connection()
+        return
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    if config.runtime_env:
+        options["runtime_env"] = config.runtime_env
+    if config.address == "local":
+        options["include_dashboard"] = False
+    try:
+        _require_listener(config.address)
+        ray.init(config.address, **options)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"no Ray cluster can be reached at cluster.address {config.address!r}: {error}; start one with\n"
+            "  ray start --head\nand on the other machines what that prints, or take address: local"
+        ) from error
+    try:
+        yield Connection()
+    finally:
+        ray.shutdown()
+
+
+def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bool, **options: Any) -> Any:
+    """A Ray actor class whose instances set `resources` aside on this machine, or, with `soft`, on another one once
+    this is lost."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    custom = {name: amount for name, amount in resources.items() if name not in names}
+    named = {names[name]: amount for name, amount in resources.items() if name in names}
+    return ray.remote(kind).options(
+        **{"num_cpus": 0, **named},
+        resources=custom,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node.id, soft=soft),
+        **options,
+    )
+
+
+def _require_listener(address: str) -> None:
+    """Raises OSError if nothing listens at a `host:port`: Ray itself would try for some minutes."""
+    host, _, port = address.rpartition(":")
+    if host:
+        socket.create_connection((host, int(port)), timeout=_LISTENER_S).close()
+
+
+def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Runs on a machine of the cluster, which may have no repl_rl: its source is all that is sent."""
+    import os
+    import platform
+
+    facts: dict[str, Any] = {"python": platform.python_version(), "cores": os.cpu_count(), "repl_rl": None}
+    try:
+        import repl_rl
+        from repl_rl.kernel.pool import require_backend
+    except ImportError as error:
+        return facts | {"missing": str(error)}
+    facts |= {"repl_rl": repl_rl.__version__, "where": os.path.dirname(repl_rl.__file__)}
+    if "backend" in arguments:
+        try:
+            require_backend(arguments["backend"], arguments["sandbox"])
+        except Exception as error:  # noqa: BLE001 - told to the other side
+            facts["sandbox"] = str(error)
+    with open("/proc/meminfo") as file:
+        available = next(line for line in file if line.startswith("MemAvailable"))
+    facts["memory_mb"] = int(available.split()[1]) // 1024
+    for name in ("weights_folder", "model"):
+        path = arguments.get(name)
+        if path and not os.path.exists(path):
+            facts[name] = path
+    return facts
+
+
+def _finding(node: Node, answer: Any) -> Finding:
+    import ray
+
+    try:
+        facts = ray.get(answer, timeout=0)
+    except ray.exceptions.GetTimeoutError:
+        return Finding(node, {}, f"no answer within {_PROBE_S:g} s")
+    except ray.exceptions.RayError as error:
+        return Finding(node, {}, str(error).strip().splitlines()[-1])
+    return Finding(node, facts, _problem(facts))
+
+
+def _problem(facts: Mapping[str, Any]) -> str:
+    if facts["repl_rl"] is None:
+        return (
+            f"repl_rl can't be imported there ({facts['missing']}); install it, or name it in cluster.runtime_env "
+            "({pip: [repl-rl]})"
+        )
+    if facts["repl_rl"] != __version__:
+        return f"it has repl_rl {facts['repl_rl']}, and this machine {__version__}; install the same on both"
+    if "sandbox" in facts:
+        return str(facts["sandbox"])
+    if "weights_folder" in facts:
+        return (
+            f"engine.weights_folder {facts['weights_folder']} isn't there; name a folder that all machines share under "
+            "the same path"
+        )
+    if "model" in facts:
+        return f"the model {facts['model']} isn't there; copy it, or name a path that all machines share"
+    return ""
+
+
+def _by_value(function: Any) -> Any:
+    """A copy that is sent as code, not as the name of a module that the other side may not have."""
+    import types
+
+    copy = types.FunctionType(function.__code__, {"__builtins__": __builtins__}, function.__name__)
+    copy.__module__ = "__main__"
+    return copy
+
+
+def _fits(node: Node, wanted: Mapping[str, float]) -> int:
+    """How many processes with these resources the node has room for."""
+    counts = [int(node.resources.get(name, 0.0) // amount) for name, amount in wanted.items() if amount]
+    return min(counts, default=2**31)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    shown = {name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store"))}
+    return ", ".join(
+        f"{amount / 2**30:.0f} GiB" if name == "memory" else f"{amount:g} {name}" for name, amount in shown.items()
+    )

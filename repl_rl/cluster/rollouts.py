@@ -1,0 +1,344 @@
+"""The trainer's side of rollouts by workers on many machines.
+
+A group (or tree) is the unit: one worker rolls it out, as a whole. If that worker or its machine dies, the group begins
+anew at another one, and what was done of it is dropped. A worker that Ray has started again is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from repl_rl.cluster.connection import Connection, Node, actor_at
+from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
+from repl_rl.config import BranchConfig, ClusterConfig, EngineConfig, ModelConfig, SamplingConfig, SeededSampling
+from repl_rl.engine import Engine, SharedEngine
+from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.rollout.loop import refuse_if_all_aborted
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.worker.handle import OnEnd
+from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.threads import BackgroundLoop
+
+logger = logging.getLogger(__name__)
+
+_MOST_CALLS = 10_000
+"""Of one actor at a time."""
+_TRIES = 16
+"""Workers that a group is given to, one after another, before it is the group that must be at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the trainer waits, in seconds."""
+
+    open_s: float = 600.0
+    """For all workers to be placed, to import what they need, and to have kernels."""
+    no_worker_s: float = 300.0
+    """For any worker to come back, once all are gone."""
+    between_tries_s: float = 1.0
+    """From one attempt to reach a lost worker to the next."""
+    close_s: float = 60.0
+    """For all workers to end their kernels."""
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    number: int
+    actor: Any
+    node: Node
+    places: int
+    under_way: int = 0
+    """Trajectories that it has been asked for and has not returned."""
+    is_up: bool = True
+    trouble: str = ""
+    loop_share: float = 0.0
+
+    def __str__(self) -> str:
+        return f"worker {self.number}, begun on {self.node.address}"
+
+    def has_room(self, trajectories: int) -> bool:
+        return self.is_up and (not self.under_way or self.under_way + trajectories <= self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """What one worker rolls out as a whole."""
+
+    tasks: tuple[Task, ...]
+    sampling: SamplingConfig | None
+    branch: BranchConfig | None
+
+
+class RolloutCluster:
+    """Workers on the machines of `connection`; the interface is that of `RolloutWorker`.
+
+    Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
+    is too small.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        setup: RolloutSetup,
+        *,
+        connection: Connection,
+        config: ClusterConfig,
+        path: str,
+        model: ModelConfig,
+        engine_config: EngineConfig,
+        seed: int = 0,
+        patience: Patience | None = None,
+    ) -> None:
+        require_shared(engine, engine_config)
+        assert isinstance(engine, SharedEngine)
+        self._engine = engine
+        self._patience = patience or Patience()
+        self._workers: list[_Worker] = []
+        self._reviving: set[asyncio.Task[None]] = set()
+        kernels = config.kernels_per_worker or setup.kernel.size
+        own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
+        nodes = connection.places(config.resources, config.workers, "workers")
+        self.at_once = kernels * len(nodes)
+        """How many trajectories may be under way."""
+        connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
+        self._loop = BackgroundLoop()
+        try:
+            self._loop.run(
+                self._open(nodes, config, kernels, WorkerSetup(path, model, engine_config, own, engine.weights, seed))
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def loop_share(self) -> float:
+        """CPU time of a worker's loop over the wall time of its last call: the most of all workers."""
+        return max((worker.loop_share for worker in self._workers), default=0.0)
+
+    @property
+    def environments(self) -> Mapping[int, Any]:
+        """None: users' environments live and end where the rollouts are."""
+        return {}
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """Each worker's number, the node that it was begun on, whether it is up, and its trajectories under way."""
+        return [
+            {"worker": each.number, "node": each.node.address, "up": each.is_up, "under_way": each.under_way}
+            for each in self._workers
+        ]
+
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
+    ) -> list[Trajectory]:
+        """Like `Rollout.many`, and raises what that raises; consecutive equal tasks go to one worker."""
+        if cut is not None:
+            raise ConfigError(
+                "budget.finish_share: workers of a cluster don't cut what is late; leave one of the two out"
+            )
+        trajectories = self._loop.run(self._all([*_units(tasks, sampling, branch)]))
+        refuse_if_all_aborted(trajectories)
+        return trajectories
+
+    def begin(
+        self, tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None, on_end: OnEnd
+    ) -> Future[list[Trajectory]]:
+        """As `RolloutService.begin`, by one worker. The trajectories come all at once, so `on_end` is not called."""
+        return self._loop.submit(self._roll_out(_Unit(tuple(tasks), sampling, branch)))
+
+    def kernel_numbers(self) -> dict[str, float]:
+        """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up."""
+        return self._loop.run(self._numbers())
+
+    def close(self) -> None:
+        """End all workers with their kernels. A second call does nothing."""
+        if not self._loop.is_closed:
+            self._loop.run(self._close())
+            self._loop.close()
+
+    async def _open(self, nodes: Sequence[Node], config: ClusterConfig, places: int, setup: WorkerSetup) -> None:
+        import ray
+
+        self._change = asyncio.Condition()
+        self._setup = ray.put(setup)
+        for number, node in enumerate(nodes):
+            actor = actor_at(
+                node, RolloutActor, config.resources, soft=True, max_restarts=-1, max_concurrency=_MOST_CALLS
+            )
+            self._workers.append(_Worker(number, actor.remote(), node, places))
+        try:
+            async with asyncio.timeout(self._patience.open_s):
+                await asyncio.gather(*(self._open_worker(worker) for worker in self._workers))
+        except TimeoutError as error:
+            raise EngineError(
+                f"cluster: {len(nodes)} workers did not come up within {self._patience.open_s:g} s; `ray status` says "
+                "what is free"
+            ) from error
+
+    async def _open_worker(self, worker: _Worker) -> None:
+        import ray
+
+        try:
+            error = await worker.actor.open.remote(self._setup)
+        except ray.exceptions.RayError as failure:
+            raise EngineError(f"{worker} did not start: {failure}") from failure
+        if error is not None:
+            error.add_note(f"({worker})")
+            raise error
+
+    async def _all(self, units: Sequence[_Unit]) -> list[Trajectory]:
+        calls = [asyncio.create_task(self._roll_out(unit)) for unit in units]
+        try:
+            return [trajectory for group in await asyncio.gather(*calls) for trajectory in group]
+        finally:
+            for call in calls:
+                call.cancel()
+
+    async def _roll_out(self, unit: _Unit) -> list[Trajectory]:
+        for _ in range(_TRIES):
+            worker = await self._place(len(unit.tasks))
+            try:
+                rolled = await self._call(worker, unit)
+            finally:
+                worker.under_way -= len(unit.tasks)
+                await self._tell()
+            if rolled is None:
+                continue
+            if rolled.error is not None:
+                raise rolled.error
+            worker.loop_share = rolled.loop_share
+            return list(rolled.trajectories)
+        raise EngineError(
+            f"cluster: {_TRIES} workers were lost, one after another, while they rolled out {unit.tasks[0].id!r}:\n"
+            f"{self._troubles()}"
+        )
+
+    async def _call(self, worker: _Worker, unit: _Unit) -> Rolled | None:
+        """What the worker returns; None if it is lost."""
+        import ray
+
+        answer = worker.actor.roll_out.remote(unit.tasks, unit.sampling, unit.branch, self._engine.weights)
+        try:
+            rolled: Rolled = await answer
+        except asyncio.CancelledError:
+            ray.cancel(answer)
+            raise
+        except ray.exceptions.RayError as error:
+            self._lose(worker, str(error).strip().partition("\n")[0])
+            return None
+        if rolled.is_closed:
+            self._lose(worker, "it was started anew")
+            return None
+        return rolled
+
+    async def _place(self, trajectories: int) -> _Worker:
+        """The worker with the most room, which is taken. Raises EngineError if all stay away."""
+        while True:
+            try:
+                async with asyncio.timeout(self._patience.no_worker_s), self._change:
+                    await self._change.wait_for(lambda: any(worker.has_room(trajectories) for worker in self._workers))
+            except TimeoutError as error:
+                if any(worker.is_up for worker in self._workers):
+                    continue  # they have much to do
+                raise EngineError(
+                    f"cluster: no worker came back within {self._patience.no_worker_s:g} s:\n{self._troubles()}"
+                ) from error
+            free = [worker for worker in self._workers if worker.has_room(trajectories)]
+            if free:
+                worker = min(free, key=lambda each: each.under_way / each.places)
+                worker.under_way += trajectories
+                return worker
+
+    def _lose(self, worker: _Worker, trouble: str) -> None:
+        worker.trouble = trouble
+        if worker.is_up:
+            worker.is_up = False
+            logger.warning(
+                "%s is lost, and others begin its %d trajectories anew: %s", worker, worker.under_way, trouble
+            )
+            reviving = asyncio.create_task(self._revive(worker))
+            self._reviving.add(reviving)
+            reviving.add_done_callback(self._reviving.discard)
+
+    async def _revive(self, worker: _Worker) -> None:
+        while not worker.is_up:
+            await asyncio.sleep(self._patience.between_tries_s)
+            try:
+                await self._open_worker(worker)
+            except ReplRLError as error:
+                worker.trouble = str(error).partition("\n")[0]
+            else:
+                worker.is_up = True
+                logger.warning("%s is back", worker)
+                await self._tell()
+
+    async def _tell(self) -> None:
+        async with self._change:
+            self._change.notify_all()
+
+    def _troubles(self) -> str:
+        return "\n".join(f"  {worker}: {worker.trouble or 'up'}" for worker in self._workers)
+
+    async def _numbers(self) -> dict[str, float]:
+        up = [worker for worker in self._workers if worker.is_up]
+        given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
+        return {**_merged([numbers for numbers in given if numbers]), "workers": float(len(up))}
+
+    async def _close(self) -> None:
+        import ray
+
+        for reviving in self._reviving:
+            reviving.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience.close_s):
+                await asyncio.gather(
+                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_up)
+                )
+        for worker in self._workers:
+            ray.kill(worker.actor)
+
+
+def _units(tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None) -> Iterator[_Unit]:
+    """Groups of equal tasks that follow each other; with `branch`, of the size of its groups."""
+    if branch is None:
+        groups = [tuple(group) for _, group in itertools.groupby(tasks, key=lambda task: task.id)]
+    else:
+        size = branch.group_size
+        groups = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
+    first = 0
+    for group in groups:
+        own = sampling
+        if isinstance(sampling, SeededSampling):
+            own = sampling.model_copy(update={"first": sampling.first + first})
+        yield _Unit(group, own, branch)
+        first += len(group)
+
+
+def _merged(given: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    merge: dict[str, Callable[[list[float]], float]] = {"p50": statistics.median, "p99": max}
+    names = dict.fromkeys(name for numbers in given for name in numbers)
+    found = {name: [numbers[name] for numbers in given if name in numbers] for name in names}
+    return {name: merge.get(name.rpartition("_")[2], sum)(values) for name, values in found.items()}
+
+
+async def _answer(asked: Any) -> Any:
+    """What a worker answers; None if it is lost."""
+    import ray
+
+    try:
+        return await asked
+    except ray.exceptions.RayError:
+        return None

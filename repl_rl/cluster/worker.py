@@ -1,0 +1,130 @@
+"""The line loop as a Ray actor: one `Rollout`, with the kernels of the machine that it runs on.
+
+An actor that Ray starts again elsewhere is empty until it is opened again. A result is all trajectories of a call or
+why there are none; a call whose actor dies has no result, so each trajectory counts once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from repl_rl.config import BranchConfig, EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.engine import Engine, SharedEngine, make_engine
+from repl_rl.engine.environment import prepare_environment
+from repl_rl.engine.factory import engine_backend
+from repl_rl.errors import ConfigError
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup, make_pool
+from repl_rl.rollout.worker.program import as_sent
+from repl_rl.trajectory import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """All that an actor needs. `path` is the model's, as the trainer has it."""
+
+    path: str
+    model: ModelConfig
+    engine: EngineConfig
+    rollout: RolloutSetup
+    weights: Any
+    """Those of the trainer's engine, which this one follows."""
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled:
+    """The result of a call. Empty with an error, or if the actor has not been opened."""
+
+    trajectories: tuple[Trajectory, ...] = ()
+    loop_share: float = 0.0
+    error: Exception | None = None
+    is_closed: bool = False
+
+
+class RolloutActor:
+    """Ray runs its methods on one event loop, many at a time."""
+
+    def __init__(self) -> None:
+        self._rollout: Rollout | None = None
+        self._stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
+
+    async def open(self, setup: WorkerSetup) -> Exception | None:
+        """Connect to the engine and start kernels, unless that has been done. Returns what it raised."""
+        async with self._opening:
+            if self._rollout is not None:
+                return None
+            try:
+                engine = await asyncio.to_thread(open_engine, setup)
+                self._stack.callback(engine.close)
+                pool = await self._stack.enter_async_context(make_pool(setup.rollout.kernel))
+            except Exception as error:  # noqa: BLE001 - raised on the other side
+                await self._close()
+                return as_sent(error)
+            self._pool = pool
+            self._rollout = Rollout(engine, setup.rollout.kernels(pool), setup.rollout)
+            return None
+
+    async def roll_out(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None,
+        branch: BranchConfig | None,
+        weights: Any,
+    ) -> Rolled:
+        """One trajectory per task, in their order, typed with these weights or later ones."""
+        if self._rollout is None:
+            return Rolled(is_closed=True)
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        try:
+            engine = self._rollout.engine
+            assert isinstance(engine, SharedEngine)
+            engine.adopt(weights)
+            ended = {index: each async for index, each in self._rollout.stream(tasks, sampling, None, branch)}
+        except Exception as error:  # noqa: BLE001 - raised on the other side
+            return Rolled(error=as_sent(error))
+        share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        return Rolled(tuple(ended[index] for index in range(len(tasks))), share)
+
+    async def kernel_numbers(self) -> dict[str, float]:
+        """The pool's counters and percentiles; empty before it is open."""
+        return {} if self._rollout is None else self._pool.stats.summary()
+
+    async def close(self) -> None:
+        """End the kernels. What is under way fails."""
+        async with self._opening:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._rollout = None
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
+
+
+def open_engine(setup: WorkerSetup) -> Engine:
+    """The engine of a worker, which follows the trainer's. Raises ConfigError if it can't, or what opening raises."""
+    vocabulary = setup.rollout.vocabulary
+    if engine_backend(setup.engine) == "server":
+        from repl_rl.engine.server import VLLMServerEngine
+
+        return VLLMServerEngine(setup.path, vocabulary, setup.model, setup.engine, setup.seed, follows=setup.weights)
+    prepare_environment(setup.engine.kv_cache_gib)
+    engine = make_engine(setup.path, vocabulary, setup.model, setup.engine, setup.seed)
+    require_shared(engine, setup.engine)
+    return engine
+
+
+def require_shared(engine: Engine, config: EngineConfig) -> None:
+    """Raises ConfigError if an engine's weights can't be those of an engine in another process."""
+    if not isinstance(engine, SharedEngine):
+        engine.close()
+        raise ConfigError(
+            f"engine.backend: {engine_backend(config)} keeps its weights in one process, and a cluster's workers are "
+            "others; name vLLM servers in engine.servers, or let the run start some (cluster.replicas)"
+        )

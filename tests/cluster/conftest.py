@@ -1,0 +1,88 @@
+"""A real Ray cluster of several nodes on this machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from shared_engine import SharedScript
+
+from repl_rl.cluster import Connection, RolloutCluster, connect
+from repl_rl.cluster.rollouts import Patience
+from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
+from repl_rl.engine import load_vocabulary
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.setup import RolloutSetup
+
+HERE = Path(__file__).parent
+BACKEND = "shared_engine:make"
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two nodes with room for a worker each; the head has none."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        cluster.add_node(num_cpus=1)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def cluster_config(ray_cluster: Any) -> ClusterConfig:
+    paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+    return ClusterConfig(
+        address=ray_cluster.address, kernels_per_worker=4, runtime_env={"env_vars": {"PYTHONPATH": paths}}
+    )
+
+
+@pytest.fixture(scope="session")
+def connection(cluster_config: ClusterConfig) -> Iterator[Connection]:
+    with connect(cluster_config) as connection:
+        yield connection
+
+
+OpenService = Callable[..., RolloutService]
+
+
+@pytest.fixture
+def open_service(connection: Connection, cluster_config: ClusterConfig) -> Iterator[OpenService]:
+    """Makes a service whose rollouts are made by workers of the cluster; all are closed behind the test."""
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    with ExitStack() as stack:
+
+        def make(patience: Patience | None = None, **changes: Any) -> RolloutService:
+            setup = RolloutSetup(
+                vocabulary,
+                context_tokens=512,
+                chat=False,
+                budget=BudgetConfig(line_tokens=128, tokens=400),
+                kernel=KernelConfig(size=4),
+            )
+
+            def runner(engine: Any, setup: RolloutSetup) -> RolloutCluster:
+                return RolloutCluster(
+                    engine,
+                    setup,
+                    connection=connection,
+                    config=cluster_config.model_copy(update=changes),
+                    path=str(NANO_PATH),
+                    model=ModelConfig(path="nano"),
+                    engine_config=EngineConfig(backend=BACKEND),
+                    patience=patience or Patience(between_tries_s=0.1),
+                )
+
+            return stack.enter_context(RolloutService(SharedScript(vocabulary), setup, make_runner=runner))
+
+        yield make

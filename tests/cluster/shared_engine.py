@@ -1,0 +1,54 @@
+"""A scripted engine with weights that are a number: for workers in other processes, as servers are."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from repl_rl.config import EngineConfig, ModelConfig
+from repl_rl.engine import Vocabulary
+from repl_rl.rollout.scripted import ScriptedPolicy, ScriptedSlot
+
+
+class SharedScript(ScriptedPolicy):
+    """Types the question of each task: what stands between its first and its last backtick."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary, "")
+        self.version = 0
+
+    @asynccontextmanager
+    async def slot(self, tokens: int) -> AsyncIterator[ScriptedSlot]:
+        yield _QuestionSlot(self._vocabulary)
+
+    @property
+    def weights(self) -> int:
+        return self.version
+
+    def adopt(self, weights: int) -> None:
+        self.version = max(self.version, weights)
+
+    def load_weights(self, named_weights: Iterable[tuple[str, Any]]) -> None:
+        self.version += 1
+
+    def require_weight_updates(self) -> None:
+        """They can always be given."""
+
+
+class _QuestionSlot(ScriptedSlot):
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        super().__init__(vocabulary, iter(()))
+        self._has_begun = False
+
+    async def sample_line(self, ids: Any, max_tokens: int, sampling: Any) -> Any:
+        if not self._has_begun:
+            self._has_begun = True
+            _, script, _ = self._vocabulary.decode(ids).split("`")
+            self._left = iter([f" {line}\n" for line in script.split(";;")])
+        return await super().sample_line(ids, max_tokens, sampling)
+
+
+def make(path: str, vocabulary: Vocabulary, model: ModelConfig, config: EngineConfig, seed: int) -> SharedScript:
+    """For `engine.backend`."""
+    return SharedScript(vocabulary)

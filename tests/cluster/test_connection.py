@@ -1,0 +1,84 @@
+"""What is found out about a cluster before anything is started there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from repl_rl import __version__
+from repl_rl.cluster import Connection, connect
+from repl_rl.cluster.connection import _problem
+from repl_rl.config import ClusterConfig, parse_config
+from repl_rl.errors import ConfigError, DependencyError
+
+
+def test_machines_say_what_they_have(connection: Connection) -> None:
+    nodes = connection.nodes()
+    assert len(nodes) == 3
+    found = connection.findings(nodes, {"backend": "fork", "sandbox": "bwrap", "model": "/nowhere"})
+    assert [finding.facts["repl_rl"] for finding in found] == [__version__] * 3
+    assert all("the model /nowhere isn't there" in finding.problem for finding in found)
+    with pytest.raises(
+        ConfigError, match=r"3 of 3 machines of the cluster can't be used:\n.*: engine.weights_folder /no isn't there"
+    ):
+        connection.require(nodes, {"backend": "fork", "sandbox": "bwrap", "weights_folder": "/no"})
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        (
+            {"repl_rl": None, "missing": "No module named 'repl_rl'"},
+            r"can't be imported there \(No module.*runtime_env",
+        ),
+        ({"repl_rl": "0.0.1"}, r"it has repl_rl 0\.0\.1, and this machine"),
+        ({"repl_rl": __version__, "sandbox": "no user namespaces"}, "no user namespaces"),
+        ({"repl_rl": __version__}, "^$"),
+    ],
+)
+def test_what_is_wrong_with_a_machine(facts: dict[str, str], says: str) -> None:
+    assert re.search(says, _problem(facts))
+
+
+def test_a_cluster_that_is_not_there() -> None:
+    """In a process of its own, because this one may be connected."""
+    program = (
+        "from repl_rl.cluster import connect\nfrom repl_rl.config import ClusterConfig\n"
+        "with connect(ClusterConfig(address='127.0.0.1:1')) as connection: print(connection)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "ConfigError: no Ray cluster can be reached at cluster.address '127.0.0.1:1'" in done.stderr
+    assert "ray start --head" in done.stderr
+
+
+def test_ray_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DependencyError, match=r"needs Ray; .*\.\[ray\]"), connect(ClusterConfig()):
+        pass
+
+
+SERVERS = {"servers": ["http://a:1"]}
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({}, "there are none; name them in engine.servers, or set cluster.replicas"),
+        ({"engine": {"backend": "vllm"}}, "engine.backend vllm samples in the trainer's process"),
+        ({"engine": SERVERS, "cluster": {"replicas": 2}}, "replicas 2 starts servers, and engine.servers names others"),
+        ({"engine": SERVERS, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late of one worker"),
+        ({"engine": SERVERS, "train": {"processes": 2}}, "2 trainer processes would each want workers"),
+        ({"engine": SERVERS, "rollout": "a:b"}, "rollout 'a:b' is a loop of your own"),
+        ({"engine": SERVERS, "cluster": {"address": " "}}, "an empty address"),
+        ({"engine": SERVERS, "cluster": {"address": "ray://a:1"}}, "for Ray's client, .* with host:port or auto"),
+        ({"engine": SERVERS, "cluster": {"workers": 0}}, "cluster.workers"),
+        ({"engine": SERVERS, "cluster": {"resources": {"CPU": -1}}}, "cluster.resources"),
+        ({"engine": SERVERS, "cluster": {"replica_arguments": ["--x"]}}, "are for servers that the run starts"),
+    ],
+)
+def test_what_excludes_one_another(sections: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_config({"cluster": {}, **sections})
