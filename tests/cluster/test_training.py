@@ -16,14 +16,14 @@ import pytest
 import ray
 from conftest import OpenService
 from rich.console import Console
-from test_rollouts import answers, tasks, workers
+from test_rollouts import answers, tasks, until, workers
 
 from repl_rl.config import load_config
 from repl_rl.run.progress import Progress
 from repl_rl.run.training import prepare, train
 from repl_rl.trajectory import read_jsonl
 
-STEPS, PROMPTS = 6, 4
+STEPS, PROMPTS = 30, 4
 
 
 def vllm_servers() -> list[int]:
@@ -66,13 +66,11 @@ def test_a_run_over_three_nodes_outlives_a_worker_and_a_server(
     killer.start()
     outcome = train(prepare(config, tmp_path / "runs"), Progress(Console(quiet=True)))
     assert killed == ["server", "node"]
-    assert len(connection.nodes()) == nodes - 1
-    seen: Counter[str] = Counter()
+    until(lambda: len(connection.nodes()) == nodes - 1)  # Ray takes a while to call a machine lost
     for step in range(1, STEPS + 1):
         trained = list(read_jsonl(outcome.folder.rollouts / f"step_{step:05d}.jsonl"))
         assert {version for each in trained for version in each.token_versions} <= {step - 1, step}
-        seen.update(each.task.id for each in trained)
-    assert set(seen.values()) == {config.train.group_size}
+        assert list(Counter(each.task_id for each in trained).values()) == [config.train.group_size] * PROMPTS
     rows = [row for row in outcome.folder.rows() if row["kind"] == "train"]
     assert max(row["drift/logprob_max"] for row in rows) < 1e-3
     assert outcome.after is not None
