@@ -26,7 +26,7 @@ EPSILON = 0.2
 class WithoutEngine(ReplGRPOTrainer):
     """The trainer with nothing that samples."""
 
-    def _open_engine(self, path: str, vocabulary: Any) -> None:
+    def _open_engine(self, path: str, setup: Any, make_runner: Any) -> None:
         self.model.train()
         self.current_gradient_accumulation_steps = 1
 
