@@ -125,7 +125,7 @@ class CountsPrompts(Protocol):
 
 @runtime_checkable
 class TrainableEngine(Engine, Protocol):
-    """An engine that loads the trainer's weights itself. (For vLLM in this process, TRL does it.)"""
+    """An engine that loads the trainer's weights itself."""
 
     def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load weights, named as in the checkpoint, and sample with them from now on; `version` goes up by one.

@@ -213,10 +213,7 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
                         self.accelerator.unwrap_model(self.model).save_pretrained(folder)
                         self._engine.load_adapter(folder)
                 else:
-                    # vLLM's reload packs weights again as its kernels want them, and keeps what it is given until it
-                    # has all of a layer
-                    own = ((name, weight.clone()) for name, weight in self._iter_named_params())
-                    self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
+                    self._engine.reload(self._iter_named_params())
                 if self.enable_sleep_mode:
                     self.llm.wake_up(tags=["kv_cache"])
                 _wait_for_gpu()

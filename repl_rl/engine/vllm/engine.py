@@ -14,7 +14,7 @@ import logging
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -74,6 +74,22 @@ class VLLMEngine(ThreadedEngine[str]):
     def takes_adapters(self) -> bool:
         """Whether vLLM was started with `enable_lora`."""
         return self.llm.llm_engine.vllm_config.lora_config is not None
+
+    def load_weights(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load weights, named as in the checkpoint. Lines under way go on with them from their next token on."""
+        with self.paused():
+            self.reload(named_weights)
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()
+            self.update()
+
+    def reload(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Load weights without counting a version. Only inside of `paused`.
+
+        vLLM packs weights again as its kernels want them, and keeps what it is given until it has all of a layer.
+        """
+        own = ((name, weight.clone()) for name, weight in named_weights)
+        self.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=own)
 
     def load_adapter(self, folder: str) -> None:
         """Sample with PEFT's adapter in `folder` from now on. Raises what vLLM does for one that it doesn't support."""
