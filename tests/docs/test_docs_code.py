@@ -36,6 +36,7 @@ RUN_BY = {
     ("docs/integrations.md", 1): "tests/integrations/test_docs.py",
     ("docs/integrations.md", 2): "tests/integrations/test_docs.py",
     ("docs/integrations.md", 3): "tests/integrations/test_docs.py",
+    ("docs/integrations.md", 4): "tests/integrations/test_docs.py",
     ("docs/notebooks.md", 3): "tests/rollout/test_opening.py",
     ("docs/rewards.md", 0): "tests/docs/test_docs_code.py",
     ("docs/tasks.md", 0): "tests/docs/test_docs_code.py",
