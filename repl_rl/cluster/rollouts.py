@@ -160,7 +160,8 @@ class RolloutCluster:
         return self._loop.submit(self._roll_out(_Unit(tuple(tasks), sampling, branch)))
 
     def kernel_numbers(self) -> dict[str, float]:
-        """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up."""
+        """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up, and
+        lost for now."""
         return self._loop.run(self._numbers())
 
     def close(self) -> None:
@@ -295,7 +296,8 @@ class RolloutCluster:
     async def _numbers(self) -> dict[str, float]:
         up = [worker for worker in self._workers if worker.is_up]
         given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
-        return {**_merged([numbers for numbers in given if numbers]), "workers": float(len(up))}
+        workers = {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
+        return {**_merged([numbers for numbers in given if numbers]), **workers}
 
     async def _close(self) -> None:
         import ray

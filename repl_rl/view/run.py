@@ -165,9 +165,25 @@ def facts(run: Run) -> list[tuple[str, str]]:
         "sampling": None if rate is None else f"{rate:,.0f} tokens/s",
         "kernel, median line": None if median is None else milliseconds(median / 1000),
         "kernel, 99th percentile": None if slow is None else milliseconds(slow / 1000),
+        "workers": _workers(last),
+        "staleness": _staleness(last),
         "seed": run.setting("seed"),
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def _workers(row: Row) -> str | None:
+    up, lost = number(row, "kernels/workers"), number(row, "kernels/workers_lost")
+    return None if up is None else f"{up:.0f}" + (f", and {lost:.0f} lost" if lost else "")
+
+
+def _staleness(row: Row) -> str | None:
+    """Of the tokens that the last step trained on."""
+    mean, most = number(row, "asynchronous/staleness_mean"), number(row, "asynchronous/staleness_max")
+    dropped = number(row, "asynchronous/dropped_share")
+    if mean is None or most is None:
+        return None
+    return f"{mean:.1f} updates, {most:.0f} at most" + (f"; {dropped:.0%} of groups dropped" if dropped else "")
 
 
 def family_rows(run: Run) -> list[dict[str, Any]]:

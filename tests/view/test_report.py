@@ -18,7 +18,7 @@ from repl_rl.run import training
 from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
 from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
-from repl_rl.view.run import read_run
+from repl_rl.view.run import facts, read_run
 from repl_rl.view.viewer import export, indexer
 from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
@@ -90,14 +90,30 @@ def test_a_training_whose_report_fails_ends_as_it_would_have(
 def test_the_head_says_what_training_did(run_folder: Path) -> None:
     run = page_of(run_folder).data["run"]
     assert run["summary"] == ["quickstart: 24 steps on nano", "92.5% of 240 held-out problems solved after training"]
-    facts = (("model", "nano"), ("steps", "24"), ("training time", "4 min 36 s"), ("rollouts per step", "8 × 8"))
-    assert [list(fact) for fact in facts] == [fact for fact in run["facts"] if tuple(fact) in facts]
+    expected = (("model", "nano"), ("steps", "24"), ("training time", "4 min 36 s"), ("rollouts per step", "8 × 8"))
+    assert [list(fact) for fact in expected] == [fact for fact in run["facts"] if tuple(fact) in expected]
+    assert not {"workers", "staleness"} & {name for name, _ in run["facts"]}
     rates = {row["name"]: (row["before"], row["after"], row["count"]) for row in run["families"]}
     assert rates["all"] == (pytest.approx(0.4125), pytest.approx(0.925), 240)
     assert rates["gcd"] == (0.3, 0.95, None)
     assert run["families"][2]["change"] == pytest.approx(65.0)
     assert [chart["id"] for chart in run["charts"]][:2] == ["learning", "families"]
     assert run["live"] is False
+
+
+def test_the_head_says_how_workers_and_a_queue_are_doing(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    last: dict[str, Any] = dict(run.train[-1])
+    run = replace(run, train=(last,))
+    last |= {"kernels/workers": 3.0, "kernels/workers_lost": 1.0}
+    last |= {f"asynchronous/{name}": value for name, value in (("staleness_mean", 1.72), ("staleness_max", 4.0))}
+    last["asynchronous/dropped_share"] = 0.028
+    shown = dict(facts(run))
+    assert shown["workers"] == "3, and 1 lost"
+    assert shown["staleness"] == "1.7 updates, 4 at most; 3% of groups dropped"
+    last |= {"kernels/workers_lost": 0.0, "asynchronous/dropped_share": 0.0}
+    shown = dict(facts(run))
+    assert (shown["workers"], shown["staleness"]) == ("3", "1.7 updates, 4 at most")
 
 
 def test_the_problems_of_a_family_are_counted_where_the_evaluation_tells_it(run_folder: Path) -> None:
