@@ -425,16 +425,19 @@ def _fork_often(count: int) -> None:
                             async with pool.fork(twin) as third:
                                 await typed(third, "import os; os._exit(0)")
 
-            async def settled() -> tuple[int, int, int]:
-                await _until(lambda: len(pool._ready) == pool.size and not pool.stats.starting)
-                await _until(lambda: len(list(tree(server))) <= pool.size + 8)
+            def used() -> tuple[int, int, int]:
                 mounts = len(Path("/proc/self/mountinfo").read_text().splitlines())
                 return len(list(tree(server))), open_descriptors(), mounts
 
-            before = await settled()
+            def is_settled() -> bool:
+                return len(pool._ready) == pool.size and not pool.stats.starting and used()[0] <= pool.size + 8
+
+            await asyncio.gather(family(0), family(1))
+            await _until(is_settled)
+            before = used()
             for start in range(0, count, 2):
                 await asyncio.gather(family(start), family(start + 1))
-            assert all(now <= then for now, then in zip(await settled(), before, strict=True))
+            await _until(lambda: is_settled() and all(now <= then for now, then in zip(used(), before, strict=True)))
             assert pool.stats.forks >= count
 
     asyncio.run(use())

@@ -16,7 +16,7 @@ import pytest
 import ray
 from conftest import OpenService
 from rich.console import Console
-from test_rollouts import answers, tasks, until, workers
+from test_cluster_rollouts import answers, tasks, until, workers
 
 from repl_rl.config import load_config
 from repl_rl.run.progress import Progress
