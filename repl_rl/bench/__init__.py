@@ -81,6 +81,15 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
             ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/branching)"),
         ],
     ),
+    "cluster": (
+        "rollouts by way of Ray beside those of a process of this machine",
+        [
+            ("--trajectories", int, "in a batch (default: 128)"),
+            ("--kernels", int, "trajectories in flight (default: 32)"),
+            ("--lines", int, "of each trajectory (default: 8)"),
+            ("--rounds", int, "how often both take their turn (default: 7)"),
+        ],
+    ),
     "capacity": (
         "how many cores and engines rollouts need: a model, checked by real rollouts",
         [
@@ -101,7 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
             bench.add_argument(flag, type=kind, metavar="DIR" if kind is Path else "N", help=explanation)
-        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "capacity", "train"):
+        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "cluster", "capacity", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 

@@ -39,7 +39,7 @@ from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabular
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import MakeRunner, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
@@ -274,7 +274,13 @@ def _ours(service: RolloutService, tasks: Sequence[Task]) -> _Ours:
 
 @contextmanager
 def open_ended(
-    settings: RolloutSettings, engine: Any, vocabulary: Vocabulary, lines: int, kernels: int, latency_s: float = 0.0
+    settings: RolloutSettings,
+    engine: Any,
+    vocabulary: Vocabulary,
+    lines: int,
+    kernels: int,
+    latency_s: float = 0.0,
+    make_runner: MakeRunner | None = None,
 ) -> Iterator[RolloutService]:
     """A service whose trajectories type `lines` lines, whatever they submit."""
     setup = RolloutSetup(
@@ -286,7 +292,7 @@ def open_ended(
         kernel=KernelConfig(size=kernels, line_s=LINE_S),
         wrap_kernels=OpenEnded(latency_s),
     )
-    with RolloutService(engine, setup) as service:
+    with RolloutService(engine, setup, make_runner=make_runner) as service:
         yield service
 
 

