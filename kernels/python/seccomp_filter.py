@@ -149,7 +149,8 @@ _CLONE_FLAGS = 0x017D5FFF
 DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
 TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | signal.SIGCHLD
 """A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
-_MAP_HUGETLB = 0x40000
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
+"""Memory that is shared without a file stays for as long as one page of it is mapped, and shows as that one page."""
 
 _ALLOWED_OPTIONS = {
     # DUPFD, GETFD, SETFD, GETFL, SETFL; GETLK, SETLK, SETLKW; SETOWN, GETOWN, GETSIG, SETOWN_EX, GETOWN_EX; OFD_GETLK,
@@ -311,7 +312,9 @@ def _examinations(may_fork):
         *_socket_examination("socket", may_fork),
         *_socket_examination("socketpair", may_fork),
         ("mmap", _LOAD, _argument_offset(3)),
-        (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "allow"),
+        (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "shared"),
+        ("shared", _JUMP_ANY_BIT, _MAP_SHARED, "without a file", "allow"),
+        ("without a file", _JUMP_ANY_BIT, _MAP_ANONYMOUS, "EPERM", "allow"),
         ("prlimit64", _LOAD, _argument_offset(0)),
         (None, _JUMP_EQUAL, 0, "allow", "allow" if may_fork else "EPERM"),
     ]

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _LEAST_ABI = 6
 """The first version that keeps a process from signalling others and from abstract sockets: Linux 6.12."""
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
+_DEVICES = ("/dev/null", "/dev/random", "/dev/urandom", "/dev/full")
+"""Not /dev/zero: mapped, it is memory that nobody can be charged for."""
 
 
 def problem() -> str | None:

@@ -30,7 +30,8 @@ class Limits:
     """The limits of one kernel. Raises ConfigError on a value that no kernel can work with.
 
     `memory_mb` and `cpu_s` hold for each process of the session, `processes` (threads included) for all of them
-    together. A Jupyter kernel has four threads of its own, a forked session one.
+    together. Where control groups can be made, `memory_mb` holds for all of them together too, beside what may lie in
+    /tmp and /dev/shm. A Jupyter kernel has four threads of its own, a forked session one.
     """
 
     line_s: float = 5.0
@@ -72,6 +73,10 @@ class Limits:
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
                 raise ConfigError(f"{name!r} is not a kernel limit; {hint}")
         return cls(**values)
+
+    def session_bytes(self) -> int:
+        """What a whole session may hold: its processes, and its two temporary folders."""
+        return (self.memory_mb + _REPLY_MB + 2 * self.tmp_mb) * _MIB
 
     def rlimits(self) -> dict[str, tuple[int, int]]:
         """The (soft, hard) values for setrlimit(2), by the names in Python's `resource` module."""

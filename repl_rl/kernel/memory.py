@@ -1,8 +1,8 @@
 """The memory of a pool's kernels on this machine: how much there is, what each holds, and the budget of all of them.
 
 What the kernels hold is measured a few times a second, and more often as the budget fills. In between, a session can
-take no more than its own limits allow. Where a control group can be made, the fork server runs in one that has the
-budget as its limit, which Linux enforces at once.
+take no more than its own limits allow. Where control groups can be made (cgroups.py), Linux counts what a session
+holds, and keeps each session and the pool within their limits at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from weakref import WeakSet
 
+from repl_rl.kernel.cgroups import VERSIONS, own_groups, stat_of
 from repl_rl.kernel.processes import tree
 from repl_rl.kernel.results import Kernel
 
@@ -27,16 +28,12 @@ _FILLED_MB_PER_S = 8000.0
 """How fast sessions are taken to fill what is left of the budget; the next look comes before they can have done so."""
 _SHARES = (25, 10)
 """Measuring may take one part in this many of the time: while half of the budget is free, and then."""
-_LIBRARIES_MB = 16.0
-"""Files that a process has mapped have this much at least; below it, nothing is looked for among shared pages."""
+_FEW_SOCKETS = 32
+"""Not counted: what programs that are not up to anything have."""
+_SOCKET_MB = 0.45
+"""What a socket's buffer takes at the most by Linux's defaults (net.core.wmem_max, twice), with its overhead."""
 _ROOM_MB = 16.0
 """What a new kernel is assumed to need until it has been measured."""
-_END_S = 2.0
-_CGROUP_FILES = (
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""For cgroup v2, then v1: the memory controller's root, its limit and usage files, the cache's key in memory.stat."""
 
 _log = logging.getLogger(__name__)
 
@@ -48,31 +45,19 @@ def default_budget_mb() -> float:
     """
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     available_mb = int(fields["MemAvailable"].split()[0]) / 1024
-    for root, limit, usage, cached in _CGROUP_FILES:
-        for group in _own_groups(root):
+    for version in VERSIONS:
+        for group in own_groups(version.root):
             with contextlib.suppress(OSError, ValueError, KeyError):
-                numbers = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-                used = int((group / usage).read_text()) - int(numbers[cached])
-                available_mb = min(available_mb, (int((group / limit).read_text()) - used) / _MIB)
+                used = int((group / version.usage).read_text()) - stat_of(group)[version.idle_cache]
+                available_mb = min(available_mb, (int((group / version.limit).read_text()) - used) / _MIB)
     return available_mb * _SHARE / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _own_groups(root: Path) -> list[Path]:
-    """The control groups that this process is in under a controller's root, innermost first; none without the root."""
-    controller = "" if root.name == "cgroup" else root.name
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(",") and (root / "cgroup.procs").exists():
-            inner = root / path.lstrip("/")
-            return [inner, *(folder for folder in inner.parents if folder.is_relative_to(root))]
-    return []
-
-
 def tree_mb(pid: int) -> float:
-    """Memory of a process and all that it started, including pages that a child shares with its parent by fork.
+    """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
 
-    That is private memory and each process's part of what it shares with others without a file. Processes that are gone
-    hold nothing.
+    Memory that processes share otherwise lies in files; a session's filter (kernels/python/seccomp_filter.py) allows no
+    other. Processes that are gone hold nothing.
     """
     return sum(map(_process_mb, tree(pid)))
 
@@ -86,8 +71,7 @@ def _process_mb(pid: int) -> float:
                 resident, shared = _pages(place)
                 if resident:
                     break
-        unseen_mb = _shared_mb(place) if shared * _PAGE_MB > _LIBRARIES_MB else 0.0
-        return (resident - shared) * _PAGE_MB + unseen_mb
+        return (resident - shared) * _PAGE_MB
     return 0.0
 
 
@@ -97,20 +81,12 @@ def _pages(place: Path) -> tuple[int, int]:
     return int(resident), int(shared)
 
 
-def _shared_mb(place: Path) -> float:
-    """What a process shares with others without a file behind it (`mmap.mmap(-1, n)`): its part of it, or all of it
-    where Linux doesn't tell the parts."""
-    whole_mb = _kib("RssShmem", place / "status") / 1024
-    if whole_mb > 1:
-        with contextlib.suppress(OSError, ValueError):
-            return _kib("Pss_Shmem", place / "smaps_rollup") / 1024
-    return whole_mb
-
-
-def _kib(name: str, path: Path) -> int:
-    """A field of a file in /proc; 0 if it is missing, as it is for a process that has just ended."""
-    fields = dict(line.split(":", 1) for line in path.read_text().splitlines() if ":" in line)
-    return int(fields.get(name, "0").split()[0])
+def sockets_mb(pid: int) -> float:
+    """The most that the sockets in a process's own network namespace can keep in their buffers."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        used = int(Path(f"/proc/{pid}/net/sockstat").read_text().split()[2])
+        return max(0, used - _FEW_SOCKETS) * _SOCKET_MB
+    return 0.0
 
 
 def folder_mb(pid: int, folders: tuple[str, ...]) -> float:
@@ -190,46 +166,3 @@ class MemoryBudget:
             self._killed.add(largest)
             largest.kill()
         self._on_look(self._is_held_back)
-
-
-class MemoryCgroup:
-    """A control group around the fork server and all of its sessions, with a limit in bytes.
-
-    Made by `make` under the group that this process is in; removed by `close` once its processes are gone.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    @classmethod
-    def make(cls, limit_bytes: int) -> MemoryCgroup | None:
-        """None if this process can't make a group; rlimits and the measured budget still hold without one."""
-        for root, limit_file, _, _ in _CGROUP_FILES:
-            for group in _own_groups(root)[:1]:
-                folder = group / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
-                try:
-                    folder.mkdir()
-                    with open(folder / limit_file, "r+") as file:
-                        file.write(str(limit_bytes))
-                except OSError:
-                    with contextlib.suppress(OSError):
-                        folder.rmdir()
-                else:
-                    return cls(folder)
-        return None
-
-    def command(self, argv: list[str]) -> list[str]:
-        """A command that runs `argv` in the group, together with all that it starts."""
-        return ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self.folder / "cgroup.procs"), *argv]
-
-    def close(self) -> None:
-        deadline = time.monotonic() + _END_S
-        while time.monotonic() < deadline:
-            try:
-                self.folder.rmdir()
-            except FileNotFoundError:
-                return
-            except OSError:
-                time.sleep(0.01)
-            else:
-                return

@@ -47,7 +47,7 @@ tries=0
 while { [ -e "$1" ] || [ -e "$2" ]; } && [ $tries -lt 200 ]; do
   chmod -R u+rwx "$1" 2>/dev/null
   rm -rf "$1" 2>/dev/null
-  rmdir "$2" 2>/dev/null
+  rmdir "$2"/*/ "$2" 2>/dev/null
   [ -e "$1" ] || [ -e "$2" ] && sleep 0.05
   tries=$((tries + 1))
 done
@@ -151,7 +151,10 @@ class Home:
     """
 
     def __init__(self, cgroup: Path | None = None) -> None:
-        """`cgroup` is a control group to be removed as well. Raises KernelStartError if no folder can be made."""
+        """`cgroup` is a control group to be removed as well, with those in it.
+
+        Raises KernelStartError if no folder can be made.
+        """
         parent = tempfile.gettempdir()
         if len(os.fsencode(parent)) + _LONGEST_NAME_BYTES > _SOCKET_PATH_BYTES:
             parent = "/tmp"  # sockets in the folder that TMPDIR names would have longer paths than Linux allows

@@ -26,8 +26,8 @@ from typing import Any, Literal
 
 from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
+from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import MemoryCgroup
 from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap
 from repl_rl.utils.folders import resource_folder
 
@@ -235,7 +235,7 @@ class Sandbox:
         output: int,
         descriptors: Sequence[int],
         info_fd: int | None = None,
-        cgroup: MemoryCgroup | None = None,
+        group: PoolGroup | None = None,
         cwd: str = "/",
     ) -> subprocess.Popen[bytes]:
         """Run our Python with `argv` in the sandbox. Raises OSError.
@@ -253,7 +253,7 @@ class Sandbox:
                 info = [] if info_fd is None else ["--info-fd", str(info_fd)]
                 command = [str(self._bwrap), *self._walls, *info, "--", *command]
             return subprocess.Popen(
-                command if cgroup is None else cgroup.command(command),
+                command if group is None else group.command(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -284,6 +284,8 @@ class Sandbox:
             words += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
         size = ["--perms", "1777", "--size", str(self.limits.tmp_mb * _MIB), "--tmpfs"]
         words += ["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", *size, "/tmp"]
+        # Read, it is the same; mapped, /dev/zero is memory that nobody can be charged for.
+        words += ["--dev-bind", "/dev/full", "/dev/zero"]
         python, packages = self.installation.python_inside(), self.installation.packages_inside()
         for folder, inside in [*python, *packages, *self._modules, *self._mounts]:
             words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
+from repl_rl.kernel.cgroups import SessionGroup
 from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.output import SessionPipe
@@ -109,6 +110,8 @@ class Ancestor:
     pidfd: int
     held_mb: float
     """What it held when it was stopped; its forks share this memory, and each counts a part of it as its own."""
+    group: SessionGroup | None = None
+    """Where this is charged to, with what the fork holds that goes on in its place."""
     heirs: set[object] = field(default_factory=set)
 
     def part_mb(self) -> float:

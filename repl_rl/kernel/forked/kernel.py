@@ -20,6 +20,7 @@ from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError, result_of
+from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.fork import (
     DEEPEST,
@@ -35,7 +36,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import MemoryCgroup, folder_mb, tree_mb
+from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
@@ -66,16 +67,17 @@ class ForkBackend:
         self._kind = kind
         self._server: ForkServer | None = None
         self._home: Home | None = None
-        self._cgroup: MemoryCgroup | None = None
+        self._group: PoolGroup | None = None
         self._starting = asyncio.Lock()
         self.restarts = 0
 
     async def open(self, memory_mb: float) -> None:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
-        self._cgroup = MemoryCgroup.make(int((memory_mb + _SERVER_MB) * _MIB))
+        limit_bytes = int((memory_mb + _SERVER_MB) * _MIB)
+        self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         try:
-            self._home = await asyncio.to_thread(Home, None if self._cgroup is None else self._cgroup.folder)
+            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
             self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
@@ -86,15 +88,15 @@ class ForkBackend:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
         assert self._home is not None
         try:
-            return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home)
+            return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home, self._group)
         except OSError as error:
             raise KernelStartError(f"a kernel could not be started: {error}") from error
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        if self._cgroup is not None:
-            await asyncio.to_thread(self._cgroup.close)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
         if self._home is not None:
             await asyncio.to_thread(self._home.close)
 
@@ -107,7 +109,7 @@ class ForkBackend:
                 self._server = None
             if self._server is None:
                 assert self._home is not None
-                self._server = await ForkServer.start(self._sandbox, self._home, self._cgroup)
+                self._server = await ForkServer.start(self._sandbox, self._home, self._group)
             return self._server
 
 
@@ -123,6 +125,7 @@ class ForkedKernel:
         channel: PrivateChannel,
         output: SessionPipe,
         pidfd: int,
+        pool_group: PoolGroup | None = None,
         listener: Listener | None = None,
         ancestors: tuple[Ancestor, ...] = (),
     ) -> None:
@@ -139,6 +142,9 @@ class ForkedKernel:
         self.pid = pid_of(pidfd)
         """The process id of the session on the host."""
         self._inherited_mb = tree_mb(self.pid)
+        self._pool_group = pool_group
+        self._group: SessionGroup | None = None
+        self._joining = None if pool_group is None else asyncio.create_task(self._join(pool_group))
         self._listener = listener
         self._ancestors = ancestors
         for ancestor in ancestors:
@@ -151,7 +157,9 @@ class ForkedKernel:
         self._has_run = False
 
     @classmethod
-    async def start(cls, server: ForkServer, sandbox: Sandbox, home: Home) -> ForkedKernel:
+    async def start(
+        cls, server: ForkServer, sandbox: Sandbox, home: Home, pool_group: PoolGroup | None = None
+    ) -> ForkedKernel:
         """A session that answers. Raises KernelStartError with what it printed if it does not come up in time."""
         limits = sandbox.limits
         async with AsyncExitStack() as undo:
@@ -168,7 +176,7 @@ class ForkedKernel:
                 pidfd = await server.fork(request, [theirs.fileno(), output.write_fd])
             undo.pop_all()
         output.close_write_end()
-        kernel = cls(server, sandbox, home, folder, PrivateChannel(ours), output, pidfd)
+        kernel = cls(server, sandbox, home, folder, PrivateChannel(ours), output, pidfd, pool_group)
         try:
             if not await kernel._channel.ready(limits.start_s):
                 what = "ended" if kernel._channel.has_ended else f"did not answer within {limits.start_s:g} s"
@@ -306,7 +314,7 @@ class ForkedKernel:
     def _give_place_to(self, twins: list[Twin], held_mb: float) -> list[ForkedKernel]:
         """The first one goes on as this session, which held `held_mb`; the others are returned."""
         assert self._listener is not None
-        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb))
+        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb, self._group))
         self._channel.close()
         self._output.close()
         first, *others = twins
@@ -318,7 +326,7 @@ class ForkedKernel:
         for twin in others:
             kernel = ForkedKernel(
                 self._server, self._sandbox, self._home, None, twin.channel, twin.output, twin.pidfd,
-                self._listener.share(), ancestors,
+                self._pool_group, self._listener.share(), ancestors,
             )  # fmt: skip
             kernel._has_run = True
             made.append(kernel)
@@ -349,13 +357,23 @@ class ForkedKernel:
                 self._connection_file = path
             return self._connection_file
 
+    async def _join(self, pool_group: PoolGroup) -> None:
+        """Meanwhile it is in its server's group, or in that of the session that it is a fork of."""
+        self._group = await asyncio.to_thread(pool_group.admit, self.pid)
+
     def memory_mb(self) -> float:
-        """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since."""
-        files_mb = folder_mb(self.pid, _FOLDERS) if self._kind == "bwrap" else 0.0
-        return _COPIED_MB + self._own_mb() + files_mb + sum(ancestor.part_mb() for ancestor in self._ancestors)
+        """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since.
+
+        Where it has no control group, by what /proc shows of its processes and folders.
+        """
+        parts_mb = sum(each.part_mb() for each in self._ancestors if self._group is None or each.group != self._group)
+        return _COPIED_MB + self._own_mb() + parts_mb
 
     def _own_mb(self) -> float:
-        return max(0.0, tree_mb(self.pid) - self._inherited_mb)
+        if self._group is not None:
+            return self._group.used_mb()
+        outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid) if self._kind == "bwrap" else 0.0
+        return max(0.0, tree_mb(self.pid) - self._inherited_mb) + outside_mb
 
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
@@ -373,6 +391,7 @@ class ForkedKernel:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as each:  # whatever one of them raises, the others are done, from the last up
+            each.push_async_callback(self._leave_group)
             if self._folder is not None:
                 each.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
             if self._connection_file is not None:
@@ -383,6 +402,12 @@ class ForkedKernel:
             each.callback(os.close, self._pidfd)
             each.callback(self._channel.close)
             await self._kill()
+
+    async def _leave_group(self) -> None:
+        if self._joining is not None:
+            await self._joining
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
 
     def _leave_family(self) -> None:
         for ancestor in self._ancestors:

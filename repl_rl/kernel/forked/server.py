@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelStartError
-from repl_rl.kernel.memory import MemoryCgroup
+from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
@@ -51,7 +51,7 @@ class ForkServer:
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
-    async def start(cls, sandbox: Sandbox, home: Home, cgroup: MemoryCgroup | None = None) -> ForkServer:
+    async def start(cls, sandbox: Sandbox, home: Home, group: PoolGroup | None = None) -> ForkServer:
         """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -78,7 +78,7 @@ class ForkServer:
                     record,
                     output=output.fileno(),
                     descriptors=[theirs.fileno(), their_furnish.fileno()],
-                    cgroup=cgroup,
+                    group=group,
                 )
             except OSError as error:
                 ours.close()

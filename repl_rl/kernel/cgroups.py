@@ -1,0 +1,237 @@
+"""Control groups: one for a pool, and one for each of its sessions, where this process may make them.
+
+    pool          has the pool's budget as its limit
+    ├── server    the fork server
+    ├── 1         a session: all that its processes, its files and Linux for it may take
+    └── 2, ...
+
+Linux charges memory to the group of whoever asks for it: pages of processes, files in temporary folders, and what it
+keeps itself, such as page tables, buffers of sockets and locks. Where a session has too much, Linux kills in that
+session's group, and nowhere else. Without groups, rlimits and the measured budget hold (memory.py).
+
+Both versions of control groups are known. In version 2 a group that has limits for groups within it holds no process
+itself. So where this process's own group is to be divided, its processes, if they are all of this process's family,
+move to a group in it that is called `repl-rl-host`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from repl_rl.kernel.processes import tree
+
+_END_S = 2.0
+_HOST = "repl-rl-host"
+_ROUNDS = 100
+"""How often it is looked whether a session has started processes before it was in its group."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Where a version of control groups has its memory controller, and the names of files and of keys there."""
+
+    root: Path
+    limit: str
+    usage: str
+    cache: str
+    """The key in memory.stat of pages that belong to files, those in temporary folders included."""
+    idle_cache: str
+
+
+VERSIONS = (
+    Version(Path("/sys/fs/cgroup"), "memory.max", "memory.current", "file", "inactive_file"),
+    Version(
+        Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "cache", "total_inactive_file"
+    ),
+)
+_V2 = VERSIONS[0]
+
+
+def own_groups(root: Path) -> list[Path]:
+    """The control groups that this process is in under a controller's root, innermost first; none without the root."""
+    controller = "" if root == _V2.root else root.name
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(",") and (root / "cgroup.procs").exists():
+            inner = root / path.lstrip("/")
+            return [inner, *(folder for folder in inner.parents if folder.is_relative_to(root))]
+    return []
+
+
+def stat_of(group: Path) -> dict[str, int]:
+    """The numbers of a group's memory.stat, in bytes. Raises OSError."""
+    pairs = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+    return {name: int(number) for name, number in pairs}
+
+
+class PoolGroup:
+    """A pool's group. Made by `make` in the group that this process is in; `close` removes it with all that is in it,
+    once its processes are gone."""
+
+    def __init__(self, folder: Path, version: Version, session_bytes: int) -> None:
+        self.folder = folder
+        self._version = version
+        self._session_bytes = session_bytes
+        self._numbers = itertools.count(1)
+        self._left: set[Path] = set()
+        """Groups of sessions that are to be removed."""
+        self._lock = threading.Lock()
+
+    @classmethod
+    def make(cls, limit_bytes: int, session_bytes: int) -> PoolGroup | None:
+        """`limit_bytes` are for the whole pool, `session_bytes` for each session. None where it can't be made."""
+        for version in VERSIONS:
+            for base in own_groups(version.root)[:1]:
+                folder = None
+                try:
+                    if version is _V2:
+                        base = _divided(base)
+                    folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
+                    folder.mkdir()
+                    _write(folder / version.limit, limit_bytes)
+                    if version is _V2:
+                        _write(folder / "cgroup.subtree_control", "+memory")
+                    (folder / "server").mkdir()
+                except OSError as error:
+                    _log.debug("no control groups of memory in %s: %s", base, error)
+                    _remove(folder)
+                else:
+                    return cls(folder, version, min(session_bytes, limit_bytes))
+        return None
+
+    def command(self, argv: list[str]) -> list[str]:
+        """A command that runs `argv` beside the sessions' groups, in one of its own, with all that it starts."""
+        return ["/bin/sh", "-c", 'echo $$ > "$0"; exec "$@"', str(self.folder / "server" / "cgroup.procs"), *argv]
+
+    def admit(self, pid: int) -> SessionGroup | None:
+        """Move a session, with all that it has started since, to a group of its own. This takes some 10 ms.
+
+        What it holds already stays where it was charged. None if the session is gone, or Linux refuses.
+        """
+        with self._lock:
+            folder = self.folder / str(next(self._numbers))
+        group = SessionGroup(self, folder, self._version)
+        try:
+            folder.mkdir()
+            _write(folder / self._version.limit, self._session_bytes)
+            if self._version is _V2:
+                _write(folder / "memory.oom.group", 1)
+            for _ in range(_ROUNDS):
+                outside = set(tree(pid)) - group.members()
+                if not outside:
+                    break
+                for each in outside:
+                    with contextlib.suppress(ProcessLookupError):
+                        _write(folder / "cgroup.procs", each)
+        except OSError as error:
+            _log.warning("a session has no control group of its own: %s", error)
+            group.close()
+            return None
+        return group
+
+    def remove(self, folder: Path) -> None:
+        """Remove a session's group, now or once its processes are gone."""
+        with self._lock:
+            self._left.add(folder)
+            for each in list(self._left):
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+                if not each.exists():
+                    self._left.remove(each)
+
+    def close(self) -> None:
+        deadline = time.monotonic() + _END_S
+        while not _remove(self.folder) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+class SessionGroup:
+    """The group of one session."""
+
+    def __init__(self, pool: PoolGroup, folder: Path, version: Version) -> None:
+        self.folder = folder
+        self._pool = pool
+        self._version = version
+
+    def members(self) -> set[int]:
+        """The ids of its processes."""
+        return set(map(int, (self.folder / "cgroup.procs").read_text().split()))
+
+    def used_mb(self) -> float:
+        """What is charged to it, without files' pages that Linux can drop; 0 if it is gone."""
+        with contextlib.suppress(OSError):
+            used_bytes, numbers = int((self.folder / self._version.usage).read_text()), stat_of(self.folder)
+            return max(0, used_bytes - numbers[self._version.cache] + numbers["shmem"]) / (1 << 20)
+        return 0.0
+
+    def close(self) -> None:
+        """Remove it once its processes are gone."""
+        self._pool.remove(self.folder)
+
+
+def _divided(group: Path) -> Path:
+    """The version 2 group, this process's own one or the one around that, in which groups may have limits. Raises
+    OSError."""
+    if group.name == _HOST:  # this process, or one that it comes from, has been moved there
+        group = group.parent
+    control = group / "cgroup.subtree_control"
+    if "memory" in control.read_text().split():
+        return group
+    with contextlib.suppress(OSError):
+        _write(control, "+memory")
+        return group
+    host = group / _HOST
+    host.mkdir(exist_ok=True)
+    try:
+        for _ in range(_ROUNDS):
+            inside = set(map(int, (group / "cgroup.procs").read_text().split()))
+            if strangers := inside - _family():
+                raise OSError(f"{group} can't be divided: process {min(strangers)} is in it, which is none of ours")
+            if not inside:
+                break
+            for pid in inside:
+                with contextlib.suppress(ProcessLookupError):
+                    _write(host / "cgroup.procs", pid)
+        _write(control, "+memory")
+    except OSError:
+        with contextlib.suppress(OSError):
+            host.rmdir()
+        raise
+    return group
+
+
+def _family() -> set[int]:
+    """This process, those that it comes from, and those that it has started."""
+    first = os.getpid()
+    family = {first}
+    while first > 1:
+        first = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
+        family.add(first)
+    return family | set(tree(os.getpid()))
+
+
+def _write(path: Path, value: object) -> None:
+    with path.open("r+") as file:  # where there is no such file, none can be made
+        file.write(str(value))
+
+
+def _remove(folder: Path | None) -> bool:
+    """Remove a group and the groups in it; whether it is gone."""
+    if folder is None:
+        return True
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            if each.is_dir():
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+        folder.rmdir()
+    return not folder.exists()
