@@ -383,6 +383,9 @@ class KernelPool:
             self._alive.add(outcome)
         except KernelError as error:
             outcome = error
+        except Exception as error:  # noqa: BLE001 - whoever waits for this kernel would wait forever
+            _log.exception("a kernel could not be started")
+            outcome = KernelStartError(f"a kernel could not be started: {type(error).__name__}: {error}")
         finally:
             self.stats.starting -= 1
         self._hand_out(outcome)

@@ -187,7 +187,6 @@ def test_forks_of_forks_end_at_a_depth(loop: BackgroundLoop, kernel_pools: Calla
         (["import os", "f = open('/tmp/f', 'w')", "os.remove('/tmp/f')"], "the file was deleted"),
         (["import os", "f = open('/tmp/f', 'w')", "os.remove('/tmp/f')", "open('/tmp/f (deleted)', 'w').close()"],
          "another file has that name"),
-        (["import mmap", "m = mmap.mmap(-1, 4096)"], "shares memory"),
         (["f = open('/tmp/f', 'w+b')", "f.write(bytes(4096))", "f.flush()", "import mmap",
           "m = mmap.mmap(f.fileno(), 4096)", "f.close()"], "shares memory|descriptor"),
         (["import signal", "signal.alarm(50)"], "timer"),
@@ -310,7 +309,9 @@ def test_a_pool_of_one_refuses(caplog: pytest.LogCaptureFixture) -> None:
         ("real = own.be_apart; own.be_apart = lambda: real() or os.fork() and None", "further processes"),
         ("own.Belongings.move = lambda self: None", "a working folder|descriptor"),
         ("own.objection = lambda *a: None; own._open_descriptors = list; kept = os.pipe()", "descriptor"),
-        ("own.objection = lambda *a: None; import mmap; m = mmap.mmap(-1, 4096)", "memory"),
+        ("own.objection = lambda *a: None; import mmap; f = open('/tmp/f', 'w+b'); f.write(bytes(4096)); f.flush(); "
+         "m = mmap.mmap(f.fileno(), 4096); f.close(); os.close(m.fileno()) if hasattr(m, 'fileno') else None; "
+         "own._open_descriptors = list", "memory|descriptor"),
         ("own._open_descriptors = list; kept = open('/usr/bin/env', 'rb')", "descriptor"),
         ("own.os = type('O', (), {'setsid': lambda s: 0, '__getattr__': lambda s, n: getattr(os, n)})()",
          "a process group"),

@@ -179,6 +179,18 @@ def test_leaving_the_pool_ends_what_still_runs() -> None:
     assert all(isinstance(failure, KernelError | None) for failure in failures)
 
 
+def test_a_start_that_fails_in_an_unforeseen_way_is_reported_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> None:
+        async with KernelPool(1, LIMITS, warm=0) as pool:
+            with monkeypatch.context() as patch:
+                patch.setattr(pool._backend, "start", lambda: None)  # what is no coroutine can't be awaited
+                with pytest.raises(KernelStartError, match="TypeError"):
+                    await asyncio.wait_for(in_one_session(pool, "1"), 60)
+            assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+
+    asyncio.run(use())
+
+
 def test_a_kernel_that_does_not_start_is_tried_again_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module.Installation, "packages_inside", lambda self: [])
 

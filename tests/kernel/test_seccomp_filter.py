@@ -141,7 +141,10 @@ ARGUMENTS = [
     *(("prctl", (option,), "allow", "allow") for option in (2, 3, 15, 16, 21, 38)),
     *(("prctl", (option,), "EPERM", "EPERM") for option in (0, 4, 22, 28, 31, 35, 47, 53, 0x59616D61)),
     ("mmap", (0, 4096, 3, 0x22, 1 << 32, 0), "allow", "allow"),
-    ("mmap", (0x40000, 0x40000, 3, 0x21, 0x40000, 0), "allow", "allow"),
+    ("mmap", (0x40000, 0x40000, 3, 0x01, 0x40000, 0), "allow", "allow"),
+    ("mmap", (0, 4096, 3, 0x21, 1 << 32, 0), "EPERM", "EPERM"),
+    ("mmap", (0, 4096, 1, 0x23, 0, 0), "EPERM", "EPERM"),
+    ("mmap", (0, 4096, 3, 0x100031, 0, 0), "EPERM", "EPERM"),
     ("mmap", (0, 1 << 21, 3, 0x40022, 1 << 32, 0), "EPERM", "EPERM"),
     *(("madvise", (0, 4096, advice), "allow", "allow") for advice in (0, 4, 8, 14, 102)),
     *(("madvise", (0, 4096, advice), "EPERM", "EPERM") for advice in (12, 13, 20, 21, 25, 100, 101)),
@@ -388,7 +391,7 @@ def test_no_filter_is_put_on_top() -> None:
 def test_the_32_bit_gate_ends_the_process() -> None:
     gate = """
         import mmap
-        page = mmap.mmap(-1, 4096, prot=7)
+        page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE, 7)
         page.write(bytes.fromhex("53 b8 14 00 00 00 cd 80 5b c3"))  # getpid of i386
         address = ctypes.addressof(ctypes.c_char.from_buffer(page))
         print(ctypes.CFUNCTYPE(ctypes.c_int)(address)() == os.getpid())

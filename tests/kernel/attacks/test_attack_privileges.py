@@ -150,7 +150,7 @@ def test_programs_give_no_privilege(program: str, arenas: Arenas) -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="int 0x80 is x86")
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_gate_of_another_architecture_leads_nowhere(kind: str, arenas: Arenas) -> None:
-    gate = """page = mmap.mmap(-1, 4096, prot=7)
+    gate = """page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE, 7)
 _ = page.write(bytes.fromhex("53 b8 14 00 00 00 cd 80 5b c3"))
 address = ctypes.addressof(ctypes.c_char.from_buffer(page))
 ctypes.CFUNCTYPE(ctypes.c_int)(address)() == os.getpid()"""

@@ -95,7 +95,7 @@ MEMORY = [
             "one-array": "bytearray(10 ** 9)",
             "text": "'x' * 10 ** 10",
             "numpy": "import numpy; numpy.ones(10 ** 9)",
-            "mapped": "mmap.mmap(-1, 10 ** 9)",
+            "mapped": "mmap.mmap(-1, 10 ** 9, mmap.MAP_PRIVATE)",
             "unpacked": "import zlib; zlib.decompress(zlib.compress(bytes(10 ** 8)) * 9, bufsize=10 ** 9)",
             "shift": "1 << 10 ** 10",
         }.items()
@@ -135,7 +135,21 @@ BEYOND = [
     Attack("nice", ("tried(os.nice, -20)",), "'EPERM'"),
     Attack("real-time", ("tried(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(9))",), "'EPERM'"),
     Attack("reserved-huge-pages", ("tried(mmap.mmap, -1, 1 << 21, 0x40022)",), "'EPERM'"),
-    Attack("merged-pages", ("tried(mmap.mmap(-1, 8192).madvise, 12)",), "'EPERM'"),
+    Attack("merged-pages", ("tried(mmap.mmap(-1, 8192, mmap.MAP_PRIVATE).madvise, 12)",), "'EPERM'"),
+    *(
+        Attack(f"shared-without-a-file-{flags:x}", (f"tried(mmap.mmap, -1, 8192, {flags})",), "'EPERM'")
+        for flags in (0x21, 0x23, 0x8021, 0x4021)
+    ),
+    Attack(
+        "shared-zeros",
+        ("tried(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 8192))",),
+        "'(ENODEV|EACCES|EPERM)'",
+    ),
+    Attack(
+        "shared-zeros-to-read",
+        ("tried(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDONLY), 8192, prot=mmap.PROT_READ))",),
+        "'(ENODEV|EACCES|EPERM)'",
+    ),
     Attack("everybodys-disks", (f"call({number('sync')}), c('syncfs', 1)",), r"\('EPERM', 'EPERM'\)"),
     Attack("locked-memory", ("c('mlockall', 3)",), "'EPERM'"),
     Attack("first-at-the-disk", (f"call({number('ioprio_set')}, 1, 0, 1 << 13)",), "'EPERM'"),
