@@ -67,7 +67,9 @@ class Walls:
         self._links = boot["links"]
         self._rlimits = [(getattr(resource, name), limits) for name, limits in boot["rlimits"].items()]
         self._capabilities = _known_capabilities()
-        self._filter = None if self._kind == "none" else seccomp_filter.Filter(may_fork=self._kind == "bwrap")
+        self._filter = None
+        if self._kind != "none":
+            self._filter = seccomp_filter.Filter(may_fork=self._kind == "bwrap", may_share=boot["charged"])
 
     def enter(self, request, server_pid):
         """Confine this process for good.

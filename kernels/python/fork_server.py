@@ -7,6 +7,7 @@ Its boot record holds
     walls          "bwrap", "sandlock" or "none": the sandbox around the server, see confinement.py
     rlimits        {"RLIMIT_CPU": [soft, hard], ...} of each session; RLIMIT_AS counts from what a session starts with,
                    and is held at its soft value while a cell runs
+    charged        whether each session is in a control group, which counts all memory that it takes
     tmp_mb         size of a session's /tmp, and of its /dev/shm
     readable       what a session may read, in "sandlock"
     preload        names of modules to import

@@ -10,6 +10,9 @@ what is asked for decides. A call made through another architecture's table ends
 One `clone` waits for the host's word: that with which a session forks itself into namespaces of its own (repl_fork.py).
 The host says yes only while it forks a session, through the descriptor that `install` returns.
 
+Memory that is shared without a file is for sessions in control groups, which are charged for it. It stays for as long
+as one page of it is mapped, and /proc shows no more than that page.
+
 A session that may not fork is one without namespaces: it shares the host's process ids and paths. There, calls that
 start programs, change other processes or change the metadata of files are refused as well, and sockets reach no path.
 
@@ -150,7 +153,6 @@ DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is some
 TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | signal.SIGCHLD
 """A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
-"""Memory that is shared without a file stays for as long as one page of it is mapped, and shows as that one page."""
 
 _ALLOWED_OPTIONS = {
     # DUPFD, GETFD, SETFD, GETFL, SETFL; GETLK, SETLK, SETLKW; SETOWN, GETOWN, GETSIG, SETOWN_EX, GETOWN_EX; OFD_GETLK,
@@ -202,9 +204,10 @@ _RESULTS = {
 class Filter:
     """The filter, made before it is needed. Raises NotImplementedError on a machine that it is not written for."""
 
-    def __init__(self, *, may_fork=True):
+    def __init__(self, *, may_fork=True, may_share=False):
+        """`may_share`: memory that is shared without a file."""
         self._asks = may_fork
-        program = build(platform.machine(), may_fork)
+        program = build(platform.machine(), may_fork, may_share)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
 
@@ -250,7 +253,7 @@ def clone_number():
     return EXAMINED["clone"][_COLUMNS[platform.machine()]]
 
 
-def build(machine, may_fork):
+def build(machine, may_fork, may_share=False):
     """The filter as the kernel takes it: 8 bytes an instruction. Raises NotImplementedError for other machines."""
     if machine not in _COLUMNS or struct.calcsize("P") != 8:
         raise NotImplementedError(f"no seccomp filter for {machine!r}, {struct.calcsize('P') * 8} bit")
@@ -264,7 +267,7 @@ def build(machine, may_fork):
             (None, _JUMP_NOT_BELOW, _FIRST_UNKNOWN, "unknown", entry),
             ("unknown", _RETURN, _RESULTS["ENOSYS"]),
             *search,
-            *_examinations(may_fork),
+            *_examinations(may_fork, may_share),
             *((name, _RETURN, result) for name, result in _RESULTS.items()),
         ]
     )
@@ -301,7 +304,7 @@ def _search(ranges):
     return label, [(label, _JUMP_NOT_BELOW, ranges[middle][0], above, below), *below_code, *above_code]
 
 
-def _examinations(may_fork):
+def _examinations(may_fork, may_share):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
@@ -312,7 +315,7 @@ def _examinations(may_fork):
         *_socket_examination("socket", may_fork),
         *_socket_examination("socketpair", may_fork),
         ("mmap", _LOAD, _argument_offset(3)),
-        (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "shared"),
+        (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "allow" if may_share else "shared"),
         ("shared", _JUMP_ANY_BIT, _MAP_SHARED, "without a file", "allow"),
         ("without a file", _JUMP_ANY_BIT, _MAP_ANONYMOUS, "EPERM", "allow"),
         ("prlimit64", _LOAD, _argument_offset(0)),

@@ -56,8 +56,8 @@ def default_budget_mb() -> float:
 def tree_mb(pid: int) -> float:
     """Private memory of a process and all that it started, including pages that a child shares with its parent by fork.
 
-    Memory that processes share otherwise lies in files; a session's filter (kernels/python/seccomp_filter.py) allows no
-    other. Processes that are gone hold nothing.
+    Memory that processes share otherwise lies in files: where this is what counts, the filter of a session allows no
+    other (kernels/python/seccomp_filter.py). Processes that are gone hold nothing.
     """
     return sum(map(_process_mb, tree(pid)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import itertools
 import json
 import platform
 import re
@@ -142,9 +143,6 @@ ARGUMENTS = [
     *(("prctl", (option,), "EPERM", "EPERM") for option in (0, 4, 22, 28, 31, 35, 47, 53, 0x59616D61)),
     ("mmap", (0, 4096, 3, 0x22, 1 << 32, 0), "allow", "allow"),
     ("mmap", (0x40000, 0x40000, 3, 0x01, 0x40000, 0), "allow", "allow"),
-    ("mmap", (0, 4096, 3, 0x21, 1 << 32, 0), "EPERM", "EPERM"),
-    ("mmap", (0, 4096, 1, 0x23, 0, 0), "EPERM", "EPERM"),
-    ("mmap", (0, 4096, 3, 0x100031, 0, 0), "EPERM", "EPERM"),
     ("mmap", (0, 1 << 21, 3, 0x40022, 1 << 32, 0), "EPERM", "EPERM"),
     *(("madvise", (0, 4096, advice), "allow", "allow") for advice in (0, 4, 8, 14, 102)),
     *(("madvise", (0, 4096, advice), "EPERM", "EPERM") for advice in (12, 13, 20, 21, 25, 100, 101)),
@@ -166,9 +164,25 @@ def test_arguments_decide(machine: str, call: str, arguments: tuple[int, ...], f
 
 
 @pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("may_fork", [True, False])
+@pytest.mark.parametrize(
+    ("flags", "lies_in_a_file"),
+    [(0x21, False), (0x23, False), (0x8021, False), (0x100031, False), (0x01, True), (0x03, True), (0x02, True),
+     (0x22, True), (0x20022, True)],
+)  # fmt: skip
+def test_memory_is_shared_without_a_file_only_where_it_is_charged(
+    machine: str, may_fork: bool, flags: int, lies_in_a_file: bool
+) -> None:
+    for may_share in (True, False):
+        program = FILTER.build(machine, may_fork, may_share)
+        verdict = evaluate(program, MACHINES[machine], numbers(machine)["mmap"], 0, 4096, 3, flags, 0, 0)
+        assert verdict == ("allow" if lies_in_a_file or may_share else "EPERM")
+
+
+@pytest.mark.parametrize("machine", MACHINES)
 def test_programs_are_well_formed(machine: str) -> None:
-    for may_fork in (True, False):
-        program = FILTER.build(machine, may_fork)
+    for may_fork, may_share in itertools.product((True, False), repeat=2):
+        program = FILTER.build(machine, may_fork, may_share)
         code = list(struct.iter_unpack("<HBBI", program))
         for place, (operation, if_true, if_false, operand) in enumerate(code):
             assert operation in {0x20, 0x05, 0x06, 0x15, 0x35, 0x45}

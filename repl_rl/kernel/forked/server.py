@@ -64,6 +64,7 @@ class ForkServer:
                 "furnish": their_furnish.fileno() if sandbox.kind == "bwrap" else None,
                 "walls": sandbox.kind,
                 "rlimits": sandbox.rlimits(),
+                "charged": group is not None,
                 "tmp_mb": sandbox.limits.tmp_mb,
                 "readable": sandbox.readable(),
                 "preload": list(sandbox.preload),

@@ -136,10 +136,6 @@ BEYOND = [
     Attack("real-time", ("tried(os.sched_setscheduler, 0, os.SCHED_FIFO, os.sched_param(9))",), "'EPERM'"),
     Attack("reserved-huge-pages", ("tried(mmap.mmap, -1, 1 << 21, 0x40022)",), "'EPERM'"),
     Attack("merged-pages", ("tried(mmap.mmap(-1, 8192, mmap.MAP_PRIVATE).madvise, 12)",), "'EPERM'"),
-    *(
-        Attack(f"shared-without-a-file-{flags:x}", (f"tried(mmap.mmap, -1, 8192, {flags})",), "'EPERM'")
-        for flags in (0x21, 0x23, 0x8021, 0x4021)
-    ),
     Attack(
         "shared-zeros",
         ("tried(lambda: mmap.mmap(os.open('/dev/zero', os.O_RDWR), 8192))",),
