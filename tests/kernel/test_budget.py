@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import subprocess
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kernel.conftest import LIMITS, in_one_session
 
 from repl_rl.errors import KernelStartError
-from repl_rl.kernel import ExecStatus, KernelPool, Limits, landlock
+from repl_rl.kernel import ExecStatus, KernelPool, Limits, cgroups, landlock
 from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.memory import default_budget_mb, sockets_mb, tree_mb
 from repl_rl.kernel.processes import tree
@@ -194,6 +197,28 @@ def test_a_few_sockets_are_nothing() -> None:
 
     with_pool(use, memory_mb=1000, limits=Limits())
     assert sockets_mb(2**22 + 1) == 0.0
+
+
+def test_which_group_of_version_2_can_be_divided(tmp_path: Path) -> None:
+    """By its files alone. What Linux does with them is tested where it has version 2."""
+    group = tmp_path / "job"
+    (group / "repl-rl-host").mkdir(parents=True)
+    control, inside = group / "cgroup.subtree_control", group / "cgroup.procs"
+    control.write_text("cpu memory pids\n")
+    inside.write_text("")
+    assert cgroups._divided(group) == group
+    assert cgroups._divided(group / "repl-rl-host") == group
+    control.write_text("cpu\n")
+    control.rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        cgroups._divided(group)
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert {child.pid, os.getpid(), os.getppid()} <= cgroups._family()
+    finally:
+        child.kill()
+        child.wait()
+    assert 2**22 + 1 not in cgroups._family()
 
 
 def members(pool: KernelPool, name: str) -> set[int]:
