@@ -365,10 +365,17 @@ HUNGRY = {
 }
 
 
-@pytest.mark.parametrize("has_groups", [True, False], ids=["groups", "no-groups"])
-@pytest.mark.parametrize("cell", HUNGRY.values(), ids=HUNGRY)
+@pytest.mark.parametrize(
+    ("name", "has_groups"),
+    [
+        ("unmapped", True), ("sockets", True), ("without-a-first-thread", True), ("sockets", False), ("mapped", False),
+        *(pytest.param(*case, marks=pytest.mark.slow)
+          for case in [("pinned", True), ("mapped", True), ("unmapped", False), ("pinned", False),
+                       ("without-a-first-thread", False)]),
+    ],
+)  # fmt: skip
 def test_memory_beyond_the_budget_is_no_siblings_loss(
-    cell: str, has_groups: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, has_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever holds it is killed, by the budget or by Linux, in part or as a whole."""
     if not has_groups:
@@ -377,11 +384,11 @@ def test_memory_beyond_the_budget_is_no_siblings_loss(
     async def use(pool: KernelPool) -> None:
         async with pool.session() as attacker, pool.session() as sibling:
             assert (await sibling.execute("x = bytearray(b'x') * (100 << 20)")).status is ExecStatus.OK
-            await attacker.execute(cell)
+            await attacker.execute(HUNGRY[name])
             for _ in range(10):
                 assert (await sibling.execute("len(x) >> 20, x[-1]")).output == "(100, 120)\n"
                 await asyncio.sleep(0.2)
             await soon(lambda: pool.stats.used_mb < 800)
             assert (await sibling.execute("len(x) >> 20, x[-1]")).output == "(100, 120)\n"
 
-    with_pool(use, memory_mb=800, limits=Limits(line_s=5))
+    with_pool(use, memory_mb=800, limits=Limits(line_s=60))
