@@ -10,8 +10,8 @@ keeps itself, such as page tables, buffers of sockets and locks. Where a session
 session's group, and nowhere else. Without groups, rlimits and the measured budget hold (memory.py).
 
 Both versions of control groups are known. In version 2 a group that has limits for groups within it holds no process
-itself. So where this process's own group is to be divided, its processes, if they are all of this process's family,
-move to a group in it that is called `repl-rl-host`.
+itself. So where this process's own group is to be divided, the processes in it move to a group in it, `repl-rl-host`,
+which has no limits of its own.
 """
 
 from __future__ import annotations
@@ -193,9 +193,7 @@ def _divided(group: Path) -> Path:
     host.mkdir(exist_ok=True)
     try:
         for _ in range(_ROUNDS):
-            inside = set(map(int, (group / "cgroup.procs").read_text().split()))
-            if strangers := inside - _family():
-                raise OSError(f"{group} can't be divided: process {min(strangers)} is in it, which is none of ours")
+            inside = (group / "cgroup.procs").read_text().split()
             if not inside:
                 break
             for pid in inside:
@@ -207,16 +205,6 @@ def _divided(group: Path) -> Path:
             host.rmdir()
         raise
     return group
-
-
-def _family() -> set[int]:
-    """This process, those that it comes from, and those that it has started."""
-    first = os.getpid()
-    family = {first}
-    while first > 1:
-        first = int(Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1])
-        family.add(first)
-    return family | set(tree(os.getpid()))
 
 
 def _write(path: Path, value: object) -> None:
