@@ -29,6 +29,8 @@ from repl_rl.kernel.processes import tree
 
 _END_S = 2.0
 _HOST = "repl-rl-host"
+_LITTLE_BYTES = 8 << 20
+"""Of so little it is not asked how much are files' pages: Linux takes longer to say so than to say the rest."""
 _ROUNDS = 100
 """How often it is looked whether a session has started processes before it was in its group."""
 
@@ -169,8 +171,11 @@ class SessionGroup:
     def used_mb(self) -> float:
         """What is charged to it, without files' pages that Linux can drop; 0 if it is gone."""
         with contextlib.suppress(OSError):
-            used_bytes, numbers = int((self.folder / self._version.usage).read_text()), stat_of(self.folder)
-            return max(0, used_bytes - numbers[self._version.cache] + numbers["shmem"]) / (1 << 20)
+            used_bytes = int((self.folder / self._version.usage).read_text())
+            if used_bytes > _LITTLE_BYTES:
+                numbers = stat_of(self.folder)
+                used_bytes -= numbers[self._version.cache] - numbers["shmem"]
+            return max(0, used_bytes) / (1 << 20)
         return 0.0
 
     def close(self) -> None:
