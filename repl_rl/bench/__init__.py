@@ -95,6 +95,16 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
         [
             ("--trajectories", int, "of each real rollout (default: 256)"),
             ("--most-gpus", int, "of the fleets that the model is asked about (default: 512)"),
+            ("--rates", Path, "an earlier report (--json), whose rates are taken; nothing is measured"),
+            ("--step-ms", float, "a step of an engine on a GPU (default: 12)"),
+            ("--sequence-us", float, "a step, more for each line in it (default: 40)"),
+            ("--read-us", float, "a step, more for each token that it reads (default: 20)"),
+            ("--places", int, "lines that an engine samples at once (default: 256)"),
+            ("--in-flight", int, "sessions for each GPU (default: 704)"),
+            ("--lines", int, "of a session, on average (default: 20)"),
+            ("--line-tokens", int, "sampled tokens of a line, on average (default: 40)"),
+            ("--tool-s", float, "what a line waits for without a core, on average (default: 0.3)"),
+            ("--cell-ms", float, "what a line computes, on average (default: as measured, with nano's lines)"),
         ],
     ),
     "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
@@ -109,7 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench = measured.add_parser(name, help=about)
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
-            bench.add_argument(flag, type=kind, metavar="DIR" if kind is Path else "N", help=explanation)
+            bench.add_argument(flag, type=kind, metavar="PATH" if kind is Path else "N", help=explanation)
         if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "cluster", "capacity", "train"):
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)

@@ -132,17 +132,17 @@ def _against_plain(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Vo
     sides = Sides()
     tasks = make_tasks(None, settings.trajectories, seed=3, split="heldout")
     with open_ended(settings, engine, vocabulary, settings.lines, settings.kernels) as service:
-        _wait_until_ready(service, settings.kernels)
+        wait_until_ready(service, settings.kernels)
         service.generate(tasks)
         for number in range(settings.rounds):
             say(f"rollouts and plain generation, round {number + 1} of {settings.rounds}")
-            _wait_until_ready(service, settings.kernels)
+            wait_until_ready(service, settings.kernels)
             started = time.perf_counter()
             sides.trajectories = service.generate(tasks)
             sides.repl_s.append(time.perf_counter() - started)
             sides.tokens.append(sum(trajectory.sampled_tokens for trajectory in sides.trajectories))
             sides.lines.append(sum(len(trajectory.lines) for trajectory in sides.trajectories))
-            _wait_until_ready(service, settings.kernels)
+            wait_until_ready(service, settings.kernels)
             sides.plain_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=0))
             sides.bare_s.append(plain_seconds(engine.llm, sides.trajectories, logprobs=None))
     return _plain_figures(settings, sides)
@@ -231,7 +231,7 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
                 for _ in range(settings.trl_rounds):
                     peer = trl.roll_out(tasks, latency_s)
                     ours = _ours(service, tasks)
-                    _wait_until_ready(service, len(tasks))
+                    wait_until_ready(service, len(tasks))
                     rounds.append(_trl_figures(peer, ours, plain_seconds(engine.llm, ours.trajectories, logprobs=0)))
             rows.append({name: statistics.median(figures[name] for figures in rounds) for name in rounds[0]})
     columns = {name: [row[name] for row in rows] for name in rows[0]}
@@ -264,7 +264,7 @@ class _Ours:
 
 
 def _ours(service: RolloutService, tasks: Sequence[Task]) -> _Ours:
-    _wait_until_ready(service, len(tasks))
+    wait_until_ready(service, len(tasks))
     before = service.kernel_numbers()["executions"]
     started = time.perf_counter()
     trajectories = service.generate(tasks)
@@ -296,7 +296,7 @@ def open_ended(
         yield service
 
 
-def _wait_until_ready(service: RolloutService, kernels: int) -> None:
+def wait_until_ready(service: RolloutService, kernels: int) -> None:
     """Wait until the kernels are up, as they are in training, where they start while the trainer computes."""
     deadline = time.monotonic() + 60
     while service.kernel_numbers()["alive"] < kernels and time.monotonic() < deadline:

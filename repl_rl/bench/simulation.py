@@ -4,11 +4,14 @@ What is modelled:
 
 - An engine takes a step for all of its running lines at once. A step takes a fixed time, more for each line, and more
   for each token that is read. Lines wait for one of its places.
-- A worker machine has cores. Its line loop runs at once, on one of them: if all are taken, a cell takes so much longer.
-  Cells and the starts of kernels wait for a core. A cell may wait for something else besides (a tool), without one.
-- The trainer takes batches of finished sessions, in the order in which they finish. None begin beyond so many batches
-  ahead of it.
-- A worker may be lost for a time: its sessions begin anew on the others.
+- A worker has cores, which all that computes on them shares evenly: its line loop, cells, and kernels that start. The
+  line loop is one process, and does one thing after another. So many kernels start at once, the others wait. A cell may
+  wait for something else besides (a tool), without a core. Each session has a kernel of its own; those of the first
+  sessions are there at the beginning.
+- The trainer's process takes what finished sessions have sent, one after another. It may train on batches of them, in
+  the order in which they finish. None begin beyond so many batches ahead of it.
+- Workers and engines may be lost for a time. Sessions of a lost worker begin anew on the others; those of a lost engine
+  go on at others, which read all that was written so far. A worker that is back starts its kernels.
 
 What is not: the network (its time may be added to the wait of a cell), memory, and how long sequences slow a step down.
 All times are in seconds.
@@ -26,6 +29,8 @@ from random import Random
 
 Then = Callable[[], None]
 
+_ROUNDING_S = 1e-9
+
 
 @dataclass(frozen=True, slots=True)
 class Rates:
@@ -39,15 +44,20 @@ class Rates:
     """A step, more for each token that is read and not sampled."""
     loop: float
     """The line loop, per line, on a core."""
+    loop_session: float
+    """The line loop, per session, on a core."""
     cell: float
     """A kernel, per line, on a core."""
-    session: float
+    kernel: float
     """A kernel's start and end, on a core."""
+    taking: float
+    """The trainer's process, per session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What sessions are like: numbers of lines and tokens, and seconds, are drawn anew for each."""
+    """What sessions are like: numbers of lines and tokens, and seconds, are drawn anew for each. Simulations with the
+    same seed have the same sessions."""
 
     lines: Callable[[Random], int]
     tokens: Callable[[Random], int]
@@ -68,10 +78,15 @@ class Fleet:
     places: int = 64
     """Lines that run in an engine at once."""
     workers: int = 1
-    cores: int = 1
-    """Of each worker."""
+    cores: float = 1
+    """Of each worker. Half a core is one that two workers share."""
     kernels: int = 64
     """Sessions of each worker at once."""
+    starts: int = 2
+    """Kernels that start at once, of each worker."""
+    oldest_first: bool = False
+    """Of the lines that wait for an engine, those of the session that began first go first, as in an engine of the
+    trainer's process. In a server, it is the line that has waited longest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +101,42 @@ class Training:
     ahead: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The first so many workers and engines are lost at `at_s`, for `for_s` seconds."""
+
+    at_s: float
+    workers: int = 1
+    engines: int = 0
+    for_s: float = 60.0
+
+
 @dataclass(slots=True)
 class Simulated:
     """What came out of it."""
 
     seconds: float = 0.0
     sessions: int = 0
+    """That the trainer has taken."""
     lines: int = 0
     tokens: int = 0
     line_s: list[float] = field(default_factory=list)
     """Of each line, from the request to its output."""
     engine_busy: float = 0.0
+    """The share of all places that were taken."""
     core_busy: float = 0.0
     loop_busy: float = 0.0
     trainer_busy: float = 0.0
-    """Shares of the time."""
+    """Shares of the time. The trainer's is that in which it trains."""
+    taking_busy: float = 0.0
+    """What sessions that finished have for the trainer's process to do, as a share of the time: beyond 1, it can't keep
+    up."""
     waiting: dict[str, float] = field(default_factory=dict)
-    """How many waited for engines, cores and loops, on average over time, all of them together."""
+    """How many wait for engines, cores, loops, kernels' starts and the trainer's process, on average over time, all of
+    them together."""
     begun_again: int = 0
-    """Sessions that were lost with their worker."""
+    lost_lines: int = 0
+    """Sessions that were lost with their worker, and their lines so far."""
 
     @property
     def lines_per_s(self) -> float:
@@ -135,78 +167,145 @@ class _Clock:
             then()
 
 
-class _Servers:
-    """So many of something, and a queue in front of them."""
+class _Cores:
+    """Cores that all that computes shares evenly, none of it more than one core."""
 
-    def __init__(self, clock: _Clock, count: int) -> None:
+    def __init__(self, clock: _Clock, count: float) -> None:
         self._clock = clock
-        self._free = count
-        self._waiting: deque[tuple[float, Then]] = deque()
+        self._count = count
+        self._given = 0.0
+        """What each job that has been here from the beginning has got, in seconds of a core."""
+        self._since = 0.0
+        self._jobs: list[tuple[float, int, Then]] = []
+        """A heap: how much is given when each is done."""
+        self._numbers = itertools.count()
+        self._look_at = float("inf")
+        """When the next look is planned. It may come early, for jobs that were added have slowed the others down."""
         self.busy = 0.0
         self.waited = 0.0
-
-    @property
-    def are_all_taken(self) -> bool:
-        return not self._free
-
-    def take(self, then: Then) -> None:
-        if self._free:
-            self._free -= 1
-            then()
-        else:
-            self._waiting.append((self._clock.now, then))
-
-    def give_back(self) -> None:
-        if self._waiting:
-            since, then = self._waiting.popleft()
-            self.waited += self._clock.now - since
-            then()
-        else:
-            self._free += 1
+        """Jobs beyond the cores, times seconds."""
 
     def use(self, seconds: float, then: Then) -> None:
-        """Take one for so long."""
+        """Compute for so long, were there nothing else."""
+        self._advance()
+        heapq.heappush(self._jobs, (self._given + seconds, next(self._numbers), then))
+        self._plan()
 
-        def over() -> None:
-            self.busy += seconds
-            self.give_back()
+    def _advance(self) -> None:
+        passed, self._since = self._clock.now - self._since, self._clock.now
+        if self._jobs and passed:
+            taken = min(len(self._jobs), self._count)
+            self._given += passed * min(1.0, self._count / len(self._jobs))
+            self.busy += passed * taken
+            self.waited += passed * (len(self._jobs) - taken)
+
+    def _plan(self) -> None:
+        """Plan a look at the time when the next job is done, unless one comes before."""
+        if not self._jobs:
+            return
+        left = max(0.0, self._jobs[0][0] - self._given) / min(1.0, self._count / len(self._jobs))
+        if self._clock.now + left < self._look_at:
+            self._look_at = self._clock.now + left
+            self._clock.after(left, self._look)
+
+    def _look(self) -> None:
+        if self._clock.now < self._look_at:  # this look was planned before another one that came first
+            return
+        self._look_at = float("inf")
+        self._advance()
+        done = []
+        while self._jobs and self._jobs[0][0] <= self._given + _ROUNDING_S:
+            done.append(heapq.heappop(self._jobs)[2])
+        self._plan()
+        for then in done:
             then()
 
-        self.take(lambda: self._clock.after(seconds, over))
+
+class _Queue:
+    """What is done on cores, `at_once` at a time, in order: by a process (one), or by starts of kernels."""
+
+    def __init__(self, clock: _Clock, cores: _Cores, at_once: int = 1) -> None:
+        self._clock = clock
+        self._cores = cores
+        self._free = at_once
+        self._waiting: deque[tuple[float, float, Then]] = deque()
+        self.busy = 0.0
+        self.asked = 0.0
+        """Seconds of a core that were asked for."""
+        self._waited = 0.0
+        self._since_sum = 0.0
+
+    @property
+    def waited(self) -> float:
+        """How many have waited, times seconds; those that wait now included."""
+        return self._waited + len(self._waiting) * self._clock.now - self._since_sum
+
+    def use(self, seconds: float, then: Then) -> None:
+        self.asked += seconds
+        self._waiting.append((self._clock.now, seconds, then))
+        self._since_sum += self._clock.now
+        self._next()
+
+    def _next(self) -> None:
+        if not self._free or not self._waiting:
+            return
+        since, seconds, then = self._waiting.popleft()
+        self._waited += self._clock.now - since
+        self._since_sum -= since
+        self._free -= 1
+        began = self._clock.now
+
+        def done() -> None:
+            self.busy += self._clock.now - began
+            self._free += 1
+            self._next()
+            then()
+
+        self._cores.use(seconds, done)
 
 
 class _Engine:
-    def __init__(self, clock: _Clock, rates: Rates, places: int) -> None:
+    def __init__(self, clock: _Clock, rates: Rates, fleet: Fleet) -> None:
         self._clock = clock
         self._rates = rates
-        self._places = places
-        self._waiting: deque[tuple[float, int, int, Then]] = deque()
+        self._places = fleet.places
+        self._oldest_first = fleet.oldest_first
+        self._waiting: list[tuple[int, int, float, int, int, Then]] = []
+        """A heap, by the number of the session or of the line."""
         self._running: list[tuple[int, int, Then]] = []
         """A heap: the step after which each line ends."""
         self._steps = 0
         self._is_stepping = False
         self._numbers = itertools.count()
+        self.is_up = True
         self.sessions = 0
         self.busy = 0.0
         self.waited = 0.0
 
-    def sample(self, tokens: int, read: int, then: Then) -> None:
-        self._waiting.append((self._clock.now, tokens, read, then))
+    def lose_all(self) -> None:
+        self._waiting.clear()
+        self._running.clear()
+        self.is_up = False
+
+    def sample(self, session: int, tokens: int, read: int, then: Then) -> None:
+        number = next(self._numbers)
+        order = session if self._oldest_first else number
+        heapq.heappush(self._waiting, (order, number, self._clock.now, tokens, read, then))
         if not self._is_stepping:
             self._step()
 
     def _step(self) -> None:
         read = 0
         while self._waiting and len(self._running) < self._places:
-            since, tokens, new, then = self._waiting.popleft()
+            _, number, since, tokens, new, then = heapq.heappop(self._waiting)
             self.waited += self._clock.now - since
             read += new
-            heapq.heappush(self._running, (self._steps + tokens, next(self._numbers), then))
+            heapq.heappush(self._running, (self._steps + tokens, number, then))
         self._is_stepping = bool(self._running)
         if not self._running:
             return
         seconds = self._rates.step + self._rates.sequence * len(self._running) + self._rates.read * read
-        self.busy += seconds
+        self.busy += seconds * len(self._running) / self._places
         self._clock.after(seconds, self._end_of_step)
 
     def _end_of_step(self) -> None:
@@ -220,160 +319,241 @@ class _Engine:
 
 
 class _Worker:
-    def __init__(self, clock: _Clock, fleet: Fleet) -> None:
-        self.cores = _Servers(clock, fleet.cores)
-        self.loop = _Servers(clock, 1)
-        self.owed = 0.0
-        """What the loop has taken from cells on a core."""
-        self.free = fleet.kernels
+    def __init__(self, clock: _Clock, fleet: Fleet, ready: int) -> None:
+        self.cores = _Cores(clock, fleet.cores)
+        self.loop = _Queue(clock, self.cores)
+        self.starts = _Queue(clock, self.cores, fleet.starts)
+        self.ready = ready
+        """Kernels without a session."""
+        self.starting = 0
         self.is_up = True
-        self.sessions: set[_Session] = set()
+        self.sessions: dict[_Session, None] = {}
 
 
 class _Session:
     """One session, as it goes from engine to worker and back."""
 
-    def __init__(self, simulation: _Simulation, worker: _Worker, engine: _Engine) -> None:
+    def __init__(self, simulation: _Simulation, number: int, worker: _Worker, engine: _Engine) -> None:
         self._simulation = simulation
-        self._worker = worker
-        self._engine = engine
-        self._left = simulation.work.lines(simulation.rng)
-        self._read = simulation.work.prompt
+        self._rng = Random(simulation.seed + number)
+        self.number = number
+        self.lines = 0
+        """That have run."""
+        self._all_lines = simulation.work.lines(self._rng)
+        self._length = self._new = simulation.work.prompt
+        """Tokens so far, and those that the engine has not read."""
+        self._tokens = 0
+        """Of the line that is being sampled."""
         self._asked = 0.0
-        self.is_lost = False
-        worker.cores.use(simulation.rates.session, self._ask)
+        self.worker = worker
+        self.engine = engine
+        worker.loop.use(simulation.rates.loop_session, self._ask)
 
     def _ask(self) -> None:
-        if self.is_lost:
+        if not self.worker.is_up:
             return
-        tokens = self._simulation.work.tokens(self._simulation.rng)
+        self._tokens = self._simulation.work.tokens(self._rng)
         self._asked = self._simulation.clock.now
-        self._simulation.result.tokens += tokens
-        self._engine.sample(tokens, self._read, self._sampled)
-        self._read = self._simulation.work.shown
+        self.engine.sample(self.number, self._tokens, self._new, self._sampled)
+
+    def move(self, engine: _Engine) -> None:
+        """Go on at another engine, from the beginning of the line that was being sampled."""
+        self.engine, self._new = engine, self._length
+        if self._tokens:
+            engine.sample(self.number, self._tokens, self._new, self._sampled)
 
     def _sampled(self) -> None:
-        if self.is_lost:
+        if not self.worker.is_up:
             return
-        self._worker.loop.use(self._simulation.rates.loop, self._run)
+        self._simulation.tokens += self._tokens
+        self._length += self._tokens + self._simulation.work.shown
+        self._tokens, self._new = 0, self._simulation.work.shown
+        self.worker.loop.use(self._simulation.rates.loop, self._run)
 
     def _run(self) -> None:
-        worker, rates = self._worker, self._simulation.rates
-        if worker.cores.are_all_taken:
-            worker.owed += rates.loop
-        else:
-            worker.cores.busy += rates.loop
-        owed, worker.owed = worker.owed, 0.0
-        wait = self._simulation.work.wait(self._simulation.rng)
-        worker.cores.use(rates.cell + owed, lambda: self._simulation.clock.after(wait, self._ran))
+        wait = self._simulation.work.wait(self._rng)
+        self.worker.cores.use(self._simulation.rates.cell, lambda: self._simulation.clock.after(wait, self._ran))
 
     def _ran(self) -> None:
-        if self.is_lost:
+        if not self.worker.is_up:
             return
-        result = self._simulation.result
-        result.lines += 1
-        result.line_s.append(self._simulation.clock.now - self._asked)
-        self._left -= 1
-        if self._left:
+        self._simulation.line_s.append(self._simulation.clock.now - self._asked)
+        self.lines += 1
+        if self.lines < self._all_lines:
             self._ask()
         else:
-            self._simulation.ended(self, self._worker, self._engine)
+            self._simulation.ended(self)
 
 
 class _Simulation:
     def __init__(
         self, rates: Rates, fleet: Fleet, work: Work, sessions: int, training: Training | None, seed: int
     ) -> None:
-        self.rates, self.work, self.rng = rates, work, Random(seed)
+        self.rates, self.work, self.seed = rates, work, seed << 32
         self.clock = _Clock()
-        self.result = Simulated()
+        self.tokens = 0
+        self.line_s: list[float] = []
         self._fleet = fleet
-        self._engines = [_Engine(self.clock, rates, fleet.places) for _ in range(fleet.engines)]
-        self._workers = [_Worker(self.clock, fleet) for _ in range(fleet.workers)]
+        self._engines = [_Engine(self.clock, rates, fleet) for _ in range(fleet.engines)]
+        self._workers = [_Worker(self.clock, fleet, ready=fleet.kernels) for _ in range(fleet.workers)]
+        self._gone: list[_Worker] = []
+        self._trainer = _Queue(self.clock, _Cores(self.clock, 1))
         self._training = training
-        self._to_begin = sessions
         self._sessions = sessions
-        self._trained = self._finished = 0
+        self._to_begin = deque(range(sessions))
+        self._taken = self._trained = self._to_train = 0
+        self._training_s = 0.0
         self._is_training = False
+        self._begun_again = self._lost_lines = 0
 
-    def run(self, lose_one_at: float | None, lost_for: float) -> Simulated:
-        if lose_one_at is not None:
-            self.clock.after(lose_one_at, lambda: self._lose(self._workers[0], lost_for))
+    def run(self, loss: Loss | None, steady: bool) -> Simulated:
+        if loss is not None:
+            self.clock.after(loss.at_s, lambda: self._lose(loss))
         self._begin()
-        self.clock.run(lambda: self.result.sessions == self._sessions and not self._is_training)
-        found, fleet = self.result, self._fleet
-        found.seconds = self.clock.now
-        found.engine_busy = sum(engine.busy for engine in self._engines) / (fleet.engines * found.seconds)
-        found.core_busy = sum(worker.cores.busy for worker in self._workers)
-        found.core_busy /= fleet.workers * fleet.cores * found.seconds
-        found.loop_busy = sum(worker.loop.busy for worker in self._workers) / (fleet.workers * found.seconds)
-        if self._training is not None:
-            found.trainer_busy = self._trained / self._training.batch * self._training.seconds / found.seconds
-        found.waiting = {
-            "engines": sum(engine.waited for engine in self._engines) / found.seconds,
-            "cores": sum(worker.cores.waited for worker in self._workers) / found.seconds,
-            "loops": sum(worker.loop.waited for worker in self._workers) / found.seconds,
+        before: dict[str, float] = {}
+        lines = 0
+        if steady:
+            self.clock.run(lambda: len(self._to_begin) <= self._sessions // 2)
+            before, lines = self._totals(), len(self.line_s)
+            self.clock.run(lambda: not self._to_begin)
+        else:
+            self.clock.run(lambda: self._taken == self._sessions and not self._is_training)
+        passed = {name: total - before.get(name, 0.0) for name, total in self._totals().items()}
+        seconds, fleet = passed["seconds"], self._fleet
+        return Simulated(
+            seconds,
+            int(passed["sessions"]),
+            len(self.line_s) - lines,
+            int(passed["tokens"]),
+            self.line_s[lines:],
+            engine_busy=passed["engine"] / (fleet.engines * seconds),
+            core_busy=passed["cores"] / (fleet.workers * fleet.cores * seconds),
+            loop_busy=passed["loop"] / (fleet.workers * seconds),
+            trainer_busy=passed["training"] / seconds,
+            taking_busy=passed["taking"] / seconds,
+            waiting={
+                name.removeprefix("waited "): waited / seconds
+                for name, waited in passed.items()
+                if name.startswith("waited ")
+            },
+            begun_again=self._begun_again,
+            lost_lines=self._lost_lines,
+        )
+
+    def _totals(self) -> dict[str, float]:
+        """What has come together since the beginning, of seconds and counts."""
+        workers = [*self._workers, *self._gone]
+        return {
+            "seconds": self.clock.now,
+            "sessions": self._taken,
+            "tokens": self.tokens,
+            "engine": sum(engine.busy for engine in self._engines),
+            "cores": sum(worker.cores.busy for worker in workers),
+            "loop": sum(worker.loop.busy for worker in workers),
+            "training": self._training_s,
+            "taking": self._trainer.asked,
+            "waited engines": sum(engine.waited for engine in self._engines),
+            "waited cores": sum(worker.cores.waited for worker in workers),
+            "waited loops": sum(worker.loop.waited for worker in workers),
+            "waited starts": sum(worker.starts.waited for worker in workers),
+            "waited trainer": self._trainer.waited,
         }
-        return found
 
     def _begin(self) -> None:
-        """Let sessions begin where there is room for them."""
+        """Let sessions begin where kernels are ready for them."""
         while self._to_begin and self._may_begin():
-            worker = max((each for each in self._workers if each.is_up), key=lambda each: each.free, default=None)
-            if worker is None or not worker.free:
+            worker = max((each for each in self._workers if each.is_up), key=lambda each: each.ready, default=None)
+            if worker is None or not worker.ready:
                 return
-            engine = min(self._engines, key=lambda each: each.sessions)
-            self._to_begin -= 1
-            worker.free -= 1
-            engine.sessions += 1
-            worker.sessions.add(_Session(self, worker, engine))
+            worker.ready -= 1
+            worker.sessions[_Session(self, self._to_begin.popleft(), worker, self._engine())] = None
+
+    def _engine(self) -> _Engine:
+        """For one more session."""
+        engine = min((each for each in self._engines if each.is_up), key=lambda each: each.sessions)
+        engine.sessions += 1
+        return engine
 
     def _may_begin(self) -> bool:
         if self._training is None:
             return True
-        not_trained = self._sessions - self._to_begin - self._trained
+        not_trained = self._sessions - len(self._to_begin) - self._trained
         return not_trained < (1 + self._training.ahead) * self._training.batch
 
-    def ended(self, session: _Session, worker: _Worker, engine: _Engine) -> None:
-        worker.sessions.discard(session)
-        worker.free += 1
-        engine.sessions -= 1
-        self.result.sessions += 1
-        self._finished += 1
+    def _start_kernel(self, worker: _Worker) -> None:
+        """If there are sessions that it will be for."""
+        if sum(each.ready + each.starting for each in self._workers) >= len(self._to_begin):
+            return
+        worker.starting += 1
+
+        def is_up() -> None:
+            if worker.is_up:
+                worker.starting -= 1
+                worker.ready += 1
+                self._begin()
+
+        worker.starts.use(self.rates.kernel, is_up)
+
+    def ended(self, session: _Session) -> None:
+        del session.worker.sessions[session]
+        session.engine.sessions -= 1
+        self._start_kernel(session.worker)
+        self._trainer.use(self.rates.taking, self._take)
+
+    def _take(self) -> None:
+        self._taken += 1
+        self._to_train += 1
         self._train()
-        self._begin()
 
     def _train(self) -> None:
         plan = self._training
-        if plan is None or self._is_training or self._finished < plan.batch:
+        if plan is None or self._is_training or self._to_train < plan.batch:
             return
-        self._finished -= plan.batch
+        self._to_train -= plan.batch
         self._is_training = True
-        self.clock.after(plan.seconds, self._step_is_over)
-        self._begin()
 
-    def _step_is_over(self) -> None:
-        assert self._training is not None
-        self._is_training = False
-        self._trained += self._training.batch
-        self._train()
-        self._begin()
-
-    def _lose(self, worker: _Worker, seconds: float) -> None:
-        worker.is_up = False
-        for session in worker.sessions:
-            session.is_lost = True
-            session._engine.sessions -= 1
-        self._to_begin += len(worker.sessions)
-        self.result.begun_again += len(worker.sessions)
-        worker.sessions.clear()
-        worker.free = self._fleet.kernels
-
-        def back() -> None:
-            worker.is_up = True
+        def is_over() -> None:
+            self._is_training = False
+            self._trained += plan.batch
+            self._training_s += plan.seconds
+            self._train()
             self._begin()
 
-        self.clock.after(seconds, back)
+        self.clock.after(plan.seconds, is_over)
+
+    def _lose(self, loss: Loss) -> None:
+        workers, engines = self._workers[: loss.workers], self._engines[: loss.engines]
+        for worker in workers:
+            worker.is_up = False
+            worker.ready = worker.starting = 0
+            for session in worker.sessions:
+                session.engine.sessions -= 1
+                self._lost_lines += session.lines
+            self._to_begin.extendleft(session.number for session in worker.sessions)
+            self._begun_again += len(worker.sessions)
+            worker.sessions.clear()
+        for engine in engines:
+            engine.lose_all()
+            engine.sessions = 0
+        for session in [each for worker in self._workers for each in worker.sessions if not each.engine.is_up]:
+            session.move(self._engine())
+
+        def are_back() -> None:
+            self._gone += workers
+            self._workers[: len(workers)] = [_Worker(self.clock, self._fleet, ready=0) for _ in workers]
+            for engine in engines:
+                engine.is_up = True
+            self._fill()
+
+        self.clock.after(loss.for_s, are_back)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start kernels where there is room for them, and let sessions begin."""
+        for worker in self._workers:
+            room = self._fleet.kernels - len(worker.sessions) - worker.ready - worker.starting
+            for _ in range(room if worker.is_up else 0):
+                self._start_kernel(worker)
         self._begin()
 
 
@@ -384,8 +564,9 @@ def simulate(
     sessions: int,
     training: Training | None = None,
     seed: int = 0,
-    lose_one_at: float | None = None,
-    lost_for: float = 60.0,
+    loss: Loss | None = None,
+    steady: bool = False,
 ) -> Simulated:
-    """Run so many sessions. With `lose_one_at`, the first worker is lost at that time, for `lost_for` seconds."""
-    return _Simulation(rates, fleet, work, sessions, training, seed).run(lose_one_at, lost_for)
+    """Run so many sessions. With `steady`, what is told is from when half of them have begun to when the last one
+    begins; without, it is all of it."""
+    return _Simulation(rates, fleet, work, sessions, training, seed).run(loss, steady)
