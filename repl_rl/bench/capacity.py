@@ -15,6 +15,7 @@ What workers share is the trainer's process, which is made slower in proportion.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
@@ -39,6 +40,7 @@ from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
+from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
@@ -188,7 +190,7 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
 
     try:
         for_rates = [rolled(Point(kernels, lines, 0.0)) for kernels, lines in _MEASURED]
-        rates = _rates(steps, for_rates)
+        rates = _rates(steps, for_rates, asyncio.run(_turn_s()))
         checked = [_checked(rates, rolled(point), point) for point in CHECKED]
     finally:
         engine.close()
@@ -229,7 +231,19 @@ class _Steps:
         stepper.step, engine._sleep = timed_step, timed_sleep
 
 
-def _rates(steps: _Steps, rollouts: Sequence[_Rolled]) -> Rates:
+async def _turn_s(sessions: int = 50) -> float:
+    """From asking for a session to its end, if nothing else is done. The median."""
+    took_s = []
+    async with KernelPool(size=1) as pool:
+        for _ in range(sessions):
+            began_s = time.perf_counter()
+            async with pool.session():
+                pass
+            took_s.append(time.perf_counter() - began_s)
+    return statistics.median(took_s)
+
+
+def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float) -> Rates:
     """By least squares. A step that took three times what these say is left out, for somebody else had the core."""
     seconds = np.array([row[0] for row in steps.rows])
     factors = np.array([(1.0, running, read) for _, running, read in steps.rows])
@@ -243,7 +257,8 @@ def _rates(steps: _Steps, rollouts: Sequence[_Rolled]) -> Rates:
     loop = np.linalg.solve(np.array([lines, sessions]).T, [each.loop_s for each in rollouts])
     kernel = np.linalg.solve(np.array([lines, started]).T, [each.kernels_s for each in rollouts])
     taking = sum(each.taking_s for each in rollouts) / sum(sessions)
-    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, *kernel, taking)))
+    ending = turn_s - kernel[1]
+    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, *kernel, ending, taking)))
 
 
 def _rolled(

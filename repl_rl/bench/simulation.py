@@ -50,6 +50,8 @@ class Rates:
     """A kernel, per line, on a core."""
     kernel: float
     """A kernel's start and end, on a core."""
+    ending: float
+    """A session's end, without a core: Linux takes its time to take a kernel's namespaces apart."""
     taking: float
     """The trainer's process, per session."""
 
@@ -495,10 +497,14 @@ class _Simulation:
         worker.starts.use(self.rates.kernel, is_up)
 
     def ended(self, session: _Session) -> None:
-        del session.worker.sessions[session]
-        session.engine.sessions -= 1
-        self._start_kernel(session.worker)
-        self._trainer.use(self.rates.taking, self._take)
+        def is_gone() -> None:
+            if session.worker.is_up:
+                del session.worker.sessions[session]
+                session.engine.sessions -= 1
+                self._start_kernel(session.worker)
+                self._trainer.use(self.rates.taking, self._take)
+
+        self.clock.after(self.rates.ending, is_gone)
 
     def _take(self) -> None:
         self._taken += 1

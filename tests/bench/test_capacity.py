@@ -15,8 +15,12 @@ from repl_rl.bench.capacity import DEFAULT, QUICK, CapacitySettings, measure, si
 from repl_rl.bench.simulation import Fleet, Loss, Rates, Simulated, Training, Work, simulate
 from repl_rl.errors import ConfigError
 
-FREE = Rates(step=0.01, sequence=0.0, read=0.0, loop=0.0, loop_session=0.0, cell=0.0, kernel=0.0, taking=0.0)
-MEASURED = Rates(0.0038, 0.00015, 3.5e-5, loop=6.6e-4, loop_session=0.0019, cell=5e-4, kernel=0.0096, taking=0.001)
+FREE = Rates(
+    step=0.01, sequence=0.0, read=0.0, loop=0.0, loop_session=0.0, cell=0.0, kernel=0.0, ending=0.0, taking=0.0
+)
+MEASURED = Rates(
+    0.0038, 0.00015, 3.5e-5, loop=6.6e-4, loop_session=0.0019, cell=5e-4, kernel=0.0096, ending=0.02, taking=0.001
+)
 
 
 def work(lines: int = 10, tokens: int = 5, wait: float = 0.0) -> Work:
@@ -28,10 +32,10 @@ def exponential(lines: int, wait_s: float) -> Work:
 
 
 def test_one_session_takes_what_its_parts_take() -> None:
-    rates = Rates(0.01, 0.001, 0.0001, loop=0.002, loop_session=0.05, cell=0.003, kernel=0.1, taking=0.7)
+    rates = Rates(0.01, 0.001, 0.0001, loop=0.002, loop_session=0.05, cell=0.003, kernel=0.1, ending=0.3, taking=0.7)
     found = simulate(rates, Fleet(), work(lines=4, tokens=5, wait=0.25), 1)
     reading = 0.0001 * (50 + 3 * 8)
-    assert found.seconds == pytest.approx(0.05 + 4 * (5 * 0.011 + 0.002 + 0.003 + 0.25) + reading + 0.7)
+    assert found.seconds == pytest.approx(0.05 + 4 * (5 * 0.011 + 0.002 + 0.003 + 0.25) + reading + 0.3 + 0.7)
     assert (found.sessions, found.lines, found.tokens) == (1, 4, 20)
     assert found.core_busy * found.seconds == pytest.approx(0.05 + 4 * 0.005)
     second = simulate(rates, Fleet(kernels=1), work(lines=4, tokens=5, wait=0.25), 2)
@@ -127,7 +131,7 @@ def test_what_waits_for_tools_is_hidden_by_enough_sessions() -> None:
 
 def test_lines_in_flight_are_their_rate_times_their_time() -> None:
     """Little's law: without kernels to start, each of 96 sessions always has a line under way."""
-    rates = replace(MEASURED, kernel=0.0, loop_session=0.0)
+    rates = replace(MEASURED, kernel=0.0, loop_session=0.0, ending=0.0)
     varied = Work(lambda rng: rng.randint(1, 19), lambda rng: rng.randint(1, 30), wait=Random.random)
     found = simulate(rates, Fleet(engines=2, places=24, workers=2, cores=1, kernels=48), varied, 1600, steady=True)
     assert found.lines_per_s * fmean(found.line_s) == pytest.approx(96, rel=0.02)
@@ -194,9 +198,13 @@ def test_a_part_of_a_fleet_stands_for_the_whole() -> None:
     settings = replace(DEFAULT, in_flight=96, places=32, lines=8)
     whole, part = (
         simulated(
-            settings, replace(MEASURED, taking=0.01), Fleet(2 * workers, 32, workers, 1.0, 192), 768 * workers,
-            workers / 4, steady=True,
-        )  # fmt: skip
+            settings,
+            replace(MEASURED, taking=0.01),
+            Fleet(2 * workers, 32, workers, 1.0, 192),
+            768 * workers,
+            workers / 4,
+            steady=True,
+        )
         for workers in (4, 1)
     )
     assert whole.lines_per_s == pytest.approx(4 * part.lines_per_s, rel=0.03)
