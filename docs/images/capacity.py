@@ -128,8 +128,9 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
         ("the trainer's process, for a session", _ms(report, "taking")),
     ]
     return {
+        "answers": _answers(report),
         "rates": _table(["", "takes"], rates),
-        "check": _table(
+        "check": _others(report) + _table(
             ["sessions at once", "lines of each", "wait of a line", "measured", "model", "ratio"],
             [
                 (row["kernels"], row["lines"], f"{1000 * row['wait']:g} ms", f"{row['lines_per_s']:,.0f}",
@@ -153,10 +154,46 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _fleet(report: Mapping[str, Any], gpus: int) -> tuple[object, ...]:
-    rows = _of(report, gpus)
+def _answers(report: Mapping[str, Any]) -> str:
+    rates, assumed, rows = report["rates"], report["assumed"], _of(report, _middle(report))
+    enough = _enough(rows)
+    lines_s = enough["lines_per_s"] / enough["gpus"]
+    sessions_s = lines_s / assumed["lines"]
+    cell = rates["cell"] if assumed["cell_ms"] is None else assumed["cell_ms"] / 1000
+    loop = rates["loop"] * lines_s + rates["loop_session"] * sessions_s
+    cells, kernels = cell * lines_s, rates["kernel"] * sessions_s
+    loops = 1 / (rates["loop"] + rates["loop_session"] / assumed["lines"])
+    taken = 1 / rates["taking"]
+    answers = [
+        f"**Cores for each GPU: {loop + cells + kernels:.2f} are busy**, with {lines_s:,.0f} lines per second: "
+        f"{loop:.2f} by line loops, {cells:.2f} by cells, {kernels:.2f} by starts of kernels. Of the numbers that were "
+        f"tried, {enough['cores_per_gpu']:g} is the first that is enough. A line that computes for 10 ms adds "
+        f"{lines_s / 100:.1f} cores for each GPU.",
+        f"**A line loop does {loops:,.0f} lines per second**, those of {loops / lines_s:.1f} GPUs. The plan has "
+        "one for each two.",
+        f"**The trainer's process unpacks {taken:,.0f} sessions per second**, those of {taken / sessions_s:,.0f} GPUs. "
+        "It is the only part that all GPUs share, and what fills up first in a fleet that is larger.",
+        f"**Before that, the queue is in front of the engines**, and it is meant to be: {enough['sessions']:,} "
+        f"sessions are more than {enough['gpus']} engines with {assumed['places']} places sample at once.",
+    ]
+    return "\n".join(f"- {answer}" for answer in answers)
+
+
+def _others(report: Mapping[str, Any]) -> str:
+    used = report["others_cores"]
+    if used <= 0.1:
+        return ""
+    return f"**Other processes used {used:.1f} of {report['cores']} cores: this has to be measured again.**\n\n"
+
+
+def _enough(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The row with the fewest cores that give 98% of the lines."""
     best = max(row["lines_per_s"] for row in rows)
-    enough = next(row for row in rows if row["lines_per_s"] >= 0.98 * best)
+    return next(row for row in rows if row["lines_per_s"] >= 0.98 * best)
+
+
+def _fleet(report: Mapping[str, Any], gpus: int) -> tuple[object, ...]:
+    enough = _enough(_of(report, gpus))
     lost = next((row for row in report["lost"] if row["gpus"] == gpus), None)
     return (
         gpus, f"{enough['sessions']:,}", f"{enough['lines_per_s']:,.0f}", f"{enough['cores_per_gpu']:g}",
@@ -196,8 +233,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def filled(page: str, report: Mapping[str, Any]) -> str:
     """The page with its tables."""
     for name, rows in tables(report).items():
-        between = rf"(<!-- capacity {name} -->\n).*?(\n<!-- end -->)"
-        page = re.sub(between, lambda found, rows=rows: found[1] + rows + found[2], page, flags=re.DOTALL)
+        between = rf"(<!-- capacity {name} -->\n).*?(<!-- end -->)"
+        page = re.sub(between, lambda found, rows=rows: f"{found[1]}{rows}\n{found[2]}", page, flags=re.DOTALL)
     return page
 
 

@@ -394,15 +394,15 @@ def _asked(settings: CapacitySettings, rates: Rates, gpus: int, cores_per_gpu: f
 
 
 def _lost(settings: CapacitySettings, rates: Rates, gpus: int, say: Say) -> dict[str, Any]:
-    """A machine that is lost for a minute, with its engines, in the middle of a batch of twice the sessions that are in
-    flight. Of each machine, one GPU and its part of the cores are simulated."""
-    machines = gpus // _MACHINE_GPUS
+    """A machine that is lost for a minute, with its engines, in a batch of twice the sessions that are in flight. Of
+    each machine, one GPU and its part of the cores are simulated. The trainer's process keeps up."""
     say(f"the model: {gpus} GPUs, of which a machine is lost")
+    machines, rates = gpus // _MACHINE_GPUS, replace(rates, taking=0.0)
     fleet = Fleet(machines, settings.places, machines, CORES_PER_GPU[-1], settings.in_flight)
     sessions = 2 * machines * settings.in_flight
-    whole = simulated(settings, rates, fleet, sessions, machines / gpus)
+    whole = simulated(settings, rates, fleet, sessions)
     loss = Loss(whole.seconds / 3, workers=1, engines=1, for_s=_LOST_S)
-    found = simulated(settings, rates, fleet, sessions, machines / gpus, loss)
+    found = simulated(settings, rates, fleet, sessions, loss=loss)
     return {
         "gpus": gpus,
         "machines": machines,
