@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from repl_rl.bench.capacity import DISTURBED_CORES
 from repl_rl.view.charts import AMBER, BLUE, GREEN, GREY
 
 HERE = Path(__file__).parent
@@ -108,8 +109,8 @@ def chart(
                 parts.append(f'<path d="{ends}" stroke="{colour}" stroke-width="10" stroke-opacity="0.3"/>')
             parts.append(f'<circle cx="{x:.1f}" cy="{up(value):.1f}" r="4" fill="{colour}"/>')
         if len(series) > 1:
-            parts.append(f'<circle cx="{_WIDTH - 96}" cy="{_TOP - 4 + 16 * place}" r="4" fill="{colour}"/>')
-            parts.append(text(_WIDTH - 86, _TOP + 16 * place, name, "start"))
+            parts.append(f'<circle cx="{_LEFT + 14}" cy="{_TOP - 4 + 16 * place}" r="4" fill="{colour}"/>')
+            parts.append(text(_LEFT + 24, _TOP + 16 * place, name, "start"))
     drawing = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
@@ -181,7 +182,7 @@ def _answers(report: Mapping[str, Any]) -> str:
 
 def _others(report: Mapping[str, Any]) -> str:
     used = report["others_cores"]
-    if used <= 0.1:
+    if used <= DISTURBED_CORES:
         return ""
     return f"**Other processes used {used:.1f} of {report['cores']} cores: this has to be measured again.**\n\n"
 

@@ -68,11 +68,13 @@ CHECKED = (Point(8, 16, 0.0), Point(32, 1, 0.0), Point(48, 12, 0.02), Point(96, 
 tools to wait for."""
 
 GPUS = (1, 8, 64, 512)
-CORES_PER_GPU = (0.25, 0.5, 1.0, 2.0, 4.0)
+CORES_PER_GPU = (0.25, 0.375, 0.5, 1.0, 2.0)
 IN_FLIGHT = (64, 128, 256, 384, 512, 704, 1024)
 """Sessions for each GPU, beside those of the settings."""
 _MACHINE_GPUS, _WORKER_GPUS = 8, 2
 _LOST_S = 60.0
+DISTURBED_CORES = 0.2
+"""If other processes use more than this, what was measured is not to be relied on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ class _Rolled:
     loop_s: float
     kernels_s: float
     taking_s: float
+    others_cores: float
+    """What other processes of this machine used meanwhile, if that is known."""
 
     @property
     def lines(self) -> int:
@@ -194,6 +198,7 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
         checked = [_checked(rates, rolled(point), point) for point in CHECKED]
     finally:
         engine.close()
+    others = max(others, *(each.others_cores for each in for_rates), *(row["others_cores"] for row in checked))
     return {"rates": asdict(rates), "checked": checked, "others_cores": others} | machine(_PACKAGES)
 
 
@@ -264,19 +269,30 @@ def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float) -> Rates:
 def _rolled(
     service: RolloutService, kernels: int, steps: _Steps, cpu_s: Callable[[], float], tasks: Sequence[Any]
 ) -> _Rolled:
-    def counted() -> tuple[float, float, float, float]:
-        return service.kernel_numbers()["started"], cpu_s(), time.process_time(), steps.cpu_s
+    def counted() -> tuple[float, float, float, float, float]:
+        return service.kernel_numbers()["started"], cpu_s(), _machine_cpu_s(), time.process_time(), steps.cpu_s
 
     service.generate(tasks[: len(tasks) // 4])  # warms up
     wait_until_ready(service, kernels)
     before, began_s = counted(), time.perf_counter()
     trajectories = service.generate(tasks)
     seconds = time.perf_counter() - began_s
-    started, all_s, own_s, stepping_s = (after - each for after, each in zip(counted(), before, strict=True))
+    started, all_s, machine_s, own_s, stepping_s = (now - then for now, then in zip(counted(), before, strict=True))
     loop_s = service.loop_share * seconds
     return _Rolled(
-        seconds, trajectories, int(started), loop_s, max(0.0, all_s - own_s - loop_s), max(0.0, own_s - stepping_s)
+        seconds,
+        trajectories,
+        int(started),
+        loop_s=loop_s,
+        kernels_s=max(0.0, all_s - own_s - loop_s),
+        taking_s=max(0.0, own_s - stepping_s),
+        others_cores=max(0.0, machine_s - all_s) / seconds,
     )
+
+
+def _machine_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return float(times.user + times.system + times.nice)
 
 
 @contextmanager
@@ -298,10 +314,7 @@ def _cpu_meter() -> Iterator[Callable[[], float]]:
                 break
 
     def cpu_s() -> float:
-        if has_group:
-            return int(usage.read_text().split()[1]) / 1e6
-        times = psutil.cpu_times()
-        return float(times.user + times.system + times.nice)
+        return int(usage.read_text().split()[1]) / 1e6 if has_group else _machine_cpu_s()
 
     try:
         yield cpu_s
@@ -334,6 +347,7 @@ def _checked(rates: Rates, real: _Rolled, point: Point) -> dict[str, Any]:
         "ratio": model.lines_per_s / measured,
         "engine_busy": model.engine_busy,
         "core_busy": model.core_busy,
+        "others_cores": real.others_cores,
     }
 
 
@@ -420,8 +434,8 @@ def table(report: dict[str, Any]) -> Group:
     for name in report["rates"]:
         rates.add_column(name, justify="right")
     rates.add_row(*(f"{1000 * seconds:.3f}" for seconds in report["rates"].values()))
-    if report["others_cores"] > 0.1:
-        rates.caption = f"other processes used {report['others_cores']:.1f} cores before this began: measure again"
+    if report["others_cores"] > DISTURBED_CORES:
+        rates.caption = f"other processes used {report['others_cores']:.1f} cores meanwhile: measure again"
     checked = Table(title="lines per second, measured and by the model")
     for column in ("sessions", "lines", "more, ms", "measured", "model", "ratio"):
         checked.add_column(column, justify="right")
