@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repl_rl.bench.capacity import DISTURBED_CORES
+from repl_rl.bench.capacity import DISTURBED_CORES, longest_queue
 from repl_rl.view.charts import AMBER, BLUE, GREEN, GREY
 
 HERE = Path(__file__).parent
@@ -148,7 +148,7 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
             ["cores for each GPU", "lines/s of a GPU", "p50", "p99", "engines", "cores", "loops", "longest queue"],
             [
                 (f"{row['cores_per_gpu']:g}", f"{row['lines_per_s'] / row['gpus']:,.0f}", *_times(row),
-                 *(f"{row[name]:.0%}" for name in ("engine_busy", "core_busy", "loop_busy")), _longest(row))
+                 *(f"{row[name]:.0%}" for name in ("engine_busy", "core_busy", "loop_busy")), longest_queue(row))
                 for row in _of(report, _middle(report))
             ],
         ),
@@ -198,7 +198,7 @@ def _fleet(report: Mapping[str, Any], gpus: int) -> tuple[object, ...]:
     lost = next((row for row in report["lost"] if row["gpus"] == gpus), None)
     return (
         gpus, f"{enough['sessions']:,}", f"{enough['lines_per_s']:,.0f}", f"{enough['cores_per_gpu']:g}",
-        *_times(enough), _longest(enough), f"{enough['taking_busy']:.0%}",
+        *_times(enough), longest_queue(enough), f"{enough['taking_busy']:.0%}",
         *(("all", "all", "it is out") if lost is None else
           (f"{lost['begun_again']:,}", f"{lost['lost_lines'] / lost['lines']:.1%}", f"{lost['more_s']:.0f} s")),
     )  # fmt: skip
@@ -215,11 +215,6 @@ def _middle(report: Mapping[str, Any]) -> int:
 
 def _times(row: Mapping[str, Any]) -> tuple[str, str]:
     return f"{row['line_p50_s']:.1f} s", f"{row['line_p99_s']:.1f} s"
-
-
-def _longest(row: Mapping[str, Any]) -> str:
-    name = max(row["waiting"], key=row["waiting"].get)
-    return f"{name} ({row['waiting'][name]:,.0f})"
 
 
 def _ms(report: Mapping[str, Any], name: str) -> str:

@@ -428,6 +428,12 @@ def _lost(settings: CapacitySettings, rates: Rates, gpus: int, say: Say) -> dict
     }
 
 
+def longest_queue(row: dict[str, Any]) -> str:
+    """Where most lines wait, and how many. A trainer's process that can't keep up has a queue without end."""
+    name = max(row["waiting"], key=row["waiting"].get)
+    return "trainer (grows)" if row["taking_busy"] > 1 else f"{name} ({row['waiting'][name]:,.0f})"
+
+
 def table(report: dict[str, Any]) -> Group:
     """The figures for a terminal."""
     rates = Table(title="measured, in ms")
@@ -450,12 +456,11 @@ def table(report: dict[str, Any]) -> Group:
     for column in ("engines", "cores", "loop", "trainer", "longest queue"):
         asked.add_column(column, justify="right")
     for row in (*report["asked"], *report["in_flight"]):
-        longest = max(row["waiting"], key=row["waiting"].get)
         asked.add_row(
             *(str(row["gpus"]), f"{row['cores_per_gpu']:g}", f"{row['sessions']:,}", f"{row['lines_per_s']:,.0f}"),
             *(f"{row['line_p50_s']:.2f} s", f"{row['line_p99_s']:.2f} s"),
             *(f"{row[name]:.0%}" for name in ("engine_busy", "core_busy", "loop_busy", "taking_busy")),
-            f"{longest}: {row['waiting'][longest]:,.0f}",
+            longest_queue(row),
         )
     lost = Table(title=f"a machine that is lost for {_LOST_S:g} s")
     for column in ("GPUs", "machines", "a batch", "longer by", "sessions begun again", "lines lost"):
