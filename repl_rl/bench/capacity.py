@@ -194,7 +194,8 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
 
     try:
         for_rates = [rolled(Point(kernels, lines, 0.0)) for kernels, lines in _MEASURED]
-        rates = _rates(steps, for_rates, asyncio.run(_turn_s()))
+        with _cpu_meter() as cpu_s:
+            rates = _rates(steps, for_rates, *asyncio.run(_turn(cpu_s)))
         checked = [_checked(rates, rolled(point), point) for point in CHECKED]
     finally:
         engine.close()
@@ -205,7 +206,8 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
 class _Steps:
     """What each step of the engine took, how many lines ran in it, and how many tokens it read.
 
-    A step is what the engine's thread does between two steps of vLLM too, asking and answering the line loop.
+    A step is what the engine's thread does between two steps of vLLM too, asking and answering the line loop. If this
+    thread computes alone, as with a small model on a CPU, it is its CPU time, which other processes don't change.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -214,41 +216,48 @@ class _Steps:
         """Of the engine's thread."""
         stepper, scheduler = engine.stepper, engine.stepper._scheduler
         step, sleep = stepper.step, engine._sleep
-        awake_since_s = time.perf_counter()
+        clock = time.thread_time if engine.threads == 1 else time.perf_counter
+        awake_since_s: float | None = None
 
         def timed_step() -> list[Any]:
             nonlocal awake_since_s
             computed = scheduler.computed_tokens
             ended = list(step())
             running = len(scheduler.running) + len(ended)
-            now_s = time.perf_counter()
+            now_s = clock()
             read = max(0, scheduler.computed_tokens - computed - running)
-            self.rows.append((now_s - awake_since_s, running, read))
+            if awake_since_s is not None:
+                self.rows.append((now_s - awake_since_s, running, read))
             awake_since_s, self.cpu_s = now_s, time.thread_time()
             return ended
 
         def timed_sleep() -> None:
             nonlocal awake_since_s
-            began_s = time.perf_counter()
+            slept_s = -clock()
             sleep()
-            awake_since_s += time.perf_counter() - began_s
+            slept_s += clock()
+            awake_since_s = clock() if awake_since_s is None else awake_since_s + slept_s
 
         stepper.step, engine._sleep = timed_step, timed_sleep
 
 
-async def _turn_s(sessions: int = 50) -> float:
-    """From asking for a session to its end, if nothing else is done. The median."""
+async def _turn(cpu_s: Callable[[], float], sessions: int = 50) -> tuple[float, float]:
+    """Seconds from asking for a session to its end, if nothing else is done, and CPU seconds of the kernel in it."""
     took_s = []
     async with KernelPool(size=1) as pool:
+        async with pool.session():
+            pass
+        kernels_s = time.process_time() - cpu_s()
         for _ in range(sessions):
             began_s = time.perf_counter()
             async with pool.session():
                 pass
             took_s.append(time.perf_counter() - began_s)
-    return statistics.median(took_s)
+        kernels_s += cpu_s() - time.process_time()
+    return statistics.median(took_s), kernels_s / sessions
 
 
-def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float) -> Rates:
+def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float, kernel_s: float) -> Rates:
     """By least squares. A step that took three times what these say is left out, for somebody else had the core."""
     seconds = np.array([row[0] for row in steps.rows])
     factors = np.array([(1.0, running, read) for _, running, read in steps.rows])
@@ -258,12 +267,12 @@ def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float) -> Rates:
         kept = seconds < 3 * factors @ engine
     lines = [each.lines for each in rollouts]
     sessions = [len(each.trajectories) for each in rollouts]
-    started = [each.kernels_started for each in rollouts]
     loop = np.linalg.solve(np.array([lines, sessions]).T, [each.loop_s for each in rollouts])
-    kernel = np.linalg.solve(np.array([lines, started]).T, [each.kernels_s for each in rollouts])
+    # All kernels have ended, and those beyond the ones that were ready have started.
+    turns = sum(each.kernels_started for each in rollouts) / 2 + sum(sessions) / 2
+    cell = (sum(each.kernels_s for each in rollouts) - kernel_s * turns) / sum(lines)
     taking = sum(each.taking_s for each in rollouts) / sum(sessions)
-    ending = turn_s - kernel[1]
-    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, *kernel, ending, taking)))
+    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, cell, kernel_s, turn_s - kernel_s, taking)))
 
 
 def _rolled(
