@@ -1,8 +1,8 @@
 """`repl-rl bench capacity`: how many cores and engines rollouts need, by a model that real rollouts have checked.
 
-1. Rates are measured: of the engine's steps, of the line loop, of cells, of kernels' starts and of what the trainer's
-   process does for each session, in two real rollouts of nano (vLLM, kernels in sandboxes) on this machine, on which
-   nothing else should run.
+1. Rates are measured: of the engine's steps, of the line loop, of cells and of what the trainer's process does for each
+   session, in two real rollouts of nano (vLLM, kernels in sandboxes) on this machine, on which nothing else should run;
+   and of kernels that start and end with nothing between.
 2. The model (`repl_rl.bench.simulation`) is checked: its lines per second beside those of real rollouts with other
    numbers of sessions and lines, and with slow tools. The rates are not fitted to these.
 3. It is asked about fleets of GPUs. What an engine does there is assumed, and so is what sessions are like (the
@@ -242,7 +242,10 @@ class _Steps:
 
 
 async def _turn(cpu_s: Callable[[], float], sessions: int = 50) -> tuple[float, float]:
-    """Seconds from asking for a session to its end, if nothing else is done, and CPU seconds of the kernel in it."""
+    """Seconds from asking for a session to its end, if nothing else is done, and CPU seconds of the kernel in it.
+
+    The first decile of the seconds: what it takes when nobody else has the core.
+    """
     took_s = []
     async with KernelPool(size=1) as pool:
         async with pool.session():
@@ -254,7 +257,7 @@ async def _turn(cpu_s: Callable[[], float], sessions: int = 50) -> tuple[float, 
                 pass
             took_s.append(time.perf_counter() - began_s)
         kernels_s += cpu_s() - time.process_time()
-    return statistics.median(took_s), kernels_s / sessions
+    return statistics.quantiles(took_s, n=10)[0], kernels_s / sessions
 
 
 def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float, kernel_s: float) -> Rates:
