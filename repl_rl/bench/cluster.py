@@ -106,9 +106,11 @@ def _sides(settings: ClusterSettings, say: Say) -> Iterator[dict[str, RolloutSer
     rollout = replace(RolloutSettings(), line_tokens=32)
     with connect(config.cluster) as connection:
         say("starting vllm serve")
-        with open_replicas(connection, config, path) as urls:
-            engine_config = config.engine.model_copy(update={"servers": urls})
-            engine = VLLMServerEngine(path, vocabulary, config.model, engine_config, config.seed)
+        with open_replicas(connection, config, path) as replicas:
+            engine_config = config.engine.model_copy(update={"servers": replicas.urls})
+            engine = VLLMServerEngine(
+                path, vocabulary, config.model, engine_config, config.seed, locate=replicas.locate
+            )
             by_ray = partial(
                 RolloutCluster,
                 connection=connection,
@@ -116,6 +118,7 @@ def _sides(settings: ClusterSettings, say: Say) -> Iterator[dict[str, RolloutSer
                 path=path,
                 model=config.model,
                 engine_config=engine_config,
+                locate=replicas.locate,
             )
             opened = partial(open_ended, rollout, engine, vocabulary, settings.lines, settings.kernels)
             try:

@@ -1,7 +1,8 @@
 """vLLM servers that a run starts in its cluster, and ends with itself.
 
 Each is a `vllm serve` process that a Ray actor keeps running: one that ends is started again on the same port, where
-the engine finds it. A server whose machine is lost stays away, and the others take its lines.
+the engine finds it. If its machine is lost, Ray starts the actor again on another one as soon as one has room, and
+engines ask the actor where its server is now (`Replicas.locate`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION
+from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION, ServerUnreachable
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.processes import die_with_parent
 
@@ -34,20 +37,51 @@ _MODULE = "vllm.entrypoints.launchers.api_server.entry"
 _ON_CPU = ("--block-size=32", "--enforce-eager")
 _START_S = 900.0
 _STOP_S = 30.0
+_LOCATE_S = 10.0
 _RESTARTS = 5
 """How often a server that ends is started again."""
 _LOG_CHARS = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The servers of a run. Other processes of the cluster can be given them as well."""
+
+    actors: Mapping[str, Any] = field(default_factory=dict)
+    """By the URLs at which the servers began. Ray finds an actor wherever it is."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(self.actors)
+
+    async def locate(self, url: str) -> str:
+        """The present URL of the server that began at `url`. Raises ServerUnreachable if no machine runs it now."""
+        import ray
+
+        asked = self.actors[url].url.remote()
+        try:
+            async with asyncio.timeout(_LOCATE_S):
+                found: str | EngineError = await asked
+        except TimeoutError as error:
+            ray.cancel(asked)
+            raise ServerUnreachable(f"the machine of {url} does not say where it is") from error
+        except ray.exceptions.RayError as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ServerUnreachable(f"{url} is gone, and no machine has room for another one yet: {reason}") from error
+        if isinstance(found, EngineError):
+            raise ServerUnreachable(str(found))
+        return found
+
+
 @contextmanager
-def open_replicas(connection: Connection, config: Config, path: str) -> Iterator[tuple[str, ...]]:
-    """Start the servers of `config.cluster` with the model at `path`, and yield their URLs; they end with the block.
+def open_replicas(connection: Connection, config: Config, path: str) -> Iterator[Replicas]:
+    """Start the servers of `config.cluster` with the model at `path`; they end with the block.
 
     Raises ConfigError if they don't fit into the cluster, and EngineError with the end of its log if one doesn't start.
     """
     cluster = config.cluster
     if cluster is None or not cluster.replicas:
-        yield ()
+        yield Replicas()
         return
     import ray
 
@@ -57,9 +91,9 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
     replicas = []
     try:
         for node in nodes:
-            actor = actor_at(node, ReplicaActor, cluster.replica_resources, soft=False)
-            replicas.append(actor.remote(config.engine.kv_cache_gib))
-        begun = [replica.start.remote(node.address, arguments) for replica, node in zip(replicas, nodes, strict=True)]
+            actor = actor_at(node, ReplicaActor, cluster.replica_resources, soft=True, max_restarts=-1)
+            replicas.append(actor.remote(config.engine.kv_cache_gib, arguments))
+        begun = [replica.start.remote() for replica in replicas]
         try:
             urls: list[str | EngineError] = ray.get(begun, timeout=_START_S + _STOP_S)
         except ray.exceptions.RayError as error:
@@ -67,7 +101,7 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
         for url in urls:
             if isinstance(url, EngineError):
                 raise url
-        yield tuple(str(url) for url in urls)
+        yield Replicas({str(url): replica for url, replica in zip(urls, replicas, strict=True)})
     finally:
         with contextlib.suppress(ray.exceptions.RayError):
             ray.wait([replica.stop.remote() for replica in replicas], num_returns=len(replicas), timeout=_STOP_S)
@@ -108,28 +142,40 @@ def serve_arguments(config: Config, path: str) -> list[str]:
 
 
 class ReplicaActor:
-    """Keeps one server running. Ray runs its methods on one event loop."""
+    """Keeps one server running on the machine that Ray puts it on. Ray runs its methods on one event loop.
 
-    def __init__(self, kv_cache_gib: int) -> None:
+    An actor that Ray has started again on another machine begins a new server there once it is asked for its URL.
+    """
+
+    def __init__(self, kv_cache_gib: int, arguments: Sequence[str]) -> None:
         prepare_environment(kv_cache_gib)
+        self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
 
-    async def start(self, address: str, arguments: Sequence[str]) -> str | EngineError:
-        """Start the server on a free port; its URL once it answers, or why it does not."""
-        port = _free_port(address)
-        flags = () if has_gpu_driver() else _ON_CPU
-        command = [sys.executable, "-m", _MODULE, f"--host={address}", f"--port={port}", *flags, *arguments]
-        handle, name = tempfile.mkstemp(prefix="repl-rl-vllm-", suffix=".log")
-        os.close(handle)
-        self._log = Path(name)
-        self._process = await self._begin(command)
-        self._keeping = asyncio.create_task(self._keep(command))
-        url = f"http://{address}:{port}"
+    async def url(self) -> str | EngineError:
+        """Where the server is, or will be once it answers; why it isn't, if it won't be started again."""
+        if self._keeping is None:
+            import ray
+
+            address = ray.util.get_node_ip_address()
+            port = _free_port(address)
+            self._url = f"http://{address}:{port}"
+            handle, name = tempfile.mkstemp(prefix="repl-rl-vllm-", suffix=".log")
+            os.close(handle)
+            self._log = Path(name)
+            flags = () if has_gpu_driver() else _ON_CPU
+            command = [sys.executable, "-m", _MODULE, f"--host={address}", f"--port={port}", *flags, *self._arguments]
+            self._keeping = asyncio.create_task(self._keep(command))
+        return self._failure("ended for good") if self._keeping.done() else self._url
+
+    async def start(self) -> str | EngineError:
+        """Wait until the server answers for the first time. Its URL, or why it does not."""
+        url = await self.url()
         try:
             async with asyncio.timeout(_START_S):
-                while not await _answers(url):
-                    if self._process.returncode is not None:
+                while isinstance(url, str) and not await _answers(url):
+                    if self._process is not None and self._process.returncode is not None:
                         return self._failure("ended")
                     await asyncio.sleep(0.5)
         except TimeoutError:
@@ -138,8 +184,9 @@ class ReplicaActor:
 
     async def stop(self) -> None:
         """End the server, and its log."""
-        if self._keeping is not None:
-            self._keeping.cancel()
+        if self._keeping is None:
+            return
+        self._keeping.cancel()
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
             try:
@@ -161,12 +208,12 @@ class ReplicaActor:
             )
 
     async def _keep(self, command: Sequence[str]) -> None:
-        for _ in range(_RESTARTS):
-            assert self._process is not None
-            status = await self._process.wait()
-            logger.warning("the vLLM server has ended (exit status %d), and is started again: %s", status, self._log)
-            await asyncio.sleep(1)
+        """Run the server, and again if it ends, but not for ever."""
+        for _ in range(1 + _RESTARTS):
             self._process = await self._begin(command)
+            status = await self._process.wait()
+            logger.warning("the vLLM server has ended (exit status %d): %s", status, self._log)
+            await asyncio.sleep(1)
 
     def _failure(self, what: str) -> EngineError:
         end = self._log.read_text(errors="replace")[-_LOG_CHARS:]

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
@@ -27,6 +27,9 @@ from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.worker.handle import OnEnd
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
+
+if TYPE_CHECKING:
+    from repl_rl.engine.server.fleet import Locate
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +82,8 @@ class _Unit:
 
 
 class RolloutCluster:
-    """Workers on the machines of `connection`; the interface is that of `RolloutWorker`.
+    """Workers on the machines of `connection`; the interface is that of `RolloutWorker`. Their engines find servers by
+    `locate` (`Replicas.locate`).
 
     Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
     is too small.
@@ -96,6 +100,7 @@ class RolloutCluster:
         model: ModelConfig,
         engine_config: EngineConfig,
         seed: int = 0,
+        locate: Locate | None = None,
         patience: Patience | None = None,
     ) -> None:
         require_shared(engine, engine_config)
@@ -112,9 +117,8 @@ class RolloutCluster:
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
-            self._loop.run(
-                self._open(nodes, config, kernels, WorkerSetup(path, model, engine_config, own, engine.weights, seed))
-            )
+            worker = WorkerSetup(path, model, engine_config, own, engine.weights, seed, locate)
+            self._loop.run(self._open(nodes, config, kernels, worker))
         except BaseException:
             self.close()
             raise

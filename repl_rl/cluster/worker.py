@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import BranchConfig, EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SharedEngine, make_engine
@@ -22,6 +22,9 @@ from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
 from repl_rl.rollout.worker.program import as_sent
 from repl_rl.trajectory import Task, Trajectory
+
+if TYPE_CHECKING:
+    from repl_rl.engine.server.fleet import Locate
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,8 @@ class WorkerSetup:
     weights: Any
     """Those of the trainer's engine, which this one follows."""
     seed: int
+    locate: Locate | None = None
+    """Where the engine's servers are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,15 @@ def open_engine(setup: WorkerSetup) -> Engine:
     if engine_backend(setup.engine) == "server":
         from repl_rl.engine.server import VLLMServerEngine
 
-        return VLLMServerEngine(setup.path, vocabulary, setup.model, setup.engine, setup.seed, follows=setup.weights)
+        return VLLMServerEngine(
+            setup.path,
+            vocabulary,
+            setup.model,
+            setup.engine,
+            setup.seed,
+            follows=setup.weights,
+            locate=setup.locate,
+        )
     prepare_environment(setup.engine.kv_cache_gib)
     engine = make_engine(setup.path, vocabulary, setup.model, setup.engine, setup.seed)
     require_shared(engine, setup.engine)

@@ -169,14 +169,15 @@ def _place_of_rollouts(prepared: Prepared, progress: Progress) -> Iterator[tuple
         yield prepared, {}
         return
     from repl_rl.cluster import RolloutCluster, connect, open_replicas
+    from repl_rl.engine.server import VLLMServerEngine
 
     path = resolve_model(config.model.path)
     with ExitStack() as stack:
         connection = stack.enter_context(connect(config.cluster))
         stage = f"starting {config.cluster.replicas} vLLM servers in the cluster"
         with progress.stage(stage) if config.cluster.replicas else nullcontext():
-            urls = stack.enter_context(open_replicas(connection, config, path))
-        engine = config.engine.model_copy(update={"servers": urls or config.engine.servers})
+            replicas = stack.enter_context(open_replicas(connection, config, path))
+        engine = config.engine.model_copy(update={"servers": replicas.urls or config.engine.servers})
         make_runner = partial(
             RolloutCluster,
             connection=connection,
@@ -185,8 +186,12 @@ def _place_of_rollouts(prepared: Prepared, progress: Progress) -> Iterator[tuple
             model=config.model,
             engine_config=engine,
             seed=config.seed,
+            locate=replicas.locate,
         )
-        yield replace(prepared, config=config.model_copy(update={"engine": engine})), {"make_runner": make_runner}
+        arguments: dict[str, Any] = {"make_runner": make_runner}
+        if replicas.urls:
+            arguments["make_engine"] = partial(VLLMServerEngine, locate=replicas.locate)
+        yield replace(prepared, config=config.model_copy(update={"engine": engine})), arguments
 
 
 def _train_there(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:

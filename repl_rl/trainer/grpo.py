@@ -34,6 +34,7 @@ from repl_rl.config import BranchConfig, ModelConfig
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import CountsPrompts, ServesSlots, make_engine
 from repl_rl.engine.environment import cores_beside_engine
+from repl_rl.engine.factory import EngineMaker
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.kernel import KernelPool, KernelSource
@@ -76,7 +77,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
     `tools` are functions that the model may call, in the sandbox unless `@tool` or `tools_where` says otherwise.
     `environment` (or TRL's `environment_factory`) makes one object per trajectory; `rollout` replaces the line loop.
     `wrap_kernels` puts something around the pool that sessions are taken from; `make_runner` puts the line loop
-    somewhere else (`repl_rl.cluster`).
+    somewhere else, and `make_engine` takes another engine than `args.engine` names (`repl_rl.cluster`).
 
     Raises ConfigError, ModelError, DependencyError or RewardError before anything is loaded.
     """
@@ -100,6 +101,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         rollout: Any = None,
         wrap_kernels: Callable[[KernelPool], KernelSource] | None = None,
         make_runner: MakeRunner | None = None,
+        make_engine: EngineMaker = make_engine,
         **kwargs: Any,
     ) -> None:
         if environment is not None and environment_factory is not None:
@@ -161,6 +163,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
         self._threads = torch.get_num_threads()
+        self._make_engine = make_engine
         self._open_engine(path, setup, make_runner)
 
     def _open_engine(self, path: str, setup: RolloutSetup, make_runner: MakeRunner | None) -> None:
@@ -168,7 +171,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         args = cast(ReplGRPOConfig, self.args)
         dtype = args.sampler_dtype or str(next(self.model.parameters()).dtype).removeprefix("torch.")
         model = ModelConfig.model_validate({"path": path, "dtype": dtype})
-        self.engine = make_engine(path, setup.vocabulary, model, args.engine, seed=args.seed)
+        self.engine = self._make_engine(path, setup.vocabulary, model, args.engine, args.seed)
         try:
             self.vllm_generation = EngineGeneration(
                 self.engine,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from safetensors.torch import load_file
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.engine.server.client import Patience, ServerRefused, read_answer
-from repl_rl.engine.server.fleet import Weights
+from repl_rl.engine.server.client import Patience, ServerRefused, ServerUnreachable, read_answer
+from repl_rl.engine.server.fleet import Locate, Weights
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.models.nano import NANO_PATH
 
@@ -51,12 +52,20 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
     opened: list[VLLMServerEngine] = []
 
     def make(
-        *fakes: FakeVLLM, patience: Patience = PATIENCE, places: int = 64, follows: Weights | None = None
+        *fakes: FakeVLLM,
+        patience: Patience = PATIENCE,
+        places: int = 64,
+        follows: Weights | None = None,
+        locate: Locate | None = None,
     ) -> VLLMServerEngine:
         urls = tuple(fake.url for fake in fakes)
         config = EngineConfig(context_tokens=512, servers=urls, places=places, weights_folder=str(tmp_path / "weights"))
         model = ModelConfig(path="nano")
-        opened.append(VLLMServerEngine(str(NANO_PATH), vocabulary, model, config, patience=patience, follows=follows))
+        opened.append(
+            VLLMServerEngine(
+                str(NANO_PATH), vocabulary, model, config, patience=patience, follows=follows, locate=locate
+            )
+        )
         return opened[-1]
 
     yield make
@@ -613,6 +622,128 @@ def test_labels_of_other_trainers_are_not_followed(label: str) -> None:
     assert weights.later(label) is None
     assert weights.later("repl-rl-abcdef01-2") is None
     assert weights.later("repl-rl-abcdef01-12") == Weights(12, "repl-rl-abcdef01-12", run="repl-rl-abcdef01")
+
+
+class Directory:
+    """Where servers are now, by where they began. One without an entry is nowhere."""
+
+    def __init__(self, *fakes: FakeVLLM) -> None:
+        self.urls = {fake.url: fake.url for fake in fakes}
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.asked = 0
+
+    async def locate(self, url: str) -> str:
+        self.asked += 1
+        await self.is_open.wait()
+        if url not in self.urls:
+            raise ServerUnreachable(f"{url} is gone, and no machine has room")
+        return self.urls[url]
+
+
+def test_a_server_whose_machine_is_lost_is_used_where_another_takes_its_place(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, vocabulary: Vocabulary
+) -> None:
+    """With the current weights, given by the engine that leads; the one that follows waits for that."""
+    lost, other = fakes
+    directory = Directory(lost, other)
+    leader = open_engine(lost, other, locate=directory.locate)
+    follower = open_engine(lost, other, locate=directory.locate, follows=leader.weights)
+    leader.load_weights(new_weights())
+    begun_at = lost.url
+    del directory.urls[begun_at]
+    lost.stop()
+    until(lambda: leader._fleet.servers[0].trouble == follower._fleet.servers[0].trouble != "not asked yet")
+    until(lambda: leader._fleet.servers[0].trouble == f"{begun_at} is gone, and no machine has room")
+    elsewhere = FakeVLLM(vocabulary)
+    try:
+        directory.urls[begun_at] = elsewhere.url
+        for engine in (leader, follower):
+            until(lambda engine=engine: len(engine._fleet.up) == 2)  # type: ignore[misc]
+            assert [server.url for server in engine._fleet.servers] == [elsewhere.url, other.url]
+        assert elsewhere.events.count("repl_rl_load_weights") == 1
+        assert elsewhere.label == leader.weights.label
+        other.stop()
+        assert asyncio.run(sample(follower)).versions == ((0, 1),)
+        assert len(elsewhere.requests) == 1
+    finally:
+        elsewhere.close()
+
+
+def test_lines_wait_for_the_only_server_to_take_another_machine(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    lost, elsewhere = fakes
+    directory = Directory(lost)
+    engine = open_engine(lost, locate=directory.locate, patience=replace(PATIENCE, no_server_s=300))
+    lost.respond = hang
+    with ThreadPoolExecutor() as threads:
+        lines = [threads.submit(lambda: asyncio.run(sample(engine))) for _ in range(4)]
+        until(lambda: lost.events.count("asked") == 4)
+        directory.urls[lost.url] = elsewhere.url
+        lost.stop()
+        assert [line.result(60).finish for line in lines] == [Finish.NEWLINE] * 4
+    assert len(elsewhere.requests) == 4
+
+
+def test_many_lines_on_a_lost_server_ask_for_it_once(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    """A machine that is gone answers late or never: lines must not wait for that one after another."""
+    lost, other = fakes
+    directory = Directory(lost, other)
+    engine = open_engine(*fakes, locate=directory.locate, patience=replace(PATIENCE, between_checks_s=60))
+    server, asked = engine._fleet.servers[0], directory.asked
+    lost.stop()
+    directory.is_open.clear()
+
+    async def check_at_once() -> None:
+        await engine._fleet.mark_down(server, "gone")
+        checks = [asyncio.create_task(engine._fleet.check(server)) for _ in range(50)]
+        await asyncio.sleep(0)
+        directory.is_open.set()
+        await asyncio.gather(*checks)
+
+    engine._loop.run(check_at_once())
+    assert directory.asked == asked + 1
+
+
+def test_an_engine_that_follows_opens_without_a_server_that_is_away(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    """As the engine of a worker that is started again after its machine was lost, a server's as well."""
+    directory = Directory(*fakes)
+    leader = open_engine(*fakes, locate=directory.locate)
+    del directory.urls[fakes[0].url]
+    fakes[0].stop()
+    follower = open_engine(*fakes, locate=directory.locate, follows=leader.weights)
+    assert [server.up for server in follower._fleet.servers] == [False, True]
+    assert asyncio.run(sample(follower)).finish is Finish.NEWLINE
+    with pytest.raises(EngineError, match=r"is gone, and no machine has room(.|\n)*has to be up at the start"):
+        open_engine(*fakes, locate=directory.locate)
+    fakes[1].stop()
+    with pytest.raises(EngineError, match="has to be up at the start"):
+        open_engine(*fakes, follows=leader.weights)
+
+
+def test_new_weights_wait_for_a_server_to_be_back(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
+    engine = open_engine(fakes[0], patience=replace(PATIENCE, no_server_s=300))
+    fakes[0].stop()
+    until(lambda: not engine._fleet.up)
+    with ThreadPoolExecutor() as threads:
+        loading = threads.submit(engine.load_weights, new_weights())
+        until(lambda: engine._fleet._is_shut)
+        fakes[0].start()
+        loading.result(60)
+    assert engine.version == 1
+    assert fakes[0].label == engine.weights.label
+
+
+def test_without_a_server_new_weights_are_an_error_and_leave_no_file(
+    fakes: list[FakeVLLM], open_engine: OpenEngine, tmp_path: Path
+) -> None:
+    engine = open_engine(fakes[0])
+    fakes[0].stop()
+    with pytest.raises(EngineError, match=rf"no vLLM server came back within 1 s:\n  {fakes[0].url}: .*Cannot connect"):
+        engine.load_weights(new_weights())
+    assert engine.version == 0
+    assert list((tmp_path / "weights").iterdir()) == []
 
 
 def test_errors_pickle() -> None:

@@ -97,6 +97,10 @@ class ServerClient:
         self._session = session
         self.patience = patience
 
+    def at(self, url: str) -> ServerClient:
+        """A client of the server at another URL."""
+        return ServerClient(url, self._session, self.patience)
+
     async def get(self, path: str, wait_s: float | None = None) -> Any:
         return await self._call("GET", path, None, self.patience.health_s if wait_s is None else wait_s)
 

@@ -5,7 +5,8 @@ with the same ids: from that server first, then from another one. A trajectory t
 All HTTP runs on the engine's own event loop, so the engine can be used from any loop and closed from any thread.
 
 Several processes may use the same servers, as long as one of them gives these their weights: the others follow it
-(`follows`). Not covered: several trainers on the same servers, each with weights of its own.
+(`follows`). A server may move to another machine, if somebody knows where it is then (`locate`). Not covered: several
+trainers on the same servers, each with weights of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from repl_rl.engine.server.client import (
     WORKER_EXTENSION,
     Patience,
     ServerClient,
+    ServerFacts,
     ServerUnreachable,
     Wanted,
     agree,
@@ -38,7 +40,7 @@ from repl_rl.engine.server.client import (
     read_answer,
     serve_command,
 )
-from repl_rl.engine.server.fleet import Fleet, Server, Weights, WeightsFolder
+from repl_rl.engine.server.fleet import Fleet, Locate, Server, Weights, WeightsFolder
 from repl_rl.engine.server.transfer import Transfer, can_transfer
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
@@ -59,7 +61,8 @@ _KEEP_ALIVE_S = 4.0
 class VLLMServerEngine:
     """An `Engine` over the servers in `config.servers`.
 
-    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. A server may name
+    Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. An engine that
+    follows another one does with those that are up, if any are. A server may name
     the model by its path or as the config does. `seed` is not used: servers draw their own random numbers.
     """
 
@@ -72,9 +75,11 @@ class VLLMServerEngine:
         seed: int = 0,
         patience: Patience | None = None,
         follows: Weights | None = None,
+        locate: Locate | None = None,
     ) -> None:
         """`follows` are the weights of another process's engine on the same servers. This one then gives servers none
-        itself, and goes on with later ones of that engine as they come."""
+        itself, and goes on with later ones of that engine as they come. `locate` says where a server is now that began
+        at one of `config.servers`; without it, servers stay where they are."""
         self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
         self._patience = patience or Patience()
         self._folder = WeightsFolder(config.weights_folder)
@@ -86,7 +91,7 @@ class VLLMServerEngine:
         """By the hash of ids that are the beginning of a session: the server that went on from there."""
         self._loop = BackgroundLoop()
         try:
-            self._loop.run(self._open(config.servers, config.places))
+            self._loop.run(self._open(config.servers, config.places, locate))
         except BaseException:
             self.close()
             raise
@@ -115,13 +120,13 @@ class VLLMServerEngine:
         """Raises ConfigError if the servers can't be given new weights."""
         if self._facts.worker_extension != WORKER_EXTENSION:
             raise ConfigError(
-                f"{self._fleet.servers[0].url} can't be given new weights: it has "
+                f"{self._facts_url} can't be given new weights: it has "
                 f"{self._facts.worker_extension or 'no worker extension, or no development mode'}; start it with\n"
                 f"  {serve_command(self._wanted)}"
             )
         if self._facts.quantization is not None:
             raise ConfigError(
-                f"{self._fleet.servers[0].url} serves weights that are quantised ({self._facts.quantization}), and new "
+                f"{self._facts_url} serves weights that are quantised ({self._facts.quantization}), and new "
                 "ones can't be loaded into these; start it without --quantization, with a checkpoint that isn't "
                 "quantised"
             )
@@ -163,7 +168,7 @@ class VLLMServerEngine:
         self._loop.close()
         self._folder.close()
 
-    async def _open(self, urls: Sequence[str], places: int) -> None:
+    async def _open(self, urls: Sequence[str], places: int, locate: Locate | None) -> None:
         key = os.environ.get("VLLM_API_KEY")
         self._session = session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
@@ -171,16 +176,25 @@ class VLLMServerEngine:
         )
         clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
         weights = self._follows or Weights(run=self._folder.run)
-        self._fleet = Fleet(clients, places, self._patience, self._inspect, weights, self._follows is not None)
-        try:
-            facts = await asyncio.gather(*(inspect(client, self._wanted) for client in clients))
-        except ServerUnreachable as error:
-            raise EngineError(
-                f"{error}\nEvery server in engine.servers has to be up at the start; start one with\n"
-                f"  {serve_command(self._wanted)}"
-            ) from error
-        self._facts = facts[0]
-        named = list(zip((client.url for client in clients), facts, strict=True))
+        leads = self._follows is None
+        self._fleet = Fleet(clients, places, self._patience, self._inspect, weights, not leads, locate)
+
+        async def facts_of(server: Server) -> tuple[str, ServerFacts] | ServerUnreachable:
+            try:
+                await self._fleet.find(server)
+                return server.url, await inspect(server.client, self._wanted)
+            except ServerUnreachable as error:
+                return error
+
+        answers = await asyncio.gather(*map(facts_of, self._fleet.servers))
+        named = [answer for answer in answers if not isinstance(answer, ServerUnreachable)]
+        for error in answers:
+            if isinstance(error, ServerUnreachable) and (leads or not named):
+                raise EngineError(
+                    f"{error}\nEvery server in engine.servers has to be up at the start; start one with\n"
+                    f"  {serve_command(self._wanted)}"
+                ) from error
+        self._facts_url, self._facts = named[0]
         for url, own in named:
             check(url, own, self._wanted)
         agree(named)
@@ -194,7 +208,7 @@ class VLLMServerEngine:
             self._transfer = Transfer(str(self._facts.transfer), self._loop.run)
         self._end_of_line = line_end(self._facts, self._wanted.vocabulary)
         await asyncio.gather(*(self._fleet.check(server) for server in self._fleet.servers))
-        if len(self._fleet.up) < len(clients):
+        if leads and len(self._fleet.up) < len(clients):
             raise EngineError(f"a server failed while it was being checked:\n{self._fleet.troubles()}")
         self._watching = asyncio.create_task(self._fleet.watch())
 
@@ -202,7 +216,7 @@ class VLLMServerEngine:
         """The label of a server's weights. Raises a ReplRLError if its model is wrong or it differs from the others."""
         facts = await inspect(client, self._wanted)
         check(client.url, facts, self._wanted)
-        agree([(self._fleet.servers[0].url, self._facts), (client.url, facts)])
+        agree([(self._facts_url, self._facts), (client.url, facts)])
         return facts.label
 
     async def _sample(

@@ -1,7 +1,7 @@
 """The servers of an engine: which can be used, which has the fewest trajectories, and which weights they hold.
 
 A server is up or down. It goes down when it fails its health checks. It comes up again when it answers, still serves
-what it has to, and holds the current weights.
+what it has to, and holds the current weights. If servers can move, a server that is down is looked for where it is now.
 
 New weights are safetensors files in a folder that trainer and servers share. All servers switch to them together or not
 at all: a server that can't be reached is left out until it has them; a server that refuses them stops the update, and
@@ -37,12 +37,20 @@ logger = logging.getLogger(__name__)
 _SILENCES = 3
 """A server is marked down after so many unanswered health checks in a row, or one refused connection."""
 _FILE_BYTES = 4 * 2**30
+_GIVE_TRIES = 3
+"""How often weights are given, if all servers go away meanwhile."""
+
+Locate = Callable[[str], Awaitable[str]]
+"""Takes the URL that a server began with, and returns the one that it has now. Raises ServerUnreachable if there is
+none."""
 
 
 @dataclass(slots=True, eq=False)
 class Server:
     client: ServerClient
     places: asyncio.Semaphore
+    began_at: str
+    """The URL that it began with."""
     """Bounds the requests that it is sent at a time."""
     up: bool = False
     trouble: str = "not asked yet"
@@ -66,7 +74,7 @@ class Fleet:
     """Servers that hold the same weights; `weights` is what every answer has to be sampled with.
 
     `places` bounds the requests at one server. `inspect` is called on a server that answers again: it returns the label
-    of its weights, or raises a ReplRLError if the server can't be used.
+    of its weights, or raises a ReplRLError if the server can't be used. Without `locate`, servers stay at their URLs.
     """
 
     def __init__(
@@ -77,11 +85,13 @@ class Fleet:
         inspect: Callable[[ServerClient], Awaitable[str | None]],
         weights: Weights,
         follows: bool = False,
+        locate: Locate | None = None,
     ) -> None:
         """A fleet that `follows` gives servers no weights: another process does, and later ones are used as well."""
-        self.servers = [Server(client, asyncio.Semaphore(places)) for client in clients]
+        self.servers = [Server(client, asyncio.Semaphore(places), client.url) for client in clients]
         self.weights = weights
         self._follows = follows
+        self._locate = locate
         self._patience = patience
         self._inspect = inspect
         self._requests = 0
@@ -127,9 +137,17 @@ class Fleet:
                 group.create_task(check_again_and_again(server))
 
     async def check(self, server: Server) -> None:
-        """Check a server now, and mark it up or down. One that comes up is given the current weights first."""
+        """Check a server now, and mark it up or down. One that comes up is given the current weights first.
+
+        If it is being checked or given weights already, this only waits for that.
+        """
+        if server.mending.locked():
+            async with server.mending:
+                return
         async with server.mending:
             try:
+                if not server.up:
+                    await self.find(server)
                 await server.client.get("/health")
                 if not server.up:
                     label = await self._inspect(server.client)
@@ -154,6 +172,14 @@ class Fleet:
                     server.up = True
                     server.gone.clear()
                     await self._tell()
+
+    async def find(self, server: Server) -> None:
+        """Turn to the URL that a server has now. Raises ServerUnreachable if it has none."""
+        if self._locate is not None:
+            url = await self._locate(server.began_at)
+            if url != server.url:
+                logger.warning("%s is gone, and %s takes its place", server.url, url)
+                server.client = server.client.at(url)
 
     async def mark_down(self, server: Server, trouble: str) -> None:
         if server.up:
@@ -193,19 +219,32 @@ class Fleet:
             await self._tell()
 
     async def give_all(self, weights: Weights) -> None:
-        """Raises EngineError, with all servers back at the previous weights, if a server refuses or if none is left."""
+        """Waits for a server if none is up. Raises EngineError, with all servers back at the previous weights, if a
+        server refuses or if none takes them."""
         async with self._without_requests():
-            up = self.up
-            results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
-            failures = [error for error in results if isinstance(error, BaseException)]
-            refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
-            if refusals or len(failures) == len(up):
-                await asyncio.gather(*(self._give(server, self.weights) for server in up), return_exceptions=True)
+            try:
+                tries = 1
+                while not await self._give_to_all_up(weights):
+                    if tries == _GIVE_TRIES:
+                        raise EngineError(f"no server took new weights:\n{self.troubles()}")
+                    tries += 1
+            except EngineError:
                 weights.remove_files()
-                reason = refusals[0] if refusals else f"no server took new weights:\n{self.troubles()}"
-                raise EngineError(str(reason)) from (failures[0] if failures else None)
+                raise
             self.weights.remove_files()
             self.weights = weights
+
+    async def _give_to_all_up(self, weights: Weights) -> bool:
+        """Whether a server has them now: all others have gone away. Raises EngineError if one refuses them."""
+        await self.wait_for_one()
+        up = self.up
+        results = await asyncio.gather(*(self._give(server, weights) for server in up), return_exceptions=True)
+        failures = [error for error in results if isinstance(error, BaseException)]
+        refusals = [error for error in failures if not isinstance(error, ServerUnreachable)]
+        if refusals:
+            await asyncio.gather(*(self._give(server, self.weights) for server in up), return_exceptions=True)
+            raise EngineError(str(refusals[0])) from refusals[0]
+        return len(failures) < len(up)
 
     async def give_together(self, weights: Weights, send: Callable[[list[ServerClient]], None]) -> None:
         """As `give_all`, by `send`, which is called in a thread with the servers that can take part.
