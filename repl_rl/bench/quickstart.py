@@ -4,7 +4,8 @@
 
 Each run is `repl-rl train quickstart` in a process of its own, one after another, as a user would start it. Each
 training problem comes once, so a training batch is as new to the policy as held-out problems; it is sampled at
-training's temperature.
+training's temperature. `cluster` is the shipped config over three Ray nodes of this machine, with a worker each and two
+vLLM servers.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,6 +38,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "gigpo-zero": ("rewards=none", "credit={estimator: gigpo}"),
     "gentle": ("rewards=gentle",),
     "strict": ("rewards=strict",),
+    "cluster": ("cluster={workers: 3, replicas: 2, replica_resources: {}, replica_arguments: [--disable-log-stats]}",),
 }
 """The overrides of the shipped config for each variant."""
 _AT_ENDS = 5
@@ -62,18 +67,36 @@ class Measured:
     """The solve rate of each step's batch."""
 
 
-def measure(variant: str, seed: int, runs: Path) -> Measured:
-    """Train once. Raises CalledProcessError if the run fails."""
+def measure(variant: str, seed: int, runs: Path, changes: Sequence[str] = ()) -> Measured:
+    """Train once, with further `changes` of the config. Raises CalledProcessError if the run fails."""
     name = f"{variant}-seed{seed}"
-    overrides = [f"seed={seed}", f"name={name}", *VARIANTS[variant]]
-    flags = [part for override in overrides for part in ("--set", override)]
+    overrides = [f"seed={seed}", f"name={name}", *VARIANTS[variant], *changes]
     known = set(runs.glob(f"{name}*"))
     started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "repl_rl.cli", "train", "quickstart", "--runs", str(runs), *flags], check=True
-    )
+    with three_nodes() if variant == "cluster" else nullcontext(()) as places:
+        flags = [part for override in (*overrides, *places) for part in ("--set", override)]
+        subprocess.run(
+            [sys.executable, "-m", "repl_rl.cli", "train", "quickstart", "--runs", str(runs), *flags], check=True
+        )
     whole_s = time.perf_counter() - started
     return read_run(RunFolder((set(runs.glob(f"{name}*")) - known).pop()), variant, seed, whole_s)
+
+
+@contextmanager
+def three_nodes() -> Iterator[tuple[str, ...]]:
+    """A Ray cluster on this machine; what a config says of where it is."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's workers would give way to the trainer
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1)
+        with tempfile.TemporaryDirectory() as weights:
+            yield f"cluster.address={cluster.address}", f"engine.weights_folder={weights}"
+    finally:
+        cluster.shutdown()
 
 
 def read_run(folder: RunFolder, variant: str, seed: int, whole_s: float) -> Measured:
@@ -127,10 +150,11 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=["shipped"], choices=VARIANTS)
     parser.add_argument("--runs", type=Path, default=Path("runs/bench"))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="changes the config of all runs")
     options = parser.parse_args()
     measured: list[Measured] = []
     for seed, variant in itertools.product(options.seeds, options.variants):
-        measured.append(measure(variant, seed, options.runs))
+        measured.append(measure(variant, seed, options.runs, options.set))
         print("\n".join(table(measured)), flush=True)
     if options.json:
         options.json.write_text(json.dumps([asdict(run) for run in measured], indent=2) + "\n", encoding="utf-8")
