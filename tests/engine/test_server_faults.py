@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -720,6 +721,29 @@ def test_an_engine_that_follows_opens_without_a_server_that_is_away(
     fakes[1].stop()
     with pytest.raises(EngineError, match="has to be up at the start"):
         open_engine(*fakes, follows=leader.weights)
+
+
+def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(
+    fakes: list[FakeVLLM], open_engine: OpenEngine
+) -> None:
+    """No connection to it is closed, and loading may take half an hour."""
+    engine = open_engine(*fakes, patience=replace(PATIENCE, health_s=0.2, weights_s=1800))
+    back = threading.Event()
+
+    def load(body: dict[str, Any]) -> dict[str, int]:
+        back.wait(300)
+        return {"loaded": 1}
+
+    fakes[0].load = load
+    try:
+        engine.load_weights(new_weights())
+        assert [server.up for server in engine._fleet.servers] == [False, True]
+        assert "/health: no answer in time" in engine._fleet.servers[0].trouble
+        assert fakes[1].label == engine.weights.label != fakes[0].label
+    finally:
+        back.set()
+    until(lambda: len(engine._fleet.up) == 2)
+    assert fakes[0].label == engine.weights.label
 
 
 def test_new_weights_wait_for_a_server_to_be_back(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:

@@ -157,7 +157,7 @@ class Fleet:
                         server.waits = self.weights.is_sent
                         if server.waits:
                             raise EngineError(f"{server.url} has other weights, until the next ones are sent")
-                        await bring_to(server.client, self.weights)
+                        await self._bring(server, self.weights)
             except ServerSilent as error:
                 server.silences += 1
                 if server.silences >= _SILENCES:
@@ -299,10 +299,28 @@ class Fleet:
     async def _give(self, server: Server, weights: Weights) -> None:
         async with server.mending:
             try:
-                await bring_to(server.client, weights)
+                await self._bring(server, weights)
             except ReplRLError as error:
                 await self.mark_down(server, str(error))
                 raise
+
+    async def _bring(self, server: Server, weights: Weights) -> None:
+        """`bring_to`, which may take long and is given up once the server no longer answers health checks."""
+        bringing = asyncio.create_task(bring_to(server.client, weights))
+        silences = 0
+        try:
+            while not (await asyncio.wait({bringing}, timeout=self._patience.between_checks_s))[0]:
+                try:
+                    await server.client.get("/health")
+                    silences = 0
+                except ServerSilent:
+                    silences += 1
+                    if silences == _SILENCES:
+                        raise
+            bringing.result()
+        finally:
+            bringing.cancel()
+            await asyncio.gather(bringing, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True)
