@@ -55,7 +55,7 @@ class Replicas:
         return tuple(self.actors)
 
     async def locate(self, url: str) -> str:
-        """The present URL of the server that began at `url`. Raises ServerUnreachable if no machine runs it now."""
+        """The present URL of the server that began at `url`. Raises ServerUnreachable if no machine has it now."""
         import ray
 
         asked = self.actors[url].url.remote()
@@ -67,7 +67,7 @@ class Replicas:
             raise ServerUnreachable(f"the machine of {url} does not say where it is") from error
         except ray.exceptions.RayError as error:
             reason = str(error).strip().partition("\n")[0]
-            raise ServerUnreachable(f"{url} is gone, and no machine has room for another one yet: {reason}") from error
+            raise ServerUnreachable(f"{url} is gone, and Ray has not started it elsewhere yet: {reason}") from error
         if isinstance(found, EngineError):
             raise ServerUnreachable(str(found))
         return found

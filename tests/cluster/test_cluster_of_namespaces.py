@@ -92,6 +92,7 @@ def test_a_run_over_three_machines_outlives_one_of_them_and_a_server(cluster: li
         "train.prompts_per_step": PROMPTS,
         "train.group_size": GROUP,
         "rewards.functions": "[held_reward:nothing]",
+        "rewards.function_s": RUN_S,
         "eval.problems": 16,
         "kernel.size": 8,
         "engine.weights_folder": tmp_path / "weights",
