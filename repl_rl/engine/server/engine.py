@@ -135,9 +135,9 @@ class VLLMServerEngine:
         """Give all servers new weights, under the checkpoint's names. Lines under way are finished first.
 
         A server that can't be reached is left out until it has them; if none is up, this waits for one. Raises
-        EngineError if a server refuses them or if none takes them; the servers then hold the old weights again. If the servers were started for vLLM's transfer, and
-        `named_weights.facts()` says what will come (`TensorFacts`), they are sent without files; if that fails, no
-        server can be used until it is started again.
+        EngineError if a server refuses them or if none takes them; the servers then hold the old weights again. If the
+        servers were started for vLLM's transfer, and `named_weights.facts()` says what will come (`TensorFacts`), they
+        are sent without files; if that fails, no server can be used until it is started again.
         """
         self._raise_if_closed()
         if self._follows is not None:
