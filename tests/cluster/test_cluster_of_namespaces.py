@@ -45,7 +45,7 @@ def cluster() -> Iterator[list[Machine]]:
                     machine.command(ray, "start", *role, *own, "--object-store-memory=80000000"),
                     capture_output=True,
                     text=True,
-                    env=environment(),
+                    env=environment() | {"TMPDIR": str(folder)},  # what killed processes leave behind goes with it
                     timeout=300,
                 )
                 assert started.returncode == 0, started.stdout + started.stderr
