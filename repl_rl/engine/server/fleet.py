@@ -49,9 +49,9 @@ none."""
 class Server:
     client: ServerClient
     places: asyncio.Semaphore
+    """Bounds the requests that it is sent at a time."""
     began_at: str
     """The URL that it began with."""
-    """Bounds the requests that it is sent at a time."""
     up: bool = False
     trouble: str = "not asked yet"
     """Why it is down, or why it last was."""
