@@ -151,6 +151,7 @@ class Interpreter:
         self._stack.enter()
         try:
             outcome = self._run(source + "\n")
+            self.tools.end()
             self.screen.flush()
         finally:
             self._stack.leave()

@@ -7,11 +7,15 @@ while that code runs:
     repl_tools.register(function, "multiply")
     repl_tools.host_proxy("search", "search(query: str, limit: int = 5) -> list[str]", "Find pages.")
     repl_tools.bind("data", [1, 2, 3])
+    repl_tools.reserve("search", "data")
+    repl_tools.after_cell(function)
     repl_tools.cells_are_whole()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
-state as long as its name is bound to it; what `bind` binds is. After `cells_are_whole`, a cell is read as a file is: a
-block needs no empty line after it, and an unfinished statement is an error. IPython always does so.
+state as long as its name is bound to it; what `bind` binds is. After every cell, functions given to `after_cell` are
+called, and then reserved names are bound again to what they were bound to when `reserve` was called. After
+`cells_are_whole`, a cell is read as a file is: a block needs no empty line after it, and an unfinished statement is an
+error. IPython always does so.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported
@@ -54,12 +58,15 @@ class Tools:
         self._calls = []
         self._functions = []
         self._bound = {}
+        self._reserved = {}
+        self._after_cell = []
         self.has_whole_cells = False
 
     def module(self):
         """What set-up code imports."""
         module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
+        module.reserve, module.after_cell = self.reserve, self._after_cell.append
         module.cells_are_whole = self.cells_are_whole
         return module
 
@@ -98,9 +105,20 @@ class Tools:
         """Bind a name of the session to a value that is not a tool."""
         self._namespace[name] = value
 
+    def reserve(self, *names):
+        """Bind these names, after every cell, to what they are bound to now. Raises KeyError for one that is not."""
+        self._reserved.update((name, self._namespace[name]) for name in names)
+
     def begin(self):
         """Forget the calls so far."""
         self._calls.clear()
+
+    def end(self):
+        """After a cell: call what wants to be called, and restore what is reserved."""
+        for function in self._after_cell:
+            with contextlib.suppress(BaseException):  # whatever the cell did to what it looks at
+                function()
+        self._namespace.update(self._reserved)
 
     def calls(self):
         """[name, name of the exception's class or None, seconds] of each call since `begin`, as they ended."""

@@ -434,7 +434,7 @@ class Stopwatch:
         return self._engine.version
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         async with self._engine.slot(tokens) as slot:
             yield _WatchedSlot(slot, self.lines)
 

@@ -16,6 +16,7 @@ from repl_rl.config.rollout import (
     ModelConfig,
     SamplingConfig,
     SeededSampling,
+    SubcallsConfig,
     ToolsConfig,
 )
 from repl_rl.config.section import Section
@@ -43,6 +44,7 @@ __all__ = [
     "Scale",
     "Section",
     "SeededSampling",
+    "SubcallsConfig",
     "TasksConfig",
     "ToolsConfig",
     "TrainConfig",

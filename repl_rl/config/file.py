@@ -23,6 +23,7 @@ from repl_rl.config.rollout import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
+    SubcallsConfig,
     ToolsConfig,
 )
 from repl_rl.config.section import Section, nearest
@@ -45,7 +46,7 @@ class Config(Section):
     dialect: DialectConfig = DialectConfig()
     tools: ToolsConfig = ToolsConfig()
     environment: str | None = None
-    """Import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
+    """`rlm`, or the import path, `package.module:Class`, of an environment. Each trajectory gets its own instance."""
     rollout: str | None = None
     """Import path of an async `(tasks, engine, kernels)` that replaces the line loop."""
     import_from: str | None = None
@@ -55,6 +56,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     sampling: SamplingConfig = SamplingConfig()
     budget: BudgetConfig = BudgetConfig()
+    subcalls: SubcallsConfig = SubcallsConfig()
     branch: BranchConfig | None = None
     cluster: ClusterConfig | None = None
     rewards: RewardsConfig = RewardsConfig()

@@ -230,6 +230,37 @@ class BudgetConfig(Section):
     which fewer than two have finished runs on until two have. Below 1, short trajectories are favoured."""
 
 
+class SubcallsConfig(Section):
+    """What an environment may ask a language model (`environment: rlm`). Budgets are those of one trajectory; a
+    question beyond them is answered with a text that says so. docs/rlm.md"""
+
+    model: str = "policy"
+    """`policy`: the model that is trained, at the same engine; or the URL of a server with OpenAI's API, such as
+    `http://host:8000`."""
+    served_name: str | None = None
+    """The model's name at that server. null: the first that it lists."""
+    calls: int = Field(64, ge=0)
+    """Questions."""
+    tokens: int = Field(16384, ge=0)
+    """Tokens of all answers."""
+    call_tokens: int = Field(256, ge=1)
+    """Tokens of one answer."""
+    at_once: int = Field(16, ge=1)
+    """Questions of one trajectory that are answered at a time."""
+    seconds: float = Field(120.0, gt=0)
+    """How long a server may take for an answer."""
+
+    @field_validator("model")
+    @classmethod
+    def _a_known_model(cls, model: str) -> str:
+        if model != "policy" and not model.startswith(("http://", "https://")):
+            raise ValueError(
+                f"{model!r} is neither policy nor a URL; to ask a frozen model, serve it (vllm serve {model}) and give "
+                "the server's URL"
+            )
+        return model
+
+
 class BranchConfig(Section):
     """Trees: training sessions are forked as they go, so that several futures of one line are typed.
 

@@ -24,6 +24,8 @@ class ColumnsConfig(Section):
     """null: rows are counted."""
     family: str | None = None
     """What solve rates are told apart by. null: the set's name."""
+    context: str | None = None
+    """What lies in the session as `context`, under `environment: rlm`: text, or a list."""
 
 
 class TasksConfig(Section):

@@ -94,8 +94,12 @@ class Engine(Protocol):
     def version(self) -> int:
         """How many weight updates the policy has seen."""
 
-    def slot(self, tokens: int) -> AbstractAsyncContextManager[Slot]:
-        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room."""
+    def slot(self, tokens: int, depth: int = 0) -> AbstractAsyncContextManager[Slot]:
+        """A place for a trajectory of at most `tokens` tokens, prompt included. Waits in order until there is room.
+
+        A sub-call, for which a trajectory of one depth less waits, has a `depth` of 1 or more. It goes first, so that
+        the two can't wait for each other.
+        """
 
     def close(self) -> None:
         """Release the model; a second call does nothing."""

@@ -34,6 +34,7 @@ HeldT = TypeVar("HeldT")
 class TakeSlot(NamedTuple):  # a trajectory of at most `tokens` tokens wants to begin
     slot: int
     tokens: int
+    depth: int = 0
 
 
 class AskLine(NamedTuple):  # continue the first `keep` ids that the engine has of this slot, followed by `ids`
@@ -91,13 +92,13 @@ class RemoteEngine:
         return engine
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         if self._gone is not None:
             raise self._gone
         slot = RemoteSlot(next(self._numbers), self._channel.send)
         self._slots[slot.number] = slot
         try:
-            await slot.take(tokens)
+            await slot.take(tokens, depth)
             yield slot
         finally:
             del self._slots[slot.number]
@@ -131,8 +132,8 @@ class RemoteSlot:
         self._waiter: asyncio.Future[SampledLine | None] | None = None
         self._failure: EngineError | None = None
 
-    async def take(self, tokens: int) -> None:
-        self._send(TakeSlot(self.number, tokens))
+    async def take(self, tokens: int, depth: int) -> None:
+        self._send(TakeSlot(self.number, tokens, depth))
         await self._answer()
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
@@ -177,7 +178,7 @@ class RemoteSlot:
 class Host(Protocol[HeldT]):
     """What a `SlotHost` asks of an engine. None of these calls blocks."""
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], /) -> HeldT:
+    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int, /) -> HeldT:
         """Ask for a slot. Raises ConfigError if `tokens` are too many.
 
         `taken` is called with None once there is room, or with an error.
@@ -224,7 +225,8 @@ class SlotHost(Generic[HeldT]):
         elif isinstance(message, TakeSlot):
             taken = partial(self._on_taken, message.slot)
             try:
-                self._slots[message.slot] = _HostedSlot(message.slot, self._engine.take(message.tokens, taken))
+                held = self._engine.take(message.tokens, taken, message.depth)
+                self._slots[message.slot] = _HostedSlot(message.slot, held)
             except ReplRLError as error:
                 taken(error)
         elif isinstance(message, CancelLine):
@@ -291,9 +293,9 @@ class EngineHost:
         if self._channel is not None:
             self._channel.close()
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None]) -> _LoopSlot:
+    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int = 0) -> _LoopSlot:
         held = _LoopSlot()
-        held.holder = self._start(self._hold(held, tokens, taken))
+        held.holder = self._start(self._hold(held, tokens, taken, depth))
         return held
 
     def begin(self, held: _LoopSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done) -> None:
@@ -317,10 +319,12 @@ class EngineHost:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _hold(self, held: _LoopSlot, tokens: int, taken: Callable[[ReplRLError | None], None]) -> None:
+    async def _hold(
+        self, held: _LoopSlot, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int
+    ) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
-            async with self._engine.slot(tokens) as held.slot:
+            async with self._engine.slot(tokens, depth) as held.slot:
                 taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()

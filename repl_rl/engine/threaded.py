@@ -115,10 +115,10 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
         return tokens
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context."""
         check_trajectory(tokens, self._context_tokens)
-        async with self.admission.reserve(self.reserved_tokens(tokens)) as reservation:
+        async with self.admission.reserve(self.reserved_tokens(tokens), depth) as reservation:
             slot = ThreadedSlot(self, self.make_sequence(tokens), reservation)
             try:
                 yield slot
@@ -188,12 +188,12 @@ class ThreadedEngine(ABC, Generic[SequenceT]):
 
     # Called in the engine's thread, by slots and by the hosts of remote ones.
 
-    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None]) -> ThreadedSlot[SequenceT]:
+    def take(self, tokens: int, taken: Callable[[ReplRLError | None], None], depth: int = 0) -> ThreadedSlot[SequenceT]:
         """A slot for a remote trajectory; `taken` is called once there is room. Raises ConfigError as `slot` does."""
         check_trajectory(tokens, self._context_tokens)
         sequence = self.make_sequence(tokens)
         admitted = partial(self.post, partial(taken, None))
-        return ThreadedSlot(self, sequence, self.admission.ask(self.reserved_tokens(tokens), admitted))
+        return ThreadedSlot(self, sequence, self.admission.ask(self.reserved_tokens(tokens), admitted, depth))
 
     def begin(
         self, slot: ThreadedSlot[SequenceT], ids: list[int], max_tokens: int, sampling: SamplingConfig, done: Done

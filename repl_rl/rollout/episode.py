@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Dialect, Turn
-from repl_rl.engine import Vocabulary
+from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EnvironmentFailure
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
+from repl_rl.rollout.subcalls import SubCalls, make_text_model
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
-from repl_rl.trajectory import Message, Task, Trajectory
+from repl_rl.trajectory import Line, Message, Task, Trajectory
 
 _REMEMBERED_DIALECTS = 256
 _REMEMBERED_PROMPTS = 256
@@ -35,11 +37,14 @@ class Episode:
     dialect: Dialect
     toolbox: Toolbox
     environment: EnvironmentSession | None = None
+    subcalls: SubCalls | None = None
+    """What the environment may ask a model."""
 
     @property
     def setup(self) -> tuple[str, ...]:
         """Code for the session before its first cell."""
-        return (self.dialect.setup, self.toolbox.setup_source())
+        own = "" if self.environment is None else self.environment.setup
+        return (self.dialect.setup, self.toolbox.setup_source(), own)
 
     async def fork(self, stack: AsyncExitStack) -> Episode:
         """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
@@ -50,6 +55,11 @@ class Episode:
         tools = {tool.name: tool for tool in own.tools}
         toolbox = Toolbox([tools.get(tool.name, tool) for tool in self.toolbox.tools], self.toolbox.values)
         return replace(self, toolbox=toolbox, environment=environment)
+
+    def recorded(self, line: Line) -> Line:
+        """The line, with what it asked a model."""
+        asked = () if self.subcalls is None else self.subcalls.take()
+        return replace(line, subcalls=asked) if asked else line
 
     async def observed(self, turn: Turn) -> str:
         """What the environment shows after a turn in which something ran. Raises EnvironmentFailure."""
@@ -65,8 +75,9 @@ class Episode:
 class EpisodeMaker:
     """Makes the episode of each trajectory."""
 
-    def __init__(self, setup: RolloutSetup) -> None:
+    def __init__(self, setup: RolloutSetup, engine: Engine) -> None:
         self._setup = setup
+        self._model = make_text_model(setup.subcalls, engine, setup.vocabulary, setup.context_tokens, setup.chat)
         self._made_prompt: Any = lru_cache(_REMEMBERED_PROMPTS)(
             lambda dialect, question, history: make_prompt(dialect, setup.vocabulary, question, setup.chat, history)
         )
@@ -74,19 +85,20 @@ class EpisodeMaker:
         self.dialect = self._dialect(setup.extensions.toolbox)
         """Offers the tools that every trajectory has."""
 
-    async def make(self, task: Task, stack: AsyncExitStack) -> Episode:
+    async def make(self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack) -> Episode:
         """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure."""
         toolbox, factory = self._setup.extensions.toolbox, self._setup.extensions.environment
         if factory is None:
             return Episode(self.prompt(task), self.dialect, toolbox)
-        environment = EnvironmentSession(factory)
+        subcalls = SubCalls(self._model, self._setup.subcalls, sampling)
+        environment = EnvironmentSession(factory, model=subcalls)
         stack.push_async_callback(environment.close)
         own, observation = await environment.open(task)
         seen = replace(task, question=f"{task.question}{observation}")
         try:  # its tools or text may be too long for this one trajectory, or clash with the shared tools
             toolbox = toolbox.joined(own)
             dialect = self._dialect(toolbox)
-            return Episode(self.prompt(seen, dialect), dialect, toolbox, environment)
+            return Episode(self.prompt(seen, dialect), dialect, toolbox, environment, subcalls)
         except ConfigError as error:
             raise EnvironmentFailure(f"with tools and first observation of the environment, {error}") from error
 

@@ -63,7 +63,7 @@ class Rollout:
         self.setup = setup
         self.environments: dict[int, Any] = {}
         """The environments of the last batch, by the index of the task."""
-        self._episodes = EpisodeMaker(setup)
+        self._episodes = EpisodeMaker(setup, engine)
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
 
     @property
@@ -233,7 +233,10 @@ class Rollout:
             stack.push_async_callback(begun.held.aclose)
             try:
                 if not scope.is_cut:
-                    episode = begun.fork.episode if begun.fork else await self._episodes.make(task, stack)
+                    if begun.fork is not None:
+                        episode = begun.fork.episode
+                    else:
+                        episode = await self._episodes.make(task, batch.sampling_of(index), stack)
                     state = state_in(episode, listener)
                 if not scope.is_cut:  # the cut may have come while the environment opened
                     with scope.open_to_cut():
@@ -318,7 +321,7 @@ class Rollout:
                     state.stop = StopReason.MAX_TOKENS
                 else:
                     transcript.append_output(ids)
-            state.add(ran.as_line(start, end, turn.text, text, episode.dialect))
+            state.add(episode.recorded(ran.as_line(start, end, turn.text, text, episode.dialect)))
 
             # Fork.
             if root is not None and state.stop is None:

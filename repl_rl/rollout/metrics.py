@@ -29,6 +29,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
     Void trajectories (aborted, unfinished or empty) count only in `stops/*`. `time/*_s` is the average time per
     trajectory, queue included, so the four add up to the mean duration. Where sessions were forked, `branches/fork`,
     `branches/replay` and `branches/anew` are the shares of all branches that began so (`repl_rl.trajectory.Branch`).
+    Where sessions asked a language model, `subcalls/*` say how much.
     """
     stops = Counter(trajectory.stop_reason for trajectory in trajectories)
     values = {f"stops/{reason}": count / len(trajectories) for reason, count in stops.items()}
@@ -48,6 +49,7 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
     if begun := [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]:
         values |= {f"branches/{by}": begun.count(by) / len(begun) for by in ("fork", "replay", "anew")}
+    values |= _subcall_metrics(valid)
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)
     return {
         **values,
@@ -55,6 +57,24 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         "lines_per_trajectory": len(lines) / len(valid),
         "tokens_per_trajectory": sampled / len(valid),
         "tokens_per_s": sampled / seconds,
+    }
+
+
+def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Per trajectory, if any asked a language model something; `batch` is how many questions were asked together."""
+    asked = [[call for line in each.lines for call in line.subcalls] for each in trajectories]
+    calls = [call for each in asked for call in each]
+    if not calls:
+        return {}
+    batches = sum(len({call.batch for call in each}) for each in asked)
+    return {
+        "subcalls/calls": len(calls) / len(trajectories),
+        "subcalls/batch": len(calls) / batches,
+        "subcalls/prompt_tokens": sum(call.prompt_tokens for call in calls) / len(trajectories),
+        "subcalls/tokens": sum(call.tokens for call in calls) / len(trajectories),
+        "subcalls/seconds": _mean(call.duration_s for call in calls),
+        "subcalls/refused": _mean(float(call.error_name is not None) for call in calls),
+        "subcalls/depth": float(max(call.depth for call in calls)),
     }
 
 

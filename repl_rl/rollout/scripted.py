@@ -69,7 +69,7 @@ class ScriptedPolicy:
         self._turns = turns(text, vocabulary.stops)
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[ScriptedSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
         yield ScriptedSlot(self._vocabulary, iter(self._turns))
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig, SubcallsConfig
 from repl_rl.dialect import Dialect, OfferedTool, make_dialect
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
@@ -114,6 +114,7 @@ class RolloutSetup:
     context_tokens: int
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    subcalls: SubcallsConfig = field(default_factory=SubcallsConfig)
     chat: bool | None = None
     """Whether to use the chat template. None: if the tokenizer has one. A dialect that needs one always uses it."""
     at_once: int | None = None
@@ -139,6 +140,7 @@ class RolloutSetup:
             context_tokens=config.engine.context_tokens,
             budget=config.budget,
             sampling=config.sampling,
+            subcalls=config.subcalls,
             chat=config.model.chat,
             at_once=1 if config.engine.deterministic else config.kernel.size,
             kernel=config.kernel,

@@ -153,6 +153,7 @@ def _tasks_of(source: DataSplit) -> list[Task]:
             )
     optional = [name if name in rows.column_names else None for name in (columns.id, columns.family)]
     ids, families = (list(texts(rows, name)) if name else None for name in optional)
+    contexts = rows[columns.context] if columns.context else None
     tasks: dict[str, Task] = {}
     pairs = zip(texts(rows, str(columns.question)), texts(rows, str(columns.answer)), strict=True)
     for row, (question, text) in enumerate(pairs):
@@ -163,7 +164,8 @@ def _tasks_of(source: DataSplit) -> list[Task]:
             raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
         answer = _taken_out(text, source, row)
         family = families[row] if families else source.name
-        tasks[task_id] = Task(id=task_id, question=question.strip(), answer=answer, family=family)
+        metadata = {} if contexts is None else {"context": contexts[row]}
+        tasks[task_id] = Task(task_id, question.strip(), answer, family, metadata)
     if not tasks:
         raise ConfigError(
             f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"

@@ -35,7 +35,9 @@ class Family:
     present: Callable[..., tuple[Any, ...]] = lambda *operands: operands
     check: Callable[..., bool] | None = None
     environment: str | None = None
-    """Import path of the environment that its problems are solved in."""
+    """Name or import path of the environment that its problems are solved in."""
+    make_context: str | None = None
+    """Import path of the function that makes a problem's context from its operands, for `environment: rlm`."""
 
 
 def _draw_remainder(rng: Random) -> Operands:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.tasks.worlds import WORLD_FAMILIES
@@ -21,7 +22,7 @@ from repl_rl.trajectory import Task
 
 Split = Literal["train", "heldout"]
 
-KNOWN: dict[str, Family] = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES
+KNOWN: dict[str, Family] = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES
 _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
 
@@ -53,7 +54,7 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
 
 
 def environment_of(families: Sequence[str] | None) -> str | None:
-    """The import path of the environment that these families are solved in; None without one.
+    """The name or import path of the environment that these families are solved in; None without one.
 
     Raises ConfigError if they need different ones.
     """
@@ -83,7 +84,8 @@ def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task
                 question=rng.choice(family.phrasings).format(*family.present(*operands)),
                 answer=str(family.solve(*operands)),
                 family=family.name,
-                metadata={"operands": list(operands)},
+                metadata={"operands": list(operands)}
+                | ({} if family.make_context is None else {"make_context": family.make_context}),
             )
     used = sum(problem.startswith(f"{family.name} ") for problem in seen)
     raise ConfigError(

@@ -104,6 +104,26 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class SubCall:
+    """What a session asked a language model, and the answer. None of its tokens are in the trajectory.
+
+    Very long texts are cut in the middle. `batch` counts the requests of a trajectory: what was asked together has one
+    number. `error_name` is set if the model gave no answer; `text` then says why.
+    """
+
+    prompt: str
+    text: str
+    prompt_tokens: int = 0
+    tokens: int = 0
+    """Tokens of the answer."""
+    batch: int = 0
+    depth: int = 1
+    """1 if the trajectory itself asked; 2 if what it asked has asked in turn, and so on."""
+    duration_s: float = 0.0
+    error_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RecordedCell:
     """One complete statement of a line: the source as the kernel got it, and all that it showed.
 
@@ -143,6 +163,8 @@ class Line:
     nothing ran in the line, or if the kernel reports no fingerprints."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of tools while it ran, in the order in which they ended."""
+    subcalls: tuple[SubCall, ...] = ()
+    """What it asked a language model while it ran."""
     cells: tuple[RecordedCell, ...] | None = None
     """What ran in the line, in order; () if nothing did. None if that was not recorded: in older files, in trajectories
     from a user's own loop, and for a line that was running when the machinery failed or the trajectory was cut."""
@@ -304,10 +326,13 @@ class Trajectory:
             cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
             if not cell["images"]:
                 del cell["images"]
+        for line in record["lines"]:
+            if not line["subcalls"]:
+                del line["subcalls"]
         numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
         numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
-        numbers += [call.duration_s for line in self.lines for call in line.calls]
+        numbers += [call.duration_s for line in self.lines for call in (*line.calls, *line.subcalls)]
         if not all(math.isfinite(number) for number in numbers if number is not None):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
         return record

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory.data import Branch, Line, LineKind, RecordedCell, StopReason, ToolCall, Trajectory
+from repl_rl.trajectory.data import Branch, Line, LineKind, RecordedCell, StopReason, SubCall, ToolCall, Trajectory
 
 
 def write_jsonl(
@@ -165,7 +165,7 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
         for known in dataclasses.fields(part)
         if str(known.type) in {*_PLAIN, *_WORDS}
     ]
-    for part in (Trajectory, Line, ToolCall, RecordedCell, Branch)
+    for part in (Trajectory, Line, ToolCall, SubCall, RecordedCell, Branch)
 }
 """The fields of these types: name, type, and whether a record must have it."""
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
@@ -308,6 +308,8 @@ def _read_line(raw: Any, notes: list[str] | None, folder: Path | None) -> Line |
     values = _read_fields(Line, raw, notes)
     calls = _read_list(raw.get("calls", ()), "calls", notes) or ()
     values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
+    asked = _read_list(raw.get("subcalls", ()), "subcalls", notes) or ()
+    values["subcalls"] = tuple(SubCall(**_read_fields(SubCall, call, notes)) for call in asked)
     cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
     if cells is not None:
         values["cells"] = tuple(

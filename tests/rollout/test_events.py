@@ -202,7 +202,7 @@ class Counting(ScriptedEngine):
     slots = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
         self.slots += 1
         try:
             yield self

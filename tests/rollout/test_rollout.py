@@ -466,7 +466,7 @@ class Stalling:
         self.held = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Any]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
         number, self.slots = self.slots, self.slots + 1
         if self._stalls[number] == "slot":
             await asyncio.Event().wait()
@@ -574,7 +574,7 @@ class SlowSource:
         self.clock.now_s += self._times_s[on]
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Any]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
         self.work("slot")
         yield self
 

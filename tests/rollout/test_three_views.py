@@ -49,7 +49,7 @@ class TypingSlot:
         self._count = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[TypingSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[TypingSlot]:
         yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:

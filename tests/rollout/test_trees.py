@@ -43,7 +43,7 @@ class Policy:
         self._answers = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Policy]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Policy]:
         yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:

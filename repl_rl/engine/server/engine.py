@@ -106,7 +106,7 @@ class VLLMServerEngine:
         return self._fleet.weights
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Slot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context. The servers queue lines."""
         check_trajectory(tokens, self._wanted.context_tokens)
         slot = _ServerSlot(self)

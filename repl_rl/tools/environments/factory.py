@@ -39,6 +39,10 @@ class Environment(Protocol):
       follows what the interpreter showed.
     - `reward(trajectory) -> float | None`: what the trajectory earned; None to leave that to the grader.
     - `close()`: called once, however the trajectory ended.
+    - `use_model(model)`: called before `reset`; `await model.ask(prompts)` asks the language model of the config's
+      section `subcalls`, and returns a list of texts.
+    - `session_setup`: not a method but code, which runs in the session before its first line, as a text. There it may
+      import `repl_tools` (kernels/python/repl_tools.py).
     - `fork()`: a copy that goes on from the same state, for trees. With the attribute `forks = True` and without this
       method, the copy is a deep copy. An environment that has neither begins anew in a branch, whose lines run again.
     """
@@ -53,6 +57,9 @@ class Environment(Protocol):
 
 EnvironmentFactory = Callable[[], Environment]
 
+SHIPPED = {"rlm": "repl_rl.tools.environments.rlm:RLM"}
+"""The environments that have a name."""
+
 
 def environment_factory(environment: Any) -> EnvironmentFactory:
     """What makes one environment per trajectory, from a class, a factory, an object, or the import path of one.
@@ -61,7 +68,8 @@ def environment_factory(environment: Any) -> EnvironmentFactory:
     Raises ConfigError for something without `reset`, and for an object that can't be copied.
     """
     if isinstance(environment, str):
-        environment = imported(environment, "environment", "package.module:Class")
+        path = SHIPPED.get(environment, environment)
+        environment = imported(path, "environment", f"package.module:Class, or {', '.join(SHIPPED)}")
     if isinstance(environment, Mapping):
         return from_trl(environment)
     if isinstance(environment, partial) and environment.func is TrlEnvironment:

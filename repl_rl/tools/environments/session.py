@@ -41,8 +41,10 @@ _log = logging.getLogger(__name__)
 class EnvironmentSession:
     """Makes an environment with `make` and drives it through one trajectory. Each call may take `limit_s` seconds."""
 
-    def __init__(self, make: Callable[[], Environment], *, limit_s: float = 60.0) -> None:
+    def __init__(self, make: Callable[[], Environment], *, model: Any = None, limit_s: float = 60.0) -> None:
+        """`model` is for environments with a method `use_model`."""
         self._make = make
+        self._model = model
         self._limit_s = limit_s
         self._environment: Environment | None = None
         self._thread: OneThread | None = None
@@ -54,10 +56,19 @@ class EnvironmentSession:
         made = self._environment
         return made.instance if isinstance(made, TrlEnvironment) else made
 
+    @property
+    def setup(self) -> str:
+        """Code of the environment's own for the session."""
+        code = getattr(self.instance, "session_setup", "")
+        return code if isinstance(code, str) else ""
+
     async def open(self, task: Task) -> tuple[Toolbox, str]:
         """What goes into the session's namespace, and the text right after the question. Raises EnvironmentFailure."""
         self._thread = OneThread("repl-rl-environment")
         self._environment = await self._call("__init__", self._make)
+        use_model = getattr(self._environment, "use_model", None)
+        if use_model is not None and self._model is not None:
+            await self._call("use_model", use_model, self._model)
         names = await self._call("reset", self._environment.reset, task)
         self._names = {} if names is None else names
         toolbox = self._toolbox()

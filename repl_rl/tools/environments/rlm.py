@@ -1,0 +1,161 @@
+"""`environment: rlm`: a recursive language model, after Zhang, Kraska and Khattab (arXiv:2512.24601).
+
+A long context is not in the prompt but in the session, as the variable `context`. The model reads it by typing Python,
+and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. The answer is what lies in
+`answer["content"]` when `answer["ready"]` is set, or what is handed to `FINAL` or `FINAL_VAR`. The names that it needs
+are back after every line, whatever the line bound them to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from repl_rl.tools.tool import make_tool, tool
+from repl_rl.trajectory import Task
+from repl_rl.utils.folders import resource_folder
+from repl_rl.utils.import_path import imported
+
+_HOUR_S = 3600.0
+"""No limit of ours: budgets, and the model's own limits, end calls."""
+_MANY = 1 << 20
+MOST_CONTEXT_CHARS = 1_500_000
+"""Of a context as text. It is sent into every session, which takes 2 MiB."""
+
+
+class AnswersPrompts(Protocol):
+    """A model that an environment may ask (`repl_rl.rollout.subcalls.SubCalls`)."""
+
+    async def ask(self, prompts: Sequence[str]) -> list[str]:
+        """The answers, in the order of the prompts."""
+
+
+class RLM:
+    """The environment. A task's context is `metadata["context"]`: text, a list, or a table (a list of dicts).
+
+    A context that can be computed need not be kept: `metadata["make_context"]` is then the import path of a function,
+    which is called with the task's `metadata["operands"]`.
+    """
+
+    session_setup = """\
+import __main__ as session
+import repl_tools
+
+submit, answer = session.submit_final_answer, {"content": "", "ready": False}
+own = set(session.__dict__) | {"answer", "FINAL", "FINAL_VAR", "SHOW_VARS"}
+
+
+def FINAL(value):
+    "Hand in the final answer."
+    submit(value)
+
+
+def FINAL_VAR(name):
+    "Hand in a variable, given by its name, as the final answer."
+    if name not in session.__dict__:
+        raise NameError(f"there is no variable {name!r}; SHOW_VARS() lists them")
+    submit(session.__dict__[name])
+
+
+def SHOW_VARS():
+    "The names of your variables, and their types."
+    names = session.__dict__.items()
+    return {name: type(value).__name__ for name, value in names if name not in own and name[0] != "_"}
+
+
+def watch():
+    given = session.__dict__.get("answer")
+    if given is not answer and type(given) is dict:
+        answer.clear()
+        answer.update(given)
+    if answer.get("ready"):
+        submit(answer.get("content", ""))
+
+
+for name, value in {"answer": answer, "FINAL": FINAL, "FINAL_VAR": FINAL_VAR, "SHOW_VARS": SHOW_VARS}.items():
+    repl_tools.bind(name, value)
+repl_tools.reserve(*own - {"_", "__annotations__"})
+repl_tools.after_cell(watch)
+"""
+
+    def __init__(self) -> None:
+        self._model: AnswersPrompts | None = None
+        self._described: str | None = None
+
+    def use_model(self, model: AnswersPrompts) -> None:
+        """Called before `reset`."""
+        self._model = model
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        context = _context_of(task)
+        self._described = described(context)
+        own = {
+            tool.name: tool for tool in (make_tool(each, "host") for each in (self.llm_query, self.llm_query_batched))
+        }
+        return {"context": context, **own}
+
+    def observe(self) -> str | None:
+        """What the model is told, once: the context's type and size, and how to answer."""
+        text, self._described = self._described, None
+        return None if text is None else _text().format(context=text)
+
+    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    async def llm_query(self, prompt: str) -> str:
+        """Ask a language model, which sees nothing but the prompt.
+
+        Args:
+            prompt: The question, with all that is needed to answer it.
+        """
+        [answer] = await self.llm_query_batched([prompt])
+        return answer
+
+    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    async def llm_query_batched(self, prompts: list[str]) -> list[str]:
+        """Ask a language model several things at once; the answers have the same order.
+
+        Args:
+            prompts: The questions, each with all that is needed to answer it.
+        """
+        assert self._model is not None
+        return await self._model.ask(prompts)
+
+
+def described(context: Any) -> str:
+    """A context's type and size in words, for the prompt."""
+    if isinstance(context, str):
+        return f"a str of {len(context):,} characters"
+    if isinstance(context, Mapping):
+        return f"a dict of {len(context):,} items"
+    if isinstance(context, Sequence):
+        rows = [row for row in context if isinstance(row, Mapping)]
+        if rows and len(rows) == len(context):
+            return f"a list of {len(rows):,} dicts with the keys {', '.join(map(repr, rows[0]))}"
+        texts = [len(text) for text in context if isinstance(text, str)]
+        longest = f", the longest of {max(texts):,} characters" if texts else ""
+        return f"a list of {len(context):,} items{longest}"
+    return f"of type {type(context).__name__}"
+
+
+def _context_of(task: Task) -> Any:
+    """Raises ValueError for a task without a context, or with one that is too long for a session."""
+    found, path = task.metadata.get("context"), task.metadata.get("make_context")
+    if found is None and path is not None:
+        found = imported(path, "make_context")(*task.metadata["operands"])
+    if found is None:
+        raise ValueError(
+            f"task {task.id!r} has no context, and environment rlm needs one: metadata['context'] of a Task, or "
+            "tasks.columns.context of a data set"
+        )
+    chars = len(found) if isinstance(found, str) else len(repr(found))
+    if chars > MOST_CONTEXT_CHARS:
+        raise ValueError(
+            f"the context of task {task.id!r} has {chars:,} characters, and a session takes {MOST_CONTEXT_CHARS:,}; "
+            "split the task, or give the session a tool that reads it"
+        )
+    return found
+
+
+@cache
+def _text() -> str:
+    return (resource_folder("prompts") / "rlm.txt").read_text(encoding="utf-8")
