@@ -26,8 +26,8 @@ class RecordingEngine:
         return self._engine.version
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[RecordingSlot]:
-        async with self._engine.slot(tokens) as slot:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecordingSlot]:
+        async with self._engine.slot(tokens, depth) as slot:
             yield RecordingSlot(slot, self.calls)
 
     def close(self) -> None:

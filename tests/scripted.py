@@ -25,7 +25,7 @@ class ScriptedEngine:
         self._sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[ScriptedEngine]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
         yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:

@@ -8,11 +8,12 @@ while that code runs:
     repl_tools.host_proxy("search", "search(query: str, limit: int = 5) -> list[str]", "Find pages.")
     repl_tools.bind("data", [1, 2, 3])
     repl_tools.reserve("search", "data")
+    repl_tools.hide("data")
     repl_tools.after_cell(function)
     repl_tools.cells_are_whole()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
-state as long as its name is bound to it; what `bind` binds is. After every cell, functions given to `after_cell` are
+state as long as its name is bound to it; what `bind` binds is, unless it is hidden. After every cell, functions given to `after_cell` are
 called, and then reserved names are bound again to what they were bound to when `reserve` was called. After
 `cells_are_whole`, a cell is read as a file is: a block needs no empty line after it, and an unfinished statement is an
 error. IPython always does so.
@@ -59,6 +60,7 @@ class Tools:
         self._functions = []
         self._bound = {}
         self._reserved = {}
+        self._hidden = set()
         self._after_cell = []
         self.has_whole_cells = False
 
@@ -67,6 +69,7 @@ class Tools:
         module = types.ModuleType("repl_tools", "Tools of the session that is being set up.")
         module.register, module.host_proxy, module.bind = self.register, self.host_proxy, self.bind
         module.reserve, module.after_cell = self.reserve, self._after_cell.append
+        module.hide = lambda *names: self._hidden.update(names)
         module.cells_are_whole = self.cells_are_whole
         return module
 
@@ -125,8 +128,8 @@ class Tools:
         return list(self._calls)
 
     def names(self):
-        """The names that are still bound to their tools."""
-        return [name for name, tool in self._bound.items() if self._namespace.get(name) is tool]
+        """The names that are not part of the state: those still bound to their tools, and hidden ones."""
+        return [*self._hidden, *(name for name, tool in self._bound.items() if self._namespace.get(name) is tool)]
 
     def _bind_tool(self, name, tool):
         self._namespace[name] = self._bound[name] = tool

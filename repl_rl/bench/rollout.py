@@ -435,7 +435,7 @@ class Stopwatch:
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
-        async with self._engine.slot(tokens) as slot:
+        async with self._engine.slot(tokens, depth) as slot:
             yield _WatchedSlot(slot, self.lines)
 
     def close(self) -> None:

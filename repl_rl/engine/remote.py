@@ -324,7 +324,8 @@ class EngineHost:
     ) -> None:
         """Stay in the engine's slot until cancelled."""
         try:
-            async with self._engine.slot(tokens, depth) as held.slot:
+            # Engines that never heard of depths are not asked about them by trajectories.
+            async with self._engine.slot(tokens, *([depth] if depth else [])) as held.slot:
                 taken(None)
                 try:
                     await asyncio.get_running_loop().create_future()

@@ -15,7 +15,7 @@ from typing import Any
 from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Dialect, Turn
 from repl_rl.engine import Engine, Vocabulary
-from repl_rl.errors import ConfigError, EnvironmentFailure
+from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
 from repl_rl.rollout.subcalls import SubCalls, make_text_model
@@ -50,15 +50,17 @@ class Episode:
         """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""
         if self.environment is None:
             return self
+        if self.environment.asks_model:
+            raise ForkRefusedError("its environment asks a model, and two sessions can't share budgets and answers")
         environment, own = await self.environment.fork()
         stack.push_async_callback(environment.close)
         tools = {tool.name: tool for tool in own.tools}
         toolbox = Toolbox([tools.get(tool.name, tool) for tool in self.toolbox.tools], self.toolbox.values)
         return replace(self, toolbox=toolbox, environment=environment)
 
-    def recorded(self, line: Line) -> Line:
-        """The line, with what it asked a model."""
-        asked = () if self.subcalls is None else self.subcalls.take()
+    async def recorded(self, line: Line) -> Line:
+        """The line, with what it asked a model; calls that it has left behind are ended."""
+        asked = () if self.subcalls is None else await self.subcalls.take()
         return replace(line, subcalls=asked) if asked else line
 
     async def observed(self, turn: Turn) -> str:
@@ -93,6 +95,7 @@ class EpisodeMaker:
         subcalls = SubCalls(self._model, self._setup.subcalls, sampling)
         environment = EnvironmentSession(factory, model=subcalls)
         stack.push_async_callback(environment.close)
+        stack.push_async_callback(subcalls.close)
         own, observation = await environment.open(task)
         seen = replace(task, question=f"{task.question}{observation}")
         try:  # its tools or text may be too long for this one trajectory, or clash with the shared tools
@@ -112,8 +115,8 @@ class EpisodeMaker:
             )
         return prompt
 
-    def refuse_long(self, tasks: Sequence[Task]) -> None:
-        """Raises ConfigError if a prompt leaves no room for a line.
+    def refuse(self, tasks: Sequence[Task]) -> None:
+        """Raises ConfigError if a prompt leaves no room for a line, or the environment can't take a task.
 
         Encodes only prompts that may be too long: as a rule, a token stands for at least one byte of the question.
         """
@@ -124,6 +127,9 @@ class EpisodeMaker:
             lines = len(task.history) + sum(len(text.splitlines()) for text in texts)
             if frame_tokens + text_bytes + _LINE_FRAME_TOKENS * lines >= self._setup.context_tokens:
                 self.prompt(task)
+        check = getattr(self._setup.extensions.environment, "check", None)
+        for task in {task.id: task for task in tasks}.values() if callable(check) else ():
+            check(task)
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
         """The dialect for a set of tools. They are cached: most environments have the same tools every time."""

@@ -169,8 +169,10 @@ class Rollout:
             for made in enumerate(await run_sampler(setup.extensions.sampler, tasks, engine, self.kernels)):
                 yield made
             return
-        self._episodes.refuse_long(tasks)
+        self._episodes.refuse(tasks)
         self.environments.clear()
+        if branch is not None:
+            setup.extensions.require_no_model()
         trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, sampling)
         batch = _Batch(tasks, sampling, time.monotonic(), listener, trees)
 
@@ -321,7 +323,7 @@ class Rollout:
                     state.stop = StopReason.MAX_TOKENS
                 else:
                     transcript.append_output(ids)
-            state.add(episode.recorded(ran.as_line(start, end, turn.text, text, episode.dialect)))
+            state.add(await episode.recorded(ran.as_line(start, end, turn.text, text, episode.dialect)))
 
             # Fork.
             if root is not None and state.stop is None:

@@ -11,8 +11,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from repl_rl.config import BudgetConfig, Config, DialectConfig, KernelConfig, SamplingConfig, SubcallsConfig
-from repl_rl.dialect import Dialect, OfferedTool, make_dialect
+from repl_rl.config import (
+    BranchConfig,
+    BudgetConfig,
+    Config,
+    DialectConfig,
+    KernelConfig,
+    SamplingConfig,
+    SubcallsConfig,
+)
+from repl_rl.dialect import Dialect, OfferedTool, dialect_class, make_dialect
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
@@ -44,13 +52,37 @@ class Extensions:
                 "rollout is a loop of your own, which tools and environment would never reach; give them to that loop"
             )
 
-    def require_backend(self, backend: str) -> None:
-        """Raises ConfigError if there are host tools, and kernels of this backend can't call them."""
+    def require(self, dialect: DialectConfig, kernel: KernelConfig, branch: BranchConfig | None) -> None:
+        """Raises ConfigError if tools or environment can't work with these: kernels that can't call host tools, a
+        dialect without a session, and trees of sessions that ask a model."""
         names = [tool.name for tool in self.toolbox.tools if tool.where == "host"]
-        if names and backend != "fork":
+        if names and kernel.backend != "fork":
             raise ConfigError(
-                f"tool {names[0]!r} runs on the host, where no call comes from kernel.backend {backend!r}; take "
+                f"tool {names[0]!r} runs on the host, where no call comes from kernel.backend {kernel.backend!r}; take "
                 "kernel.backend fork, or where='sandbox'"
+            )
+        name = getattr(self.environment, "__name__", "of the factory")
+        if getattr(self.environment, "session_setup", ""):
+            if kernel.backend != "fork":
+                raise ConfigError(
+                    f"environment {name} sets up its sessions with repl_tools, which kernel.backend "
+                    f"{kernel.backend!r} does not have; take kernel.backend fork"
+                )
+            if not getattr(dialect_class(dialect), "needs_kernel", True):
+                raise ConfigError(
+                    f"environment {name} lives in a session, and dialect.name {dialect.name!r} has none; take python, "
+                    "or another dialect that runs code"
+                )
+        if branch is not None:
+            self.require_no_model()
+
+    def require_no_model(self) -> None:
+        """Raises ConfigError if the environment asks a model: what it answered can't be had twice."""
+        if callable(getattr(self.environment, "use_model", None)):
+            name = getattr(self.environment, "__name__", "of the factory")
+            raise ConfigError(
+                f"environment {name} asks a language model, so that its sessions can't be forked; leave branch out, or "
+                "take another environment"
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,7 +113,7 @@ def environment_of(config: Config) -> str | None:
 def load_extensions(config: Config) -> Extensions:
     """The extensions that a config names by import path. Raises ConfigError if one can't be imported or used."""
     extensions = make_extensions(config.tools.functions, config.tools.where, environment_of(config), config.rollout)
-    extensions.require_backend(config.kernel.backend)
+    extensions.require(config.dialect, config.kernel, config.branch)
     return extensions
 
 

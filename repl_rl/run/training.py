@@ -324,7 +324,7 @@ def training_arguments(config: Config, folder: RunFolder, **extra: Any) -> ReplG
         "disable_tqdm": True,
         "chat": config.model.chat,
     }
-    names = ("dialect", "kernel", "engine", "budget", "branch", "rewards", "credit")
+    names = ("dialect", "kernel", "engine", "budget", "subcalls", "branch", "rewards", "credit")
     sections = {name: getattr(config, name) for name in names}
     try:
         return ReplGRPOConfig(**{**arguments, **sections, **plan.trl, **extra})

@@ -3,11 +3,12 @@
 After the tasks of OOLONG (Bertsch et al., arXiv:2511.02817), from generated text, with exact answers: `needle` hides
 one sentence in a text, `count` asks how many remarks of a list are complaints, and `join` asks what people of a town
 have spent, from a table in which people and purchases are rows of different kinds. A context is computed from the
-problem's number when a session begins.
+problem's number and size when a session begins, and a computed answer is exact.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -16,29 +17,15 @@ from repl_rl.tasks.families import Family
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000, "1m": 1_000_000}
 """Characters of a context, about."""
 
-_NAMES = (
-    "Ada",
-    "Bela",
-    "Chidi",
-    "Dana",
-    "Emre",
-    "Fatou",
-    "Goran",
-    "Hana",
-    "Ines",
-    "Jun",
-    "Kofi",
-    "Lena",
-    "Mara",
-    "Noor",
-)
-_TOWNS = ("Accra", "Bergen", "Cusco", "Dakar", "Graz", "Hanoi", "Lima", "Oslo", "Porto", "Quito", "Riga", "Turin")
-_THINGS = ("lamp", "kettle", "chair", "rug", "clock", "mirror", "bench", "shelf")
+_NAMES = tuple("Ada Bela Chidi Dana Emre Fatou Goran Hana Ines Jun Kofi Lena Mara Noor".split())
+_TOWNS = tuple("Accra Bergen Cusco Dakar Graz Hanoi Lima Oslo Porto Quito Riga Turin".split())
+_THINGS = tuple("lamp kettle chair rug clock mirror bench shelf".split())
 _PRAISE = ("I like my new {}.", "The {} is lovely, thank you!", "My {} works as well as on the first day.")
 _COMPLAINTS = ("The {} broke after a week.", "I want my money back for this {}.", "The {} came with a crack in it.")
 _REMARKS = ("The {} was sent to {}.", "No {} is made in {} any more.", "Nobody asked for the {} from {}.")
 
 
+@lru_cache(1)
 def needle(number: int, size: int) -> tuple[str, str, int]:
     """The text, whose code is asked for, and that code."""
     rng = Random(f"needle/{number}/{size}")
@@ -47,7 +34,7 @@ def needle(number: int, size: int) -> tuple[str, str, int]:
     chars = 0
     while chars < size - 40:
         sentence = rng.choice(_REMARKS).format(rng.choice(_THINGS), rng.choice(_TOWNS))
-        if rng.random() < 0.1:  # codes that nobody asks for
+        if rng.random() < 0.1:  # numbers that nobody asks for
             sentence = f"The ticket of {rng.choice(_NAMES)} has the number {rng.randrange(10_000, 100_000)}."
         sentences.append(sentence)
         chars += len(sentence) + 1
@@ -55,6 +42,7 @@ def needle(number: int, size: int) -> tuple[str, str, int]:
     return " ".join(sentences), name, code
 
 
+@lru_cache(1)
 def remarks(number: int, size: int) -> tuple[list[str], int]:
     """The remarks, and how many of them are complaints."""
     rng = Random(f"count/{number}/{size}")
@@ -67,10 +55,11 @@ def remarks(number: int, size: int) -> tuple[list[str], int]:
     return made, complaints
 
 
+@lru_cache(1)
 def purchases(number: int, size: int) -> tuple[list[dict[str, Any]], str, int]:
     """The table, the town that is asked for, and what its people have spent. Rows of both kinds are mixed."""
     rng = Random(f"join/{number}/{size}")
-    people = max(4, size // 250)
+    people = size // 250
     towns = [rng.choice(_TOWNS) for _ in range(people)]
     rows: list[dict[str, Any]] = [
         {"row": "person", "id": person, "name": rng.choice(_NAMES), "town": town} for person, town in enumerate(towns)
@@ -84,52 +73,43 @@ def purchases(number: int, size: int) -> tuple[list[dict[str, Any]], str, int]:
     return rows, asked, spent
 
 
-def needle_context(number: int, size: int) -> str:
-    return needle(number, size)[0]
+def _families(name: str, size: int) -> list[Family]:
+    """One of each kind, for contexts of a size."""
 
+    def draw(rng: Random) -> tuple[int, int]:
+        return rng.randrange(10**9), size
 
-def remarks_context(number: int, size: int) -> list[str]:
-    return remarks(number, size)[0]
-
-
-def purchases_context(number: int, size: int) -> list[dict[str, Any]]:
-    return purchases(number, size)[0]
-
-
-def _family(kind: str, name: str, size: int) -> Family:
-    solve, present, make, question = {
-        "needle": (
-            lambda number, size: needle(number, size)[2],
-            lambda number, size: (needle(number, size)[1],),
-            "needle_context",
-            "What is the access code of {0}?",
+    return [
+        Family(
+            f"needle-{name}",
+            draw,
+            lambda *operands: needle(*operands)[2],
+            ("What is the access code of {0}?",),
+            present=lambda *operands: needle(*operands)[1:2],
+            environment="rlm",
+            context=lambda *operands: needle(*operands)[0],
         ),
-        "count": (
-            lambda number, size: remarks(number, size)[1],
-            lambda number, size: (),
-            "remarks_context",
-            "How many of these remarks of customers are complaints?",
+        Family(
+            f"count-{name}",
+            draw,
+            lambda *operands: remarks(*operands)[1],
+            ("How many of these remarks of customers are complaints?",),
+            environment="rlm",
+            context=lambda *operands: remarks(*operands)[0],
         ),
-        "join": (
-            lambda number, size: purchases(number, size)[2],
-            lambda number, size: (purchases(number, size)[1],),
-            "purchases_context",
-            "How much have the people of {0} spent together?",
+        Family(
+            f"join-{name}",
+            draw,
+            lambda *operands: purchases(*operands)[2],
+            ("How much have the people of {0} spent together?",),
+            present=lambda *operands: purchases(*operands)[1:2],
+            environment="rlm",
+            context=lambda *operands: purchases(*operands)[0],
         ),
-    }[kind]
-    return Family(
-        f"{kind}-{name}",
-        lambda rng: (rng.randrange(10**9), size),
-        solve,
-        (question,),
-        present=present,
-        environment="rlm",
-        make_context=f"repl_rl.tasks.documents:{make}",
-    )
+    ]
 
 
 DOCUMENT_FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (_family(kind, name, size) for kind in ("needle", "count", "join") for name, size in SIZES.items())
+    family.name: family for name, size in SIZES.items() for family in _families(name, size)
 }
 """All of them by name."""

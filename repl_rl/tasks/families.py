@@ -36,8 +36,8 @@ class Family:
     check: Callable[..., bool] | None = None
     environment: str | None = None
     """Name or import path of the environment that its problems are solved in."""
-    make_context: str | None = None
-    """Import path of the function that makes a problem's context from its operands, for `environment: rlm`."""
+    context: Callable[..., Any] | None = None
+    """Makes a problem's context from its operands, for `environment: rlm`. It is made when a session begins."""
 
 
 def _draw_remainder(rng: Random) -> Operands:

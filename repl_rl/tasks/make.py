@@ -84,8 +84,7 @@ def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task
                 question=rng.choice(family.phrasings).format(*family.present(*operands)),
                 answer=str(family.solve(*operands)),
                 family=family.name,
-                metadata={"operands": list(operands)}
-                | ({} if family.make_context is None else {"make_context": family.make_context}),
+                metadata={"operands": list(operands)},
             )
     used = sum(problem.startswith(f"{family.name} ") for problem in seen)
     raise ConfigError(

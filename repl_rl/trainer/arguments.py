@@ -18,6 +18,7 @@ from repl_rl.config import (
     RewardsConfig,
     SamplingConfig,
     Section,
+    SubcallsConfig,
     parse_config,
 )
 from repl_rl.errors import ConfigError
@@ -27,6 +28,7 @@ SECTIONS: dict[str, type[Section]] = {
     "kernel": KernelConfig,
     "engine": EngineConfig,
     "budget": BudgetConfig,
+    "subcalls": SubcallsConfig,
     "rewards": RewardsConfig,
     "credit": CreditConfig,
 }
@@ -85,6 +87,7 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
     kernel: Any = field(default_factory=KernelConfig)
     engine: Any = field(default_factory=EngineConfig)
     budget: Any = field(default_factory=BudgetConfig)
+    subcalls: Any = field(default_factory=SubcallsConfig)
     rewards: Any = field(default_factory=RewardsConfig)
     credit: Any = field(default_factory=CreditConfig)
     branch: Any = None

@@ -110,7 +110,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         # A grader has to be sent to the rollouts' process only where they ask it.
         asks = args.branch is not None and args.branch.looks_at_outcomes
         self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade)
-        self._extensions.require_backend(args.kernel.backend)
+        self._extensions.require(args.dialect, args.kernel, args.branch)
         if owner is not None and args.redraws:
             raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
         if owner is not None and args.asynchronous is not None and reward_funcs:
@@ -135,6 +135,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             context_tokens=args.engine.context_tokens,
             budget=args.budget,
             sampling=args.sampling,
+            subcalls=args.subcalls,
             chat=args.chat,
             at_once=1 if args.engine.deterministic else args.kernel.size,
             kernel=args.kernel,

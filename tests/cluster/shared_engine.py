@@ -19,7 +19,7 @@ class SharedScript(ScriptedPolicy):
         self.version = 0
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[ScriptedSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
         yield _QuestionSlot(self._vocabulary)
 
     @property

@@ -27,7 +27,7 @@ class KillsOneServer(RecordingEngine):
         self._after_lines = after_lines
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[RecordingSlot]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecordingSlot]:
         async with super().slot(tokens) as slot:
             yield KillingSlot(slot, self)
 

@@ -82,7 +82,7 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
         most_rows = capacity_tokens // config.context_tokens
         self._batch = RowBatch(self._model, most_rows, reuses_prefixes=not config.deterministic)
         super().__init__(
-            _RowStepper(self._batch, vocabulary, config.places),
+            _RowStepper(self._batch, vocabulary, min(config.places, most_rows)),
             "the transformers engine",
             Admission(capacity_tokens, learns=False),
             config.context_tokens,
@@ -186,7 +186,8 @@ class RowBatch:
     prompt, one reads it and the others copy its keys and values. With `reuses_prefixes=False`, each line computes its
     whole prefix, because keys and values from a batch of another shape differ in their last bits.
 
-    Not thread-safe. Each sequence keeps a row until `release`; the caller makes sure that `most_rows` are enough.
+    Not thread-safe. Each sequence keeps a row until `release`. If all `most_rows` are taken, one that starts takes that
+    of a stopped one, which then reads its whole text again; the caller lets no more than `most_rows` run.
     """
 
     def __init__(self, model: RowModel, most_rows: int, reuses_prefixes: bool = True) -> None:
@@ -206,13 +207,23 @@ class RowBatch:
             sequence.cached = 0
         if sequence.row is None:
             if None not in self._rows:
-                self._rows.append(None)
+                if len(self._rows) < self._most_rows:
+                    self._rows.append(None)
+                else:
+                    self._give_up_row()
             sequence.row = self._rows.index(None)
             self._rows[sequence.row] = sequence
         row_count = 1 << (len(self._rows) - 1).bit_length()
         self._model.rows.reserve(min(row_count, self._most_rows), sequence.width)
         self._move(sequence, self._running_count)
         self._running_count += 1
+
+    def _give_up_row(self) -> None:
+        """Take the last row from the sequence that has it; running ones have the first."""
+        sequence = self._rows[-1]
+        assert sequence is not None
+        self.release(sequence)
+        sequence.cached = 0
 
     def stop(self, sequence: RowSequence) -> None:
         """Stop a running sequence, which keeps its row."""

@@ -43,6 +43,8 @@ class Environment(Protocol):
       section `subcalls`, and returns a list of texts.
     - `session_setup`: not a method but code, which runs in the session before its first line, as a text. There it may
       import `repl_tools` (kernels/python/repl_tools.py).
+    - `check(task)`: of the class, so without self; called for all tasks before anything starts. Raises ConfigError for
+      a task that it can't take.
     - `fork()`: a copy that goes on from the same state, for trees. With the attribute `forks = True` and without this
       method, the copy is a deep copy. An environment that has neither begins anew in a branch, whose lines run again.
     """

@@ -12,16 +12,18 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
-from repl_rl.tools.tool import make_tool, tool
+from repl_rl.errors import ConfigError
+from repl_rl.tasks.documents import DOCUMENT_FAMILIES
+from repl_rl.tools.tool import tool
+from repl_rl.tools.toolbox import MOST_BYTES
 from repl_rl.trajectory import Task
 from repl_rl.utils.folders import resource_folder
-from repl_rl.utils.import_path import imported
 
 _HOUR_S = 3600.0
 """No limit of ours: budgets, and the model's own limits, end calls."""
 _MANY = 1 << 20
-MOST_CONTEXT_CHARS = 1_500_000
-"""Of a context as text. It is sent into every session, which takes 2 MiB."""
+_MOST_CHARS = MOST_BYTES - (1 << 16)
+"""Of a context as text, each of which takes a byte at least; the rest is for what comes with it."""
 
 
 class AnswersPrompts(Protocol):
@@ -34,8 +36,7 @@ class AnswersPrompts(Protocol):
 class RLM:
     """The environment. A task's context is `metadata["context"]`: text, a list, or a table (a list of dicts).
 
-    A context that can be computed need not be kept: `metadata["make_context"]` is then the import path of a function,
-    which is called with the task's `metadata["operands"]`.
+    Tasks of the families in `repl_rl.tasks.documents` need none: theirs is computed when a session begins.
     """
 
     session_setup = """\
@@ -54,7 +55,7 @@ def FINAL(value):
 def FINAL_VAR(name):
     "Hand in a variable, given by its name, as the final answer."
     if name not in session.__dict__:
-        raise NameError(f"there is no variable {name!r}; SHOW_VARS() lists them")
+        raise NameError(f"there is no variable {name!r}; SHOW_VARS() lists them, and FINAL(value) takes a value")
     submit(session.__dict__[name])
 
 
@@ -76,6 +77,7 @@ def watch():
 for name, value in {"answer": answer, "FINAL": FINAL, "FINAL_VAR": FINAL_VAR, "SHOW_VARS": SHOW_VARS}.items():
     repl_tools.bind(name, value)
 repl_tools.reserve(*own - {"_", "__annotations__"})
+repl_tools.hide(*own - {"answer"})  # a long context takes long to look through
 repl_tools.after_cell(watch)
 """
 
@@ -83,17 +85,37 @@ repl_tools.after_cell(watch)
         self._model: AnswersPrompts | None = None
         self._described: str | None = None
 
+    @staticmethod
+    def check(task: Task) -> None:
+        """Raises ConfigError for a task without a context, or with one that no session takes."""
+        if task.family in DOCUMENT_FAMILIES and "context" not in task.metadata:
+            return
+        context = task.metadata.get("context")
+        if context is None:
+            raise ConfigError(
+                f"task {task.id!r} has no context, and environment rlm needs one: metadata['context'] of a Task, or "
+                "tasks.columns.context of a data set"
+            )
+        chars = len(context) if isinstance(context, str) else len(repr(context))
+        if chars > _MOST_CHARS:
+            raise ConfigError(
+                f"the context of task {task.id!r} has {chars:,} characters, and a session takes {_MOST_CHARS:,}; "
+                "split it over several tasks, or write an environment with a tool that reads it"
+            )
+
     def use_model(self, model: AnswersPrompts) -> None:
         """Called before `reset`."""
         self._model = model
 
     def reset(self, task: Task) -> dict[str, Any]:
-        context = _context_of(task)
+        self.check(task)
+        context = task.metadata.get("context")
+        if context is None:
+            make = DOCUMENT_FAMILIES[task.family].context
+            assert make is not None
+            context = make(*task.metadata["operands"])
         self._described = described(context)
-        own = {
-            tool.name: tool for tool in (make_tool(each, "host") for each in (self.llm_query, self.llm_query_batched))
-        }
-        return {"context": context, **own}
+        return {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
 
     def observe(self) -> str | None:
         """What the model is told, once: the context's type and size, and how to answer."""
@@ -130,32 +152,14 @@ def described(context: Any) -> str:
     if isinstance(context, Sequence):
         rows = [row for row in context if isinstance(row, Mapping)]
         if rows and len(rows) == len(context):
-            return f"a list of {len(rows):,} dicts with the keys {', '.join(map(repr, rows[0]))}"
+            keys = dict.fromkeys(key for row in rows for key in row)
+            return f"a list of {len(rows):,} dicts with the keys {', '.join(map(repr, keys))}"
         texts = [len(text) for text in context if isinstance(text, str)]
         longest = f", the longest of {max(texts):,} characters" if texts else ""
         return f"a list of {len(context):,} items{longest}"
     return f"of type {type(context).__name__}"
 
 
-def _context_of(task: Task) -> Any:
-    """Raises ValueError for a task without a context, or with one that is too long for a session."""
-    found, path = task.metadata.get("context"), task.metadata.get("make_context")
-    if found is None and path is not None:
-        found = imported(path, "make_context")(*task.metadata["operands"])
-    if found is None:
-        raise ValueError(
-            f"task {task.id!r} has no context, and environment rlm needs one: metadata['context'] of a Task, or "
-            "tasks.columns.context of a data set"
-        )
-    chars = len(found) if isinstance(found, str) else len(repr(found))
-    if chars > MOST_CONTEXT_CHARS:
-        raise ValueError(
-            f"the context of task {task.id!r} has {chars:,} characters, and a session takes {MOST_CONTEXT_CHARS:,}; "
-            "split the task, or give the session a tool that reads it"
-        )
-    return found
-
-
 @cache
 def _text() -> str:
-    return (resource_folder("prompts") / "rlm.txt").read_text(encoding="utf-8")
+    return (resource_folder("prompts") / "rlm.txt").read_text(encoding="utf-8").strip()

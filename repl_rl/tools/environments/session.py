@@ -59,16 +59,20 @@ class EnvironmentSession:
     @property
     def setup(self) -> str:
         """Code of the environment's own for the session."""
-        code = getattr(self.instance, "session_setup", "")
+        code = getattr(self._environment, "session_setup", "")
         return code if isinstance(code, str) else ""
+
+    @property
+    def asks_model(self) -> bool:
+        """Whether it was given a model."""
+        return self._model is not None and callable(getattr(self._environment, "use_model", None))
 
     async def open(self, task: Task) -> tuple[Toolbox, str]:
         """What goes into the session's namespace, and the text right after the question. Raises EnvironmentFailure."""
         self._thread = OneThread("repl-rl-environment")
         self._environment = await self._call("__init__", self._make)
-        use_model = getattr(self._environment, "use_model", None)
-        if use_model is not None and self._model is not None:
-            await self._call("use_model", use_model, self._model)
+        if self.asks_model:
+            await self._call("use_model", self._environment.use_model, self._model)  # type: ignore[attr-defined]
         names = await self._call("reset", self._environment.reset, task)
         self._names = {} if names is None else names
         toolbox = self._toolbox()

@@ -43,7 +43,7 @@ class Typist:
         self._sessions = [(tuple(example.ids.tolist()), turn) for example, turn in zip(examples, turns, strict=True)]
 
     @asynccontextmanager
-    async def slot(self, tokens: int) -> AsyncIterator[Typist]:
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Typist]:
         yield self
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
