@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
+from repl_rl.engine.admission import Admission
+from repl_rl.rollout.scripted import ScriptedSlot
 
 LOGPROB = -0.25
 
@@ -47,3 +51,60 @@ class ScriptedEngine:
         """The prompt and the turn of the session whose ids these go on from; a new one if there is none."""
         past = max((known for known in self._sessions if ids[: len(known)] == known), key=len, default=None)
         return (self._vocabulary.decode(ids), 0) if past is None else self._sessions[past]
+
+
+class AskedEngine:
+    """Trajectories type `typed`, and each sub-call gets `answer(prompt)`; both wait for room as at a real engine.
+
+    `held` is how many slots are held by depth now, `most` how many at most were.
+    """
+
+    version = 0
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        typed: Sequence[str],
+        answer: Callable[[str], str | Awaitable[str]] = "about {}".format,
+        capacity_tokens: int = 1 << 30,
+    ) -> None:
+        self.admission = Admission(capacity_tokens)
+        self.held: Counter[int] = Counter()
+        self.most: Counter[int] = Counter()
+        self._vocabulary = vocabulary
+        self._typed = typed
+        self._answer = answer
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot | AskedSlot]:
+        async with self.admission.reserve(tokens, depth):
+            self.held[depth] += 1
+            self.most[depth] = max(self.most[depth], self.held[depth])
+            try:
+                if depth:
+                    yield AskedSlot(self._vocabulary, self._answer)
+                else:
+                    yield ScriptedSlot(self._vocabulary, iter(self._typed))
+            finally:
+                self.held[depth] -= 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class AskedSlot:
+    """Answers what it is asked, in one line."""
+
+    def __init__(self, vocabulary: Vocabulary, answer: Callable[[str], str | Awaitable[str]]) -> None:
+        self._vocabulary = vocabulary
+        self._answer = answer
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        text = self._answer(self._vocabulary.decode(ids))
+        if not isinstance(text, str):
+            text = await text
+        await asyncio.sleep(0)
+        typed, finish = self._vocabulary.encode_output(f" {text}\n"), Finish.NEWLINE
+        if len(typed) > max_tokens:
+            typed, finish = typed[:max_tokens], Finish.LENGTH
+        return SampledLine(tuple(typed), (LOGPROB,) * len(typed), finish)

@@ -19,9 +19,9 @@ class Guests:
         self._leaving: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def come(self, name: str, tokens: int, used: int = 0) -> None:
+    async def come(self, name: str, tokens: int, used: int = 0, depth: int = 0) -> None:
         self._leaving[name] = asyncio.Event()
-        self._tasks[name] = asyncio.create_task(self._stay(name, tokens, used))
+        self._tasks[name] = asyncio.create_task(self._stay(name, tokens, used, depth))
         await settle()
 
     async def leave(self, name: str) -> None:
@@ -34,8 +34,8 @@ class Guests:
         await asyncio.gather(self._tasks[name], return_exceptions=True)
         await settle()
 
-    async def _stay(self, name: str, tokens: int, used: int) -> None:
-        async with self.admission.reserve(tokens) as reservation:
+    async def _stay(self, name: str, tokens: int, used: int, depth: int) -> None:
+        async with self.admission.reserve(tokens, depth) as reservation:
             self.admitted.append(name)
             self.admission.grow(reservation, used)
             await self._leaving[name].wait()
@@ -146,5 +146,55 @@ def test_without_learning_each_gets_what_it_asks_for() -> None:
             admission.grow(first, 10)
         async with admission.reserve(60):
             assert admission.taken_tokens == 60
+
+    run(go())
+
+
+def test_what_is_asked_goes_before_who_asks_and_has_room_of_its_own() -> None:
+    async def go() -> None:
+        async with guests(100) as here:
+            await here.come("root", 90)
+            await here.come("next root", 50)
+            await here.come("asked", 50, depth=1)
+            assert here.admitted == ["root", "asked"]  # beyond the capacity, or root would wait for it forever
+            await here.come("asked too", 50, depth=1)
+            await here.come("asked by asked", 10, depth=2)
+            assert here.admitted == ["root", "asked", "asked by asked"]
+            await here.leave("asked")
+            assert here.admitted == ["root", "asked", "asked by asked", "asked too"]
+            await here.leave("asked by asked")
+            await here.leave("asked too")
+            await here.leave("root")
+            assert here.admitted[4:] == ["next root"]
+
+    run(go())
+
+
+def test_roots_wait_while_sub_calls_take_the_room() -> None:
+    async def go() -> None:
+        async with guests(100) as here:
+            await here.come("root", 30)
+            await here.come("asked", 40, depth=1)
+            await here.come("late root", 40)
+            await here.come("asked too", 30, depth=1)
+            assert here.admitted == ["root", "asked", "asked too"]
+            await here.leave("asked")
+            assert here.admitted == ["root", "asked", "asked too", "late root"]
+
+    run(go())
+
+
+def test_sub_calls_teach_nothing_about_the_length_of_trajectories() -> None:
+    async def go() -> None:
+        async with guests(100) as here:
+            await here.come("asked", 50, used=5, depth=1)
+            await here.leave("asked")
+            await here.come("root", 90)
+            assert here.admission.taken_tokens == 90
+            await here.leave("root")
+            await here.come("short", 60, used=10)
+            await here.leave("short")
+            await here.come("asked", 50, depth=1)
+            assert here.admission.taken_tokens == 50
 
     run(go())

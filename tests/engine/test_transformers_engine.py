@@ -157,6 +157,34 @@ def test_rows_are_as_many_as_the_cache_holds(checkpoint: Path, vocabulary: Vocab
     engine.close()
 
 
+def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
+    checkpoint: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With room for one row only; what the trajectory types afterwards is what it would have typed anyway."""
+    monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", CONTEXT_TOKENS * 2 * 2 * (2 * 32) * 4)
+    engine = opened(checkpoint, vocabulary)
+    ids, asked = prompt(vocabulary, 1), prompt(vocabulary, 2)
+
+    async def go(asks: bool) -> list[int]:
+        typed = list(ids)
+        async with engine.slot(100) as root:
+            for _ in range(3):
+                typed += (await root.sample_line(typed, 6, GREEDY)).ids
+                if asks:
+                    await asyncio.gather(*(sub_call(length) for length in (3, 5)))
+        return typed
+
+    async def sub_call(length: int) -> None:
+        async with engine.slot(100, 1) as slot:
+            line = await slot.sample_line(asked, length, GREEDY)
+            assert 0 < len(line.ids) <= length
+
+    assert run(go(asks=True)) == run(go(asks=False))
+    assert engine._model.rows.row_count == 1
+    assert engine.admission.taken_tokens == 0
+    engine.close()
+
+
 def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
     checkpoint: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,337 @@
+"""A recursive language model in real sandboxed sessions: what lies in them, what comes of it, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+import vocabularies
+from conftest import Pools
+from exactness import assert_masked_text_is_the_outputs
+from scripted import AskedEngine
+
+from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, SubcallsConfig, parse_config
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import Limits
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.rollout.setup import RolloutSetup, load_extensions, make_extensions
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.utils.threads import BackgroundLoop
+
+TASK = Task("t", "Who has the key?", "Ada", metadata={"context": "Ada has it. " * 100})
+Play = Callable[..., Trajectory]
+
+
+def asking(**budgets: Any) -> RolloutSetup:
+    """The setup of rollouts whose sessions may ask."""
+    return RolloutSetup(
+        vocabularies.nano(),
+        DialectConfig(name=budgets.pop("dialect", "python")),
+        context_tokens=8192,
+        budget=BudgetConfig(lines=40, tokens=6000, line_tokens=400),
+        subcalls=SubcallsConfig(**budgets),
+        extensions=make_extensions(environment="rlm"),
+    )
+
+
+@pytest.fixture
+def play(loop: BackgroundLoop, kernel_pools: Pools) -> Play:
+    """Plays a session in which these lines are typed."""
+    pool = kernel_pools(Limits(line_s=60), size=2)
+
+    def play(typed: Sequence[str], task: Task = TASK, engine: AskedEngine | None = None, **budgets: Any) -> Trajectory:
+        engine = engine or AskedEngine(vocabularies.nano(), typed)
+        [trajectory] = loop.run(Rollout(engine, pool, asking(**budgets)).many([task]))
+        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+        return trajectory
+
+    return play
+
+
+def shown(trajectory: Trajectory) -> list[str]:
+    return [line.shown for line in trajectory.lines]
+
+
+def test_the_prompt_tells_the_type_and_the_length_of_the_context_and_nothing_of_it(play: Play) -> None:
+    trajectory = play(["submit_final_answer(context[:3])\n"])
+    assert trajectory.answer == ("'Ada'",)
+    assert "Ada" not in trajectory.prompt
+    assert "\n>>> # The variable context is a str of 1,200 characters. Print parts of it, not all" in trajectory.prompt
+    assert "\n>>> # llm_query(prompt: str) -> str: Ask a language model, which sees" in trajectory.prompt
+    assert "\n>>> # llm_query_batched(prompts: list[str]) -> list[str]: Ask" in trajectory.prompt
+
+
+@pytest.mark.parametrize("dialect", ["python", "ipython"])
+def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(play: Play, dialect: str, tmp_path: Any) -> None:
+    trajectory = play(
+        [
+            "llm_query('one')\n",
+            "x = llm_query_batched(['a', 'b', 'c'])\n",
+            "print(x)\n",
+            "FINAL(x[2])\n",
+        ],
+        dialect=dialect,
+    )
+    assert trajectory.stop_reason == StopReason.ANSWER
+    assert trajectory.answer == ("'about c'",)
+    assert [line.rstrip("\n").rpartition(" ")[2] for line in shown(trajectory)] == ["one'", "", "c']", ""]
+    asked = [[(call.prompt, call.text, call.batch, call.depth) for call in line.subcalls] for line in trajectory.lines]
+    assert asked == [
+        [("one", "about one", 0, 1)],
+        [(name, f"about {name}", 1, 1) for name in "abc"],
+        [],
+        [],
+    ]
+    assert all(call.tokens and call.prompt_tokens for line in trajectory.lines for call in line.subcalls)
+    assert_masked_text_is_the_outputs(trajectory, vocabularies.nano())
+    sampled = [index for index, own in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if own]
+    assert vocabularies.nano().decode(sampled) == "".join(line.text for line in trajectory.lines)
+    assert "about" not in vocabularies.nano().decode(sampled)
+    write_jsonl(tmp_path / "made.jsonl", [trajectory])
+    assert list(read_jsonl(tmp_path / "made.jsonl")) == [trajectory]
+
+
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        (["FINAL(6 * 7)\n"], ("42",)),
+        (["x = [1, 2]\n", "FINAL_VAR('x')\n"], ("[1, 2]",)),
+        (["answer['content'] = 'Ada'\n", "answer['ready'] = True\n"], ("'Ada'",)),
+        (["answer = {'content': 'Ada', 'ready': True}\n"], ("'Ada'",)),
+        (["answer = {'content': 'Ada', 'ready': False}\n", "answer['ready'] = 1\n"], ("'Ada'",)),
+        (["answer = 7\n", "answer['content']\n", "answer.update(ready=True)\n"], ("''",)),
+        (["submit_final_answer('Ada')\n"], ("'Ada'",)),
+    ],
+)
+def test_ways_to_answer(play: Play, typed: list[str], answer: tuple[str, ...]) -> None:
+    trajectory = play([*typed, "1\n"])
+    assert (trajectory.answer, len(trajectory.lines)) == (answer, len(typed))
+
+
+def test_an_answer_that_is_not_ready_or_not_there_ends_nothing(play: Play) -> None:
+    trajectory = play(["answer['content'] = 5\n", "FINAL_VAR('y')\n", "answer\n", "FINAL(1)\n"])
+    assert [line.error_name for line in trajectory.lines] == [None, "NameError", None, None]
+    assert "there is no variable 'y'; SHOW_VARS() lists them, and FINAL(value) takes a value" in shown(trajectory)[1]
+    assert shown(trajectory)[2] == "{'content': 5, 'ready': False}\n"
+
+
+RESERVED = ("context", "llm_query", "llm_query_batched", "answer", "FINAL", "FINAL_VAR", "SHOW_VARS")
+
+
+def test_reserved_names_are_back_after_every_line(play: Play) -> None:
+    names = "[type(each).__name__ for each in (" + ", ".join(RESERVED) + ")]\n"
+    kinds = "['str', 'function', 'function', 'dict', 'function', 'function', 'function']\n"
+    typed = [
+        f"{' = '.join(RESERVED)} = None\n",
+        names,
+        f"del {', '.join(RESERVED)}, submit_final_answer\n",
+        names,
+        "x = y = 1; context = 'mine'; raise ValueError\n",
+        "globals().clear()\n",
+        "SHOW_VARS()\n",
+        "z = len(context); llm_query = 3\n",
+        "SHOW_VARS()\n",
+        "FINAL(llm_query(z))\n",
+        "FINAL(llm_query(str(z)))\n",
+    ]
+    trajectory = play(typed)
+    said = shown(trajectory)
+    assert (said[1], said[3], said[6], said[8]) == (kinds, kinds, "{}\n", "{'z': 'int'}\n")
+    assert trajectory.lines[9].error_name in ("TypeError", "ValidationError")
+    assert trajectory.answer == ("'about 1200'",)
+
+
+def test_a_line_changes_the_state_by_what_it_binds_and_not_by_what_it_asks(play: Play) -> None:
+    typed = ["llm_query('a')\n", "1\n", "x = 2\n", "answer['content'] = 1\n", "len(context)\n", "FINAL(1)\n"]
+    asked, shown, bound, answered, looked, _ = (line.fingerprint for line in play(typed).lines)
+    assert asked is not None
+    assert asked == shown != bound != answered == looked
+
+
+def test_a_context_that_is_printed_is_cut(play: Play) -> None:
+    [task] = make_tasks("needle-100k", 1, seed=1, split="train")
+    limit = DialectConfig().max_output_chars
+    trajectory = play(["print(context)\n", "FINAL(1)\n"], task)
+    assert limit / 2 < len(shown(trajectory)[0]) < limit + 100
+    assert "characters" in shown(trajectory)[0]
+
+
+@pytest.mark.parametrize("name", ["needle-1k", "count-10k", "join-100k", "needle-1m", "count-1m", "join-1m"])
+def test_documents_of_each_size_are_solved_in_a_session(play: Play, name: str) -> None:
+    kind = name.partition("-")[0]
+    solve = {
+        "needle": "import re; FINAL(re.search(r'access code of \\w+ is (\\d+)', context)[1])\n",
+        "count": "FINAL(sum(any(w in r for w in ('broke', 'money back', 'crack')) for r in context))\n",
+        "join": "import re; town = {r['id']: r['town'] for r in context if r['row'] == 'person'}\n",
+    }[kind]
+    [task] = make_tasks(name, 1, seed=4, split="heldout")
+    typed = [solve]
+    if kind == "join":
+        town = task.question.split(" of ")[1].split()[0]
+        typed.append(f"FINAL(sum(r['price'] for r in context if r['row'] != 'person' and town[r['person']] == {town!r}))\n")
+    trajectory = play(typed, task)
+    assert trajectory.answer is not None
+    assert trajectory.answer[0].strip("'") == task.answer
+    assert task.answer not in trajectory.prompt
+
+
+def test_budgets_end_with_a_message(play: Play) -> None:
+    typed = ["llm_query_batched(list('abc'))\n", "llm_query('d')\n", "FINAL(1)\n"]
+    trajectory = play(typed, calls=2)
+    refused = "[no answer: the budget of 2 questions is used up]"
+    assert eval(shown(trajectory)[0]) == ["about a", "about b", refused]
+    assert eval(shown(trajectory)[1]) == refused
+    assert [[call.error_name for call in line.subcalls] for line in trajectory.lines] == [
+        [None, None, "calls"],
+        ["calls"],
+        [],
+    ]
+    numbers = batch_metrics([trajectory], 1.0)
+    assert {name: value for name, value in numbers.items() if name.startswith("subcalls/")} == {
+        "subcalls/calls": 4.0,
+        "subcalls/batch": 2.0,
+        "subcalls/prompt_tokens": 2.0,
+        "subcalls/tokens": float(sum(call.tokens for line in trajectory.lines for call in line.subcalls)),
+        "subcalls/seconds": pytest.approx(numbers["subcalls/seconds"]),
+        "subcalls/refused": 0.5,
+        "subcalls/depth": 1.0,
+    }
+
+
+def test_the_budget_of_tokens_cuts_an_answer_and_then_ends(play: Play) -> None:
+    whole = len(vocabularies.nano().encode_output(" about a\n"))
+    typed = ["llm_query('a')\n", "llm_query('b')\n", "llm_query('c')\n", "FINAL(1)\n"]
+    trajectory = play(typed, tokens=whole + 2, call_tokens=whole + 1)
+    first, second, third, _ = trajectory.lines
+    assert [call.tokens for line in trajectory.lines for call in line.subcalls] == [whole, 2, 0]
+    assert (first.shown, eval(second.shown)) == ("'about a'\n", "about b"[: len(eval(second.shown))])
+    assert eval(third.shown) == f"[no answer: the budget of {whole + 2} tokens for answers is used up]"
+
+
+def test_without_a_budget_nothing_is_asked(play: Play) -> None:
+    trajectory = play(["llm_query('a')\n", "FINAL(1)\n"], calls=0)
+    assert eval(shown(trajectory)[0]) == "[no answer: the budget of 0 questions is used up]"
+
+
+def test_what_no_prompt_holds_gets_an_answer_that_says_so(play: Play) -> None:
+    typed = [
+        "llm_query('x ' * 9000)\n",
+        "llm_query('x' * 500_000)\n",
+        "llm_query('')\n",
+        "llm_query('\\ud800')\n",
+        "llm_query('x' * 2_000_000)\n",
+        "llm_query_batched('abc')\n",
+        "llm_query_batched([])\n",
+        "llm_query()\n",
+        "FINAL(1)\n",
+    ]
+    trajectory = play(typed)
+    said = shown(trajectory)
+    assert "tokens, and 7,936 fit]" in said[0]
+    assert eval(said[1]) == "[no answer: the prompt has 500,000 characters, and 7,936 tokens fit]"
+    assert eval(said[2]) == "[no answer: the prompt has 0 tokens, and 7,936 fit]"
+    assert trajectory.lines[3].error_name == "TypeError"
+    assert "takes 1048576 bytes" in said[4]
+    assert trajectory.lines[5].error_name is not None
+    assert said[6] == "[]\n"
+    assert trajectory.lines[7].error_name == "TypeError"
+    assert trajectory.answer == ("1",)
+
+
+def test_a_task_without_a_context_or_with_too_long_a_one_is_refused_before_anything_starts(play: Play) -> None:
+    for task, message in [
+        (Task("none", "What?", ""), r"task 'none' has no context, and environment rlm needs one: metadata\['context'\]"),
+        (
+            Task("long", "What?", "", metadata={"context": "x" * 2_100_000}),
+            "the context of task 'long' has 2,100,000 characters, and a session takes 2,031,616; split",
+        ),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            play(["1\n"], task)
+
+
+def test_a_context_of_too_many_bytes_costs_its_trajectory_and_says_so(
+    loop: BackgroundLoop, kernel_pools: Pools
+) -> None:
+    wide = Task("wide", "What?", "", metadata={"context": "\U0001f511" * 1_000_000})
+    engine = AskedEngine(vocabularies.nano(), ["FINAL(len(context))\n"])
+    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), asking())
+    wide_one, other = loop.run(rollout.many([wide, TASK]))
+    assert (wide_one.stop_reason, other.answer) == (StopReason.ABORTED, ("1200",))
+    assert wide_one.error is not None
+    assert "and 2,097,152 is the most that goes into every sandbox" in wide_one.error
+
+
+@pytest.mark.parametrize(
+    ("context", "said"),
+    [
+        ("abc", "a str of 3 characters"),
+        (["ab", "abcd"], "a list of 2 items, the longest of 4 characters"),
+        ([1, 2, 3], "a list of 3 items"),
+        ([{"a": 1}, {"a": 2, "b": 3}], "a list of 2 dicts with the keys 'a', 'b'"),
+        ({"a": 1}, "a dict of 1 items"),
+        (5, "of type int"),
+    ],
+)
+def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: str) -> None:
+    trajectory = play(["FINAL(context)\n"], Task("t", "What?", "", metadata={"context": context}))
+    assert f"# The variable context is {said}. Print" in trajectory.prompt
+    assert trajectory.answer == (repr(context),)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kernel": {"backend": "ir"}}, "environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.backend"),
+        ({"dialect": {"name": "text"}}, "environment RLM lives in a session, and dialect.name 'text' has none; take"),
+        (
+            {"branch": {"roots": 4, "forks": 1, "branches": 3}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}},
+            "environment RLM asks a language model, so that its sessions can't be forked; leave branch out",
+        ),
+        ({"subcalls": {"model": "gpt-7"}}, "'gpt-7' is neither policy nor a URL; to ask a frozen model, serve it"),
+        ({"subcalls": {"call": 3}}, "subcalls.call"),
+        ({"subcalls": {"at_once": 0}}, "subcalls.at_once"),
+        ({"environment": "rml"}, "'rml' is not an import path"),
+    ],
+)
+def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_extensions(parse_config({"environment": "rlm", **values}))
+
+
+def test_families_bring_their_environment() -> None:
+    config = parse_config({"tasks": {"families": ["needle-1k"]}, "dialect": {"name": "text"}})
+    with pytest.raises(ConfigError, match="environment RLM lives in a session"):
+        load_extensions(config)
+    with pytest.raises(ConfigError, match="needle-1k needs rlm, gcd needs no environment"):
+        load_extensions(parse_config({"tasks": {"families": ["needle-1k", "gcd"]}}))
+
+
+def test_trees_are_refused_where_they_are_asked_for(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+    rollout = Rollout(AskedEngine(vocabularies.nano(), []), kernel_pools(Limits(line_s=60), size=2), asking())
+    with pytest.raises(ConfigError, match="its sessions can't be forked"):
+        loop.run(rollout.many([TASK] * 4, branch=BranchConfig(roots=2, forks=1, branches=3)))
+
+
+class Judge:
+    """An environment of a user's own that asks: what it observes comes from the model."""
+
+    def use_model(self, model: Any) -> None:
+        self._ask: Callable[[Sequence[str]], Awaitable[list[str]]] = model.ask
+
+    def reset(self, task: Task) -> None: ...
+
+    async def observe(self) -> str:
+        return (await self._ask(["opinion"]))[0]
+
+
+def test_an_environment_of_ones_own_may_ask_too(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+    setup = RolloutSetup(vocabularies.nano(), context_tokens=4096, extensions=make_extensions(environment=Judge))
+    engine = AskedEngine(vocabularies.nano(), ["1\n", "submit_final_answer(1)\n"])
+    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), setup)
+    [trajectory] = loop.run(rollout.many([Task("t", "What?", "")]))
+    assert shown(trajectory) == ["1\nabout opinion\n", ""]
+    assert [[call.prompt for call in line.subcalls] for line in trajectory.lines] == [["opinion", "opinion"], []]

@@ -1,0 +1,320 @@
+"""Sub-calls at the engine of the rollouts: no budget of the engine's makes them wait for each other, and none is left."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+import pytest
+import vocabularies
+from scripted import AskedEngine
+
+from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling, SubcallsConfig
+from repl_rl.engine import SampledLine, Vocabulary
+from repl_rl.engine.remote import EngineHost, RemoteEngine
+from repl_rl.errors import EngineError
+from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.scripted import ScriptedSlot
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.rollout.subcalls import Completion, PolicyModel, SubCalls
+from repl_rl.trajectory import StopReason, Task
+
+SAMPLING = SamplingConfig()
+TYPED = ["ask()\n", "submit_final_answer(1)\n"]
+
+
+class AskingKernels:
+    """Sessions whose first cell asks for `prompts` together and prints what the host answers; the second one answers.
+
+    With `leaves`, the first cell ends as soon as that holds, without waiting for the answers. The first `quick`
+    sessions answer at once, without asking.
+    """
+
+    def __init__(self, prompts: Sequence[str], leaves: Callable[[], bool] | None = None, quick: int = 0) -> None:
+        self.prompts = list(prompts)
+        self.leaves = leaves
+        self.quick = quick
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[AskingKernel]:
+        self.quick -= 1
+        yield AskingKernel(self, is_quick=self.quick >= 0)
+
+
+class AskingKernel:
+    def __init__(self, kernels: AskingKernels, is_quick: bool) -> None:
+        self._kernels = kernels
+        self._has_asked = is_quick
+
+    async def prepare(self, source: str) -> None: ...
+
+    async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
+        assert host is not None
+        if self._has_asked:
+            return ExecResult(ExecStatus.OK, "", answer=("1",))
+        self._has_asked = True
+        asked = asyncio.ensure_future(host(HostCall("llm_query_batched", (self._kernels.prompts,), {})))
+        try:
+            if self._kernels.leaves is not None:
+                await until(self._kernels.leaves)
+                return ExecResult(ExecStatus.OK, "")
+            reply = await asked
+        finally:
+            asked.cancel()
+        return ExecResult(ExecStatus.OK, f"{reply.error_name or reply.value}\n")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(300):
+        while not is_so():
+            await asyncio.sleep(0.005)
+
+
+def rollout_of(engine: Any, kernels: AskingKernels, at_once: int = 256, **options: Any) -> Rollout:
+    setup = RolloutSetup(
+        vocabularies.nano(),
+        context_tokens=1024,
+        budget=BudgetConfig(seconds=3600),
+        at_once=at_once,
+        extensions=make_extensions(environment="rlm"),
+        subcalls=SubcallsConfig(**options),
+    )
+    return Rollout(engine, kernels, setup)
+
+
+def tasks(count: int) -> list[Task]:
+    return [Task(f"t{number}", "What?", "1", metadata={"context": "x"}) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "capacity_tokens"),
+    [
+        (1000, 1),
+        (100, 2_000),
+        (100, 1 << 20),
+        pytest.param(1000, 2_000, marks=pytest.mark.slow),
+        pytest.param(1000, 1 << 20, marks=pytest.mark.slow),
+    ],
+)
+def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, capacity_tokens: int) -> None:
+    engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=capacity_tokens)
+    prompts = [f"part {number}" for number in range(10)]
+
+    async def go() -> None:
+        async with asyncio.timeout(600):
+            trajectories = await rollout_of(engine, AskingKernels(prompts)).many(tasks(count))
+        assert {trajectory.stop_reason for trajectory in trajectories} == {StopReason.ANSWER}
+        answers = f"{[f'about {prompt}' for prompt in prompts]}\n"
+        assert {trajectory.lines[0].shown for trajectory in trajectories} == {answers}
+        assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
+
+    asyncio.run(go())
+    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert engine.held.total() == 0
+    if capacity_tokens == 1:
+        assert dict(engine.most) == {0: 1, 1: 1}
+    else:
+        assert engine.most[1] > 1
+
+
+def test_sub_calls_of_another_process_go_first_too() -> None:
+    """The same through the protocol by which workers ask for slots, at the smallest capacity."""
+    engine = AskedEngine(vocabularies.nano(), TYPED, capacity_tokens=1)
+
+    async def go() -> None:
+        ours, theirs = socket.socketpair()
+        host = EngineHost(engine)
+        await host.open(ours)
+        remote = await RemoteEngine.open(theirs)
+        async with asyncio.timeout(300):
+            trajectories = await rollout_of(remote, AskingKernels("ab")).many(tasks(20))
+        assert {trajectory.lines[0].shown for trajectory in trajectories} == {"['about a', 'about b']\n"}
+        remote.close()
+        await host.close()
+
+    asyncio.run(go())
+    assert engine.most == {0: 1, 1: 1}
+
+
+def stalled(prompt: str) -> Any:
+    return asyncio.Event().wait()
+
+
+def test_sub_calls_end_with_the_line_that_asked() -> None:
+    engine = AskedEngine(vocabularies.nano(), TYPED, stalled)
+    kernels = AskingKernels("abcd", leaves=lambda: engine.held[1] == 4)
+
+    async def go() -> None:
+        held: list[int] = []
+        rollout = rollout_of(engine, kernels)
+        async for event in rollout.stream(tasks(1)[0]):
+            held.append(engine.held[1])
+            last = event
+        assert held[-1] == 0
+        [first, _] = last.trajectory.lines  # type: ignore[union-attr]
+        assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
+
+    asyncio.run(go())
+    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+
+
+@pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
+def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str) -> None:
+    """After this, weights may change: some sub-calls are being answered, others wait for room."""
+    asked: list[str] = []
+    broken = asyncio.Event()
+
+    async def stall(prompt: str) -> str:
+        asked.append(prompt)
+        if ends == "failing" and len(asked) == 12:
+            broken.set()
+        await broken.wait()
+        raise EngineError("the engine failed")
+
+    engine = AskedEngine(vocabularies.nano(), TYPED, stall, capacity_tokens=4000)
+    kernels = AskingKernels([f"part {number}" for number in range(20)], quick=2 if ends == "cut" else 0)
+
+    async def go() -> None:
+        rollout = rollout_of(engine, kernels, call_tokens=16)
+        async with asyncio.timeout(300):
+            if ends == "failing":
+                trajectories = await rollout.many(tasks(8))
+                assert {each.lines[0].shown for each in trajectories} == {"EngineError\n"}
+            elif ends == "cut":
+                stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
+                assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
+            else:
+                async with aclosing(rollout.stream(tasks(8))) as stream:
+                    waiting = asyncio.ensure_future(anext(stream))
+                    await until(lambda: len(asked) > 10)
+                    assert engine.held[1] > 0
+                    waiting.cancel()
+                    await asyncio.wait([waiting])
+        assert engine.held.total() == 0
+        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+
+    asyncio.run(go())
+
+
+class Noting:
+    """A model that notes what it is asked, and answers when it may."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int, SamplingConfig]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.under_way = self.most = 0
+
+    async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
+        self.asked.append((prompt, max_tokens, sampling))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        await asyncio.sleep(0)
+        await self.may_answer.wait()
+        self.under_way -= 1
+        return Completion(prompt.upper(), len(prompt), min(max_tokens, len(prompt)))
+
+
+def test_answers_keep_the_order_and_so_many_are_asked_at_once() -> None:
+    model = Noting()
+
+    async def go() -> None:
+        calls = SubCalls(model, SubcallsConfig(at_once=3), SAMPLING)
+        assert await calls.ask(list("abcdefgh")) == list("ABCDEFGH")
+        assert model.most == 3
+        assert [call.prompt for call in await calls.take()] == list("abcdefgh")
+        assert await calls.take() == ()
+
+    asyncio.run(go())
+
+
+def test_what_is_left_of_the_tokens_set_aside_comes_back() -> None:
+    model = Noting()
+
+    async def go() -> None:
+        calls = SubCalls(model, SubcallsConfig(tokens=10, call_tokens=6), SAMPLING)
+        late = "[no answer: the budget of 10 tokens for answers is used up]"
+        assert await calls.ask(["ab", "c", "d"]) == ["AB", "C", late]
+        assert await calls.ask(["efg"]) == ["EFG"]
+        assert [tokens for _, tokens, _ in model.asked] == [6, 4, 6]
+
+    asyncio.run(go())
+
+
+def test_each_sub_call_draws_from_a_seed_of_its_own() -> None:
+    model = Noting()
+
+    async def go() -> None:
+        calls = SubCalls(model, SubcallsConfig(), SeededSampling(seed="s/3"))
+        await calls.ask(["a", "b"])
+        await calls.ask(["c"])
+
+    asyncio.run(go())
+    assert [sampling.seed for _, _, sampling in model.asked] == [  # type: ignore[attr-defined]
+        "s/3/sub-call 0",
+        "s/3/sub-call 1",
+        "s/3/sub-call 2",
+    ]
+
+
+def test_a_closed_session_asks_nothing_any_more() -> None:
+    async def go() -> None:
+        model = Noting()
+        model.may_answer.clear()
+        calls = SubCalls(model, SubcallsConfig(), SAMPLING)
+        asking = asyncio.ensure_future(calls.ask(["a"]))
+        await until(lambda: model.under_way == 1)
+        await calls.close()
+        assert asking.cancelled()
+        assert await calls.ask(["b"]) == ["[no answer: the session is over]"]
+        assert len(model.asked) == 1
+
+    asyncio.run(go())
+
+
+class Talking:
+    """An engine that types these lines in each slot, and notes what it is given."""
+
+    version = 0
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = lines
+        self.given: list[str] = []
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Talking]:
+        self._slot = ScriptedSlot(vocabularies.nano(), iter(self.lines))
+        yield self
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        self.given.append(vocabularies.nano().decode(ids))
+        return await self._slot.sample_line(ids, max_tokens, sampling)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_base_model_continues_the_line_and_a_chat_model_its_turn() -> None:
+    lines = ["one\n", "two\n", "three"]
+    base, chat = Talking(*lines), Talking(*lines)
+    vocabulary, chatting = vocabularies.nano(), vocabularies.nano()
+    tokenizer = copy.deepcopy(chatting.tokenizer)
+    tokenizer.chat_template = "{% for each in messages %}<{{ each.content }}>{% endfor %}"
+    chatting = Vocabulary(tokenizer, tuple(vocabulary.eos_ids))
+
+    async def go() -> None:
+        made = await PolicyModel(base, vocabulary, 512, chat=False).complete("Say:", 50, 1, SAMPLING)
+        assert (made.text, made.prompt_tokens) == ("one", len(vocabulary.encode_prompt("Say:")))
+        model = PolicyModel(chat, chatting, 512)
+        made = await model.complete("Say:", 50, 1, SAMPLING)
+        assert made.text == "one\ntwo\nthree"
+        assert chat.given == ["<Say:>", "<Say:>one\n", "<Say:>one\ntwo\n"]
+        assert (await model.complete("Say:", 3, 1, SAMPLING)).tokens == 3
+
+    asyncio.run(go())
