@@ -250,6 +250,11 @@ class SubcallsConfig(Section):
     seconds: float = Field(120.0, gt=0)
     """How long a server may take for an answer."""
 
+    @property
+    def one_by_one(self) -> SubcallsConfig:
+        """The same, without batches, whose makeup shows in the last bits of what is sampled."""
+        return self.model_copy(update={"at_once": 1})
+
     @field_validator("model")
     @classmethod
     def _a_known_model(cls, model: str) -> str:

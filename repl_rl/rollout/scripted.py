@@ -2,7 +2,7 @@
 
     trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
 
-For trying rewards, credit and dialects without a model. The text is typed as it is, so a space after a prompt has to be
+For trying rewards, credit, dialects and environments without a model. The text is typed as it is, so a space after a prompt has to be
 part of it. It is split where turns of the dialect end, and the end-of-text token follows the last piece.
 Log-probabilities are 0.0, because nothing was left to chance. Unlike a sampled token, a token here never holds text
 after the end of its turn.
@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
-from repl_rl.config import BudgetConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import Dialect, PythonDialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.models import resolve_model
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import Task, Trajectory
 
 _NO_LIMIT = sys.maxsize
@@ -35,42 +36,53 @@ async def type_session(
     dialect: Dialect | None = None,
     model: str = "nano",
     kernels: KernelSource | None = None,
+    environment: Any = None,
+    answer: Callable[[str], str] = lambda prompt: "",
 ) -> Trajectory:
     """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
-    `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. Raises what
+    `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `environment` is
+    what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. Raises what
     `Rollout.many` raises.
     """
     prepare_environment()
-    dialect = dialect or PythonDialect()
-    vocabulary = load_vocabulary(resolve_model(model), dialect.stops)
+    extensions = make_extensions(environment=environment)
+    stops = (dialect or PythonDialect()).stops
+    vocabulary = load_vocabulary(resolve_model(model), stops)
     async with AsyncExitStack() as stack:
         if kernels is None:
             kernels = await stack.enter_async_context(KernelPool(1))
         setup = RolloutSetup(
             vocabulary,
-            dialect,
+            dialect or DialectConfig(),
             context_tokens=_NO_LIMIT,
             budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
             chat=False,
+            extensions=extensions,
         )
-        rollout = Rollout(ScriptedPolicy(vocabulary, text), kernels, setup)
+        rollout = Rollout(ScriptedPolicy(vocabulary, text, answer), kernels, setup)
         [trajectory] = await rollout.many([Task("typed", task, "") if isinstance(task, str) else task])
     return trajectory
 
 
 class ScriptedPolicy:
-    """An engine without a model: each slot types `text`, turn by turn."""
+    """An engine without a model: each slot types `text`, turn by turn, and each sub-call gets `answer(prompt)`."""
 
     version = 0
 
-    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, text: str, answer: Callable[[str], str] = lambda prompt: ""
+    ) -> None:
         self._vocabulary = vocabulary
         self._turns = turns(text, vocabulary.stops)
+        self._answer = answer
 
     @asynccontextmanager
-    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot]:
-        yield ScriptedSlot(self._vocabulary, iter(self._turns))
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot | AnsweringSlot]:
+        if depth:
+            yield AnsweringSlot(self._vocabulary, self._answer)
+        else:
+            yield ScriptedSlot(self._vocabulary, iter(self._turns))
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
@@ -86,13 +98,29 @@ class ScriptedSlot:
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         """The next turn, whatever came before it."""
         typed = next(self._left, "")
-        sampled = self._vocabulary.encode_output(typed)
         ends = not typed or typed[-1].encode() not in self._vocabulary.stops
-        ids = (*sampled, min(self._vocabulary.eos_ids)) if ends else tuple(sampled)
-        finish = Finish.EOS if ends else Finish.NEWLINE
-        if len(ids) > max_tokens:
-            ids, finish = ids[:max_tokens], Finish.LENGTH
-        return SampledLine(ids, (0.0,) * len(ids), finish)
+        return typed_line(self._vocabulary, typed, ends, max_tokens)
+
+
+class AnsweringSlot:
+    """Answers one prompt, to its end of text."""
+
+    def __init__(self, vocabulary: Vocabulary, answer: Callable[[str], str]) -> None:
+        self._vocabulary = vocabulary
+        self._answer = answer
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        """What `answer` makes of the prompt."""
+        return typed_line(self._vocabulary, self._answer(self._vocabulary.decode(ids)), True, max_tokens)
+
+
+def typed_line(vocabulary: Vocabulary, text: str, ends: bool, max_tokens: int) -> SampledLine:
+    """`text` as an engine would have sampled it; with `ends`, the end-of-text token follows."""
+    typed = vocabulary.encode_output(text)
+    ids, finish = ((*typed, min(vocabulary.eos_ids)), Finish.EOS) if ends else (tuple(typed), Finish.NEWLINE)
+    if len(ids) > max_tokens:
+        ids, finish = ids[:max_tokens], Finish.LENGTH
+    return SampledLine(ids, (0.0,) * len(ids), finish)
 
 
 def turns(text: str, stops: bytes) -> list[str]:

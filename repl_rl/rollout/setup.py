@@ -172,7 +172,7 @@ class RolloutSetup:
             context_tokens=config.engine.context_tokens,
             budget=config.budget,
             sampling=config.sampling,
-            subcalls=config.subcalls,
+            subcalls=config.subcalls.one_by_one if config.engine.deterministic else config.subcalls,
             chat=config.model.chat,
             at_once=1 if config.engine.deterministic else config.kernel.size,
             kernel=config.kernel,

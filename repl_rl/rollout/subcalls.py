@@ -141,7 +141,9 @@ class ServedModel:
                 return await response.json(content_type=None)
         except TimeoutError as error:
             raise NoAnswerError("late", f"{self._url} did not answer within {self._wait_s:g} s") from error
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except ValueError as error:
+            raise NoAnswerError("server", f"{self._url} answered with something that is not JSON") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise NoAnswerError("server", f"{self._url} can't be reached ({type(error).__name__})") from error
 
 

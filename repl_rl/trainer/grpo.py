@@ -135,7 +135,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             context_tokens=args.engine.context_tokens,
             budget=args.budget,
             sampling=args.sampling,
-            subcalls=args.subcalls,
+            subcalls=args.subcalls.one_by_one if args.engine.deterministic else args.subcalls,
             chat=args.chat,
             at_once=1 if args.engine.deterministic else args.kernel.size,
             kernel=args.kernel,

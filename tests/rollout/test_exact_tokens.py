@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, cast
 
 import pytest
 import torch
+from conftest import Pools
 from exactness import (
     RecordingEngine,
     assert_masked_text_is_the_outputs,
@@ -22,13 +27,18 @@ from repl_rl.config import (
     KernelConfig,
     ModelConfig,
     SamplingConfig,
+    SubcallsConfig,
 )
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scripted import ScriptedSlot
 from repl_rl.rollout.service import RolloutService
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import make_tasks
-from repl_rl.trajectory import Trajectory, whole_session
+from repl_rl.trajectory import Task, Trajectory, whole_session
+from repl_rl.utils.threads import BackgroundLoop
 
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
@@ -75,6 +85,101 @@ def trajectories(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajec
 @pytest.fixture(scope="module")
 def trees(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajectory]:
     return made[1]
+
+
+class HalfScripted:
+    """Trajectories type `typed`, each in a slot of the engine; what they ask, the engine answers."""
+
+    version = 0
+
+    def __init__(self, engine: Any, vocabulary: Vocabulary, typed: Sequence[str]) -> None:
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._typed = typed
+        self.held: Counter[int] = Counter()
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Any]:
+        async with self._engine.slot(tokens, depth) as slot:
+            self.held[depth] += 1
+            try:
+                yield slot if depth else ScriptedSlot(self._vocabulary, iter(self._typed))
+            finally:
+                self.held[depth] -= 1
+
+    def close(self) -> None:
+        """The engine is closed by who opened it."""
+
+
+def asking(engine: Any, vocabulary: Vocabulary, pool: KernelPool, typed: Sequence[str]) -> Rollout:
+    setup = RolloutSetup(
+        vocabulary,
+        context_tokens=CONTEXT_TOKENS,
+        budget=BudgetConfig(line_tokens=200, tokens=400),
+        sampling=SamplingConfig(temperature=0),
+        subcalls=SubcallsConfig(call_tokens=32),
+        extensions=make_extensions(environment="rlm"),
+    )
+    return Rollout(HalfScripted(engine, vocabulary, typed), pool, setup)
+
+
+def tasks_with_context(count: int) -> list[Task]:
+    return [Task(f"t{number}", "Sum?", "", metadata={"context": "23"}) for number in range(count)]
+
+
+def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
+    """In the engine's own thread and in vLLM: what a change of the weights would meet."""
+    vllm: Any = engine._engine
+    with vllm.paused():
+        assert vllm._running == {}
+        assert (vllm.admission.admitted, vllm.admission.taken_tokens) == (0, 0)
+        scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
+        assert scheduler.requests == scheduler.parked == {}
+        assert not scheduler.has_unfinished_requests()
+
+
+def test_sessions_ask_the_engine_that_samples_them(
+    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: Any
+) -> None:
+    """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
+    monkeypatch.setattr(engine._engine.admission, "capacity_tokens", CONTEXT_TOKENS)  # type: ignore[attr-defined]
+    pool = kernel_pools(Limits(line_s=60), size=3)
+    asked = ">>> # What is 17 times {}?\n>>>"
+    typed = [f"FINAL(llm_query_batched([{asked!r}.format(n) for n in range(2, 8)]))\n"]
+
+    async def alone(number: int) -> str:
+        ids = vocabulary.encode_prompt(asked.format(number))
+        async with engine.slot(CONTEXT_TOKENS) as slot:
+            line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
+        return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
+
+    made = loop.run(asking(engine, vocabulary, pool, typed).many(tasks_with_context(6)))
+    expected = [loop.run(alone(number)) for number in range(2, 8)]
+    assert len(set(expected)) > 1
+    assert [each.answer for each in made] == [(repr(expected),)] * 6
+    assert sum(len(line.subcalls) for each in made for line in each.lines) == 36
+    assert_the_engine_holds_nothing(engine)
+
+
+def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
+    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+) -> None:
+    pool = kernel_pools(Limits(line_s=60), size=3)
+    rollout = asking(engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
+    held = cast(HalfScripted, rollout.engine).held
+
+    async def go() -> None:
+        async with aclosing(rollout.stream(tasks_with_context(3))) as stream:
+            waiting = asyncio.ensure_future(anext(stream))
+            async with asyncio.timeout(300):
+                while not held[1]:
+                    await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+    loop.run(go())
+    assert held.total() == 0
+    assert_the_engine_holds_nothing(engine)
 
 
 def test_64_rollouts_are_made_of_many_kinds_of_lines(trajectories: list[Trajectory]) -> None:

@@ -1,0 +1,201 @@
+"""A sub-model behind OpenAI's API: a real server that answers, is slow, is wrong, or is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import vocabularies
+from aiohttp import web
+from conftest import Pools
+from scripted import AskedEngine
+
+from repl_rl.config import BudgetConfig, SamplingConfig, SubcallsConfig
+from repl_rl.kernel import Limits
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
+from repl_rl.trajectory import Task
+from repl_rl.utils.threads import BackgroundLoop
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Server:
+    """What OpenAI's API looks like to a client. `answer` makes the answer to a prompt, or the whole response."""
+
+    def __init__(self, answer: Callable[[str], Any] = "about {}".format) -> None:
+        self.answer = answer
+        self.bodies: list[Any] = []
+        self.keys: list[str | None] = []
+        self.under_way = self.most = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        """The server's URL."""
+        app = web.Application()
+        app.add_routes([web.get("/v1/models", self._models), web.post("/v1/chat/completions", self._complete)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "small"}, {"id": "large"}]})
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization"))
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        try:
+            made = self.answer(body["messages"][0]["content"])
+            if asyncio.iscoroutine(made):
+                made = await made
+        finally:
+            self.under_way -= 1
+        if isinstance(made, web.StreamResponse):
+            return made
+        message = {"role": "assistant", "content": made}
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        return web.json_response({"choices": [{"index": 0, "message": message}], "usage": usage})
+
+
+def test_a_session_asks_a_server(loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    server, pool = Server(), kernel_pools(Limits(line_s=60), size=2)
+
+    async def go() -> None:
+        async with server.open() as url:
+            setup = RolloutSetup(
+                vocabularies.nano(),
+                context_tokens=8192,
+                budget=BudgetConfig(line_tokens=400, tokens=6000),
+                sampling=SamplingConfig(temperature=0.7, top_p=0.9),
+                subcalls=SubcallsConfig(model=url, call_tokens=9),
+                extensions=make_extensions(environment="rlm"),
+            )
+            engine = AskedEngine(vocabularies.nano(), ["FINAL(llm_query_batched(list('abc')))\n"])
+            [made] = await Rollout(engine, pool, setup).many([Task("t", "What?", "", metadata={"context": "x"})])
+        assert made.answer == ("['about a', 'about b', 'about c']",)
+        assert [(call.prompt_tokens, call.tokens) for call in made.lines[0].subcalls] == [(3, 2)] * 3
+
+    loop.run(go())
+    first = next(body for body in server.bodies if body["messages"] == [{"role": "user", "content": "a"}])
+    assert first == {
+        "model": "small",
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 9,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    }
+    assert server.keys == ["Bearer key"] * 3
+
+
+def said_by(answer: Callable[[str], Any], wait_s: float = 60.0, name: str | None = "small") -> tuple[str, str | None]:
+    """What the session reads, with the server's address taken out, and the name of the error."""
+
+    async def go() -> tuple[str, str | None]:
+        async with Server(answer).open() as url:
+            calls = SubCalls(ServedModel(f"{url}/v1/", name, wait_s), SubcallsConfig(), SamplingConfig())
+            [text] = await calls.ask(["what?"])
+            [call] = await calls.take()
+        return text.replace(url, "URL"), call.error_name
+
+    return asyncio.run(go())
+
+
+async def never(prompt: str) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "error_name"),
+    [
+        (
+            lambda prompt: web.Response(status=404, text="there is no model gpt-7"),
+            "[no answer: URL answered with HTTP 404: there is no model gpt-7]",
+            "server",
+        ),
+        (
+            lambda prompt: web.Response(text="busy"),
+            "[no answer: URL answered with something that is not JSON]",
+            "server",
+        ),
+        (
+            lambda prompt: web.json_response({"choices": []}),
+            "[no answer: URL answered in another form than OpenAI's API]",
+            "server",
+        ),
+        (
+            lambda prompt: web.json_response([1]),
+            "[no answer: URL answered in another form than OpenAI's API]",
+            "server",
+        ),
+        (lambda prompt: web.json_response({"choices": [{"message": {"content": None}}]}), "", None),
+    ],
+)
+def test_a_server_that_answers_something_else(
+    answer: Callable[[str], Any], said: str, error_name: str | None
+) -> None:
+    assert said_by(answer) == (said, error_name)
+
+
+def test_a_server_that_is_slow() -> None:
+    assert said_by(never, wait_s=0.3) == ("[no answer: URL did not answer within 0.3 s]", "late")
+
+
+def test_a_server_that_is_down_costs_the_question_and_not_the_run(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+    setup = RolloutSetup(
+        vocabularies.nano(),
+        context_tokens=8192,
+        subcalls=SubcallsConfig(model=url),
+        extensions=make_extensions(environment="rlm"),
+    )
+    engine = AskedEngine(vocabularies.nano(), ["llm_query('a')\n", "FINAL(2)\n"])
+    rollout = Rollout(engine, kernel_pools(Limits(line_s=60), size=2), setup)
+    [made] = loop.run(rollout.many([Task("t", "What?", "", metadata={"context": "x"})]))
+    assert made.lines[0].shown == f'"[no answer: {url} can\'t be reached (ClientConnectorError)]"\n'
+    assert made.answer == ("2",)
+
+
+def test_calls_to_a_server_end_when_they_are_given_up() -> None:
+    async def go() -> None:
+        server = Server(never)
+        async with server.open() as url:
+            calls = SubCalls(ServedModel(url), SubcallsConfig(at_once=4), SamplingConfig())
+            asking = asyncio.ensure_future(calls.ask(list("abcdef")))
+            async with asyncio.timeout(300):
+                while server.under_way < 4:
+                    await asyncio.sleep(0.01)
+                await calls.close()
+                assert asking.cancelled()
+            assert server.most == 4
+
+    asyncio.run(go())
+
+
+def test_a_name_is_asked_for_once_and_may_be_given() -> None:
+    async def go() -> None:
+        server = Server()
+        async with server.open() as url:
+            model = ServedModel(url, "large")
+            await model.complete("a", 5, 1, SamplingConfig())
+        assert [body["model"] for body in server.bodies] == ["large"]
+        with pytest.raises(NoAnswerError, match="can't be reached"):
+            await model.complete("a", 5, 1, SamplingConfig())
+
+    asyncio.run(go())
