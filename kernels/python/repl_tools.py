@@ -13,10 +13,10 @@ while that code runs:
     repl_tools.cells_are_whole()
 
 What these bind belongs to the session; all other names of set-up code are dropped. A tool is not part of the session's
-state as long as its name is bound to it; what `bind` binds is, unless it is hidden. After every cell, functions given to `after_cell` are
-called, and then reserved names are bound again to what they were bound to when `reserve` was called. After
-`cells_are_whole`, a cell is read as a file is: a block needs no empty line after it, and an unfinished statement is an
-error. IPython always does so.
+state as long as its name is bound to it; what `bind` binds is, unless it is hidden. After every cell, functions given
+to `after_cell` are called, and then reserved names are bound again to what they were bound to when `reserve` was
+called. After `cells_are_whole`, a cell is read as a file is: a block needs no empty line after it, and an unfinished
+statement is an error. IPython always does so.
 
 A call is recorded when it ends, with or without an exception: name, name of the exception's class, seconds. Calls that
 one registered function makes to another by a global name are recorded too if its globals are not those of an imported

@@ -128,8 +128,9 @@ class EpisodeMaker:
             if frame_tokens + text_bytes + _LINE_FRAME_TOKENS * lines >= self._setup.context_tokens:
                 self.prompt(task)
         check = getattr(self._setup.extensions.environment, "check", None)
-        for task in {task.id: task for task in tasks}.values() if callable(check) else ():
-            check(task)
+        if callable(check):
+            for task in {task.id: task for task in tasks}.values():
+                check(task)
 
     def _dialect(self, toolbox: Toolbox) -> Dialect:
         """The dialect for a set of tools. They are cached: most environments have the same tools every time."""

@@ -2,10 +2,10 @@
 
     trajectory = await type_session("What is 6 * 7?", " r = 6 * 7\n submit_final_answer(r)\n")
 
-For trying rewards, credit, dialects and environments without a model. The text is typed as it is, so a space after a prompt has to be
-part of it. It is split where turns of the dialect end, and the end-of-text token follows the last piece.
-Log-probabilities are 0.0, because nothing was left to chance. Unlike a sampled token, a token here never holds text
-after the end of its turn.
+For trying rewards, credit, dialects and environments without a model. The text is typed as it is, so a space after a
+prompt has to be part of it. It is split where turns of the dialect end, and the end-of-text token follows the last
+piece. Log-probabilities are 0.0, because nothing was left to chance. Unlike a sampled token, a token here never holds
+text after the end of its turn.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ class ScriptedPolicy:
 
     version = 0
 
-    def __init__(
-        self, vocabulary: Vocabulary, text: str, answer: Callable[[str], str] = lambda prompt: ""
-    ) -> None:
+    def __init__(self, vocabulary: Vocabulary, text: str, answer: Callable[[str], str] = lambda prompt: "") -> None:
         self._vocabulary = vocabulary
         self._turns = turns(text, vocabulary.stops)
         self._answer = answer

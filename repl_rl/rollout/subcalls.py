@@ -243,9 +243,7 @@ class SubCalls:
                 began_s = time.monotonic()
                 made = await self._model.complete(prompt, tokens, self._depth, sampling)
             text, spent = made.text, made.tokens
-            call = replace(
-                call, text=_cut(text), prompt_tokens=made.prompt_tokens, tokens=made.tokens, error_name=None
-            )
+            call = replace(call, text=_cut(text), prompt_tokens=made.prompt_tokens, tokens=made.tokens, error_name=None)
         except NoAnswerError as error:
             text = f"[no answer: {error}]"
             call = replace(call, text=_cut(text), error_name=error.kind)

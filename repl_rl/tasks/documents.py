@@ -17,9 +17,9 @@ from repl_rl.tasks.families import Family
 SIZES = {"1k": 1_000, "10k": 10_000, "100k": 100_000, "1m": 1_000_000}
 """Characters of a context, about."""
 
-_NAMES = tuple("Ada Bela Chidi Dana Emre Fatou Goran Hana Ines Jun Kofi Lena Mara Noor".split())
-_TOWNS = tuple("Accra Bergen Cusco Dakar Graz Hanoi Lima Oslo Porto Quito Riga Turin".split())
-_THINGS = tuple("lamp kettle chair rug clock mirror bench shelf".split())
+_NAMES = ("Ada", "Bela", "Chidi", "Dana", "Emre", "Fatou", "Goran", "Hana", "Ines", "Jun", "Kofi", "Lena", "Mara")
+_TOWNS = ("Accra", "Bergen", "Cusco", "Dakar", "Graz", "Hanoi", "Lima", "Oslo", "Porto", "Quito", "Riga", "Turin")
+_THINGS = ("lamp", "kettle", "chair", "rug", "clock", "mirror", "bench", "shelf")
 _PRAISE = ("I like my new {}.", "The {} is lovely, thank you!", "My {} works as well as on the first day.")
 _COMPLAINTS = ("The {} broke after a week.", "I want my money back for this {}.", "The {} came with a crack in it.")
 _REMARKS = ("The {} was sent to {}.", "No {} is made in {} any more.", "Nobody asked for the {} from {}.")

@@ -332,7 +332,8 @@ class Trajectory:
         numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
         numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
-        numbers += [call.duration_s for line in self.lines for call in (*line.calls, *line.subcalls)]
+        numbers += [call.duration_s for line in self.lines for call in line.calls]
+        numbers += [call.duration_s for line in self.lines for call in line.subcalls]
         if not all(math.isfinite(number) for number in numbers if number is not None):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
         return record

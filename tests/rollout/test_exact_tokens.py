@@ -149,11 +149,11 @@ def test_sessions_ask_the_engine_that_samples_them(
 
     async def alone(number: int) -> str:
         ids = vocabulary.encode_prompt(asked.format(number))
-        async with engine.slot(CONTEXT_TOKENS) as slot:
+        async with engine._engine.slot(CONTEXT_TOKENS) as slot:
             line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
         return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
 
-    made = loop.run(asking(engine, vocabulary, pool, typed).many(tasks_with_context(6)))
+    made = loop.run(asking(engine._engine, vocabulary, pool, typed).many(tasks_with_context(6)))
     expected = [loop.run(alone(number)) for number in range(2, 8)]
     assert len(set(expected)) > 1
     assert [each.answer for each in made] == [(repr(expected),)] * 6
@@ -165,7 +165,7 @@ def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
 ) -> None:
     pool = kernel_pools(Limits(line_s=60), size=3)
-    rollout = asking(engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
+    rollout = asking(engine._engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
     held = cast(HalfScripted, rollout.engine).held
 
     async def go() -> None:

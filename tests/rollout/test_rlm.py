@@ -65,7 +65,9 @@ def test_the_prompt_tells_the_type_and_the_length_of_the_context_and_nothing_of_
 
 
 @pytest.mark.parametrize("dialect", ["python", "ipython"])
-def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(play: Play, dialect: str, tmp_path: Any) -> None:
+def test_what_a_session_asks_is_shown_in_masked_text_and_recorded_apart(
+    play: Play, dialect: str, tmp_path: Any
+) -> None:
     trajectory = play(
         [
             "llm_query('one')\n",
@@ -171,7 +173,8 @@ def test_documents_of_each_size_are_solved_in_a_session(play: Play, name: str) -
     typed = [solve]
     if kind == "join":
         town = task.question.split(" of ")[1].split()[0]
-        typed.append(f"FINAL(sum(r['price'] for r in context if r['row'] != 'person' and town[r['person']] == {town!r}))\n")
+        typed.append("bought = [(r['price'], town[r['person']]) for r in context if r['row'] != 'person']\n")
+        typed.append(f"FINAL(sum(price for price, where in bought if where == {town!r}))\n")
     trajectory = play(typed, task)
     assert trajectory.answer is not None
     assert trajectory.answer[0].strip("'") == task.answer
@@ -243,7 +246,10 @@ def test_what_no_prompt_holds_gets_an_answer_that_says_so(play: Play) -> None:
 
 def test_a_task_without_a_context_or_with_too_long_a_one_is_refused_before_anything_starts(play: Play) -> None:
     for task, message in [
-        (Task("none", "What?", ""), r"task 'none' has no context, and environment rlm needs one: metadata\['context'\]"),
+        (
+            Task("none", "What?", ""),
+            r"task 'none' has no context, and environment rlm needs one: metadata\['context'\]",
+        ),
         (
             Task("long", "What?", "", metadata={"context": "x" * 2_100_000}),
             "the context of task 'long' has 2,100,000 characters, and a session takes 2,031,616; split",
@@ -285,10 +291,10 @@ def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: st
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kernel": {"backend": "ir"}}, "environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.backend"),
+        ({"kernel": {"backend": "ir"}}, "environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.back"),
         ({"dialect": {"name": "text"}}, "environment RLM lives in a session, and dialect.name 'text' has none; take"),
         (
-            {"branch": {"roots": 4, "forks": 1, "branches": 3}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}},
+            {"branch": {}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}},
             "environment RLM asks a language model, so that its sessions can't be forked; leave branch out",
         ),
         ({"subcalls": {"model": "gpt-7"}}, "'gpt-7' is neither policy nor a URL; to ask a frozen model, serve it"),

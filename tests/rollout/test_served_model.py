@@ -145,9 +145,7 @@ async def never(prompt: str) -> str:
         (lambda prompt: web.json_response({"choices": [{"message": {"content": None}}]}), "", None),
     ],
 )
-def test_a_server_that_answers_something_else(
-    answer: Callable[[str], Any], said: str, error_name: str | None
-) -> None:
+def test_a_server_that_answers_something_else(answer: Callable[[str], Any], said: str, error_name: str | None) -> None:
     assert said_by(answer) == (said, error_name)
 
 

@@ -1,4 +1,4 @@
-"""Sub-calls at the engine of the rollouts: no budget of the engine's makes them wait for each other, and none is left."""
+"""Sub-calls at the engine of the rollouts: at no capacity do they wait for each other, and none is left behind."""
 
 from __future__ import annotations
 

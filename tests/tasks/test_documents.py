@@ -12,7 +12,9 @@ from repl_rl.tasks.documents import DOCUMENT_FAMILIES, SIZES
 from repl_rl.trajectory import Task
 
 KINDS = ("needle", "count", "join")
-COMPLAINT = re.compile(r"The \w+ broke after a week\.|I want my money back for this \w+\.|The \w+ came with a crack in it\.")
+COMPLAINT = re.compile(
+    r"The \w+ broke after a week\.|I want my money back for this \w+\.|The \w+ came with a crack in it\."
+)
 
 
 def context_of(task: Task) -> Any:

@@ -72,7 +72,7 @@ class EnvironmentSession:
         self._thread = OneThread("repl-rl-environment")
         self._environment = await self._call("__init__", self._make)
         if self.asks_model:
-            await self._call("use_model", self._environment.use_model, self._model)  # type: ignore[attr-defined]
+            await self._call("use_model", getattr(self._environment, "use_model"), self._model)  # noqa: B009 - optional
         names = await self._call("reset", self._environment.reset, task)
         self._names = {} if names is None else names
         toolbox = self._toolbox()
