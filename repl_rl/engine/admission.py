@@ -55,6 +55,11 @@ class Admission:
         """How many are admitted."""
         return self._admitted.total()
 
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
     def ask(self, tokens: int, admitted: Callable[[], object], depth: int = 0) -> Reservation:
         """Ask for room for a trajectory of at most `tokens` tokens; `admitted` is called once there is room.
 

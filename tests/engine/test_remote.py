@@ -354,9 +354,9 @@ class Guests:
         self.leave: dict[str, asyncio.Event] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def come(self, name: str, tokens: int) -> None:
+    async def come(self, name: str, tokens: int, depth: int = 0) -> None:
         self.leave[name] = asyncio.Event()
-        self.tasks.append(asyncio.create_task(self._stay(name, tokens)))
+        self.tasks.append(asyncio.create_task(self._stay(name, tokens, depth)))
         await asyncio.sleep(0)
 
     async def are(self, *names: str) -> None:
@@ -368,8 +368,8 @@ class Guests:
             event.set()
         await asyncio.gather(*self.tasks)
 
-    async def _stay(self, name: str, tokens: int) -> None:
-        async with self._remote.slot(tokens) as slot:
+    async def _stay(self, name: str, tokens: int, depth: int) -> None:
+        async with self._remote.slot(tokens, depth) as slot:
             self.admitted.append(name)
             await self.leave[name].wait()
             await slot.sample_line(list(range(tokens - 1)), 1, COLD)
@@ -385,12 +385,33 @@ def test_slots_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
             await guests.come("large", 90)
             await guests.come("small", 30)
             await guests.come("last", 40)
-            await until(lambda: len(served.engine.admission._waiting) == 3)
+            await until(lambda: served.engine.admission.waiting == 3)
             assert (guests.admitted, served.engine.admission.taken_tokens) == (["first"], 40)
             guests.leave["first"].set()
             await guests.are("first", "large", "small")  # as long as the first one was: 40, and 30 of the small one
             guests.leave["large"].set()
             await guests.are("first", "large", "small", "last")
+            await guests.all_leave()
+            await served.is_given_back()
+            remote.close()
+
+    run(go())
+
+
+def test_a_sub_call_goes_before_those_that_came_earlier(serve: Serve) -> None:
+    async def go() -> None:
+        async with serve() as served:
+            remote = await served.remote()
+            guests = Guests(remote)
+            await guests.come("root", 90)
+            await guests.are("root")
+            await guests.come("late root", 90)
+            await until(lambda: served.engine.admission.waiting == 1)
+            await guests.come("asked", 50, depth=1)
+            await guests.are("root", "asked")
+            guests.leave["root"].set()
+            guests.leave["asked"].set()
+            await guests.are("root", "asked", "late root")
             await guests.all_leave()
             await served.is_given_back()
             remote.close()
@@ -404,9 +425,9 @@ def test_a_slot_that_gives_up_waiting_does_not_hold_the_others_up(serve: Serve) 
             remote = await served.remote()
             async with remote.slot(90):
                 impatient = asyncio.create_task(one_line(remote, 1, tokens=90))
-                await until(lambda: len(served.engine.admission._waiting) == 1)
+                await until(lambda: served.engine.admission.waiting == 1)
                 patient = asyncio.create_task(one_line(remote, 5, tokens=10))
-                await until(lambda: len(served.engine.admission._waiting) == 2)
+                await until(lambda: served.engine.admission.waiting == 2)
                 impatient.cancel()
                 assert await patient == (6, 7)
             await served.is_given_back()
@@ -421,7 +442,7 @@ def test_room_that_a_slot_in_this_process_gives_back_is_heard_of_by_those_in_ano
             remote = await served.remote()
             async with served.engine.slot(90):
                 waiting = asyncio.create_task(one_line(remote, 5, tokens=90))
-                await until(lambda: len(served.engine.admission._waiting) == 1)
+                await until(lambda: served.engine.admission.waiting == 1)
             assert await waiting == (6, 7)
             await served.is_given_back()
             remote.close()
@@ -460,14 +481,14 @@ def test_a_side_that_goes_away_gives_all_its_slots_and_lines_back(serve: Serve) 
                 typing = asyncio.create_task(one_line(remote, ENDLESS, tokens=40))
                 await until(lambda: len(served.stepper.lines) == 1)
                 waiting = asyncio.create_task(one_line(remote, 1, tokens=40))
-                await until(lambda: len(served.engine.admission._waiting) == 1)
+                await until(lambda: served.engine.admission.waiting == 1)
                 aborted = list(served.stepper.lines)
                 remote.close()
                 failures = await asyncio.gather(typing, waiting, return_exceptions=True)
                 assert [type(failure) for failure in failures] == [EngineError, EngineError]
                 await served.is_given_back()
             assert served.stepper.aborted == aborted
-            assert len(served.engine.admission._waiting) == 0
+            assert served.engine.admission.waiting == 0
             async with served.engine.slot(CAPACITY_TOKENS) as slot:
                 assert (await slot.sample_line([1], 2, COLD)).ids == (2, 3)
 

@@ -12,7 +12,7 @@ import pytest
 import vocabularies
 from scripted import ScriptedEngine
 
-from repl_rl.config import parse_config
+from repl_rl.config import DialectConfig, KernelConfig, parse_config
 from repl_rl.errors import ConfigError, KernelDiedError
 from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, Limits
 from repl_rl.rollout.loop import Rollout
@@ -137,7 +137,7 @@ def test_host_tools_need_a_kernel_that_calls() -> None:
             parse_config({"tools": {"functions": ["test_episode:look_up"]}, "kernel": {"backend": "python3"}})
         )
     assert load_extensions(parse_config({"tools": {"functions": ["test_episode:look_up"]}})).toolbox.tools
-    make_extensions(["test_episode:sandboxed"]).require_backend("python3")
+    make_extensions(["test_episode:sandboxed"]).require(DialectConfig(), KernelConfig(backend="python3"), None)
 
 
 LOCK = threading.Lock()
