@@ -29,6 +29,7 @@ from repl_rl.config import (
     SamplingConfig,
     SubcallsConfig,
 )
+from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
@@ -123,10 +124,6 @@ def asking(engine: Any, vocabulary: Vocabulary, pool: KernelPool, typed: Sequenc
     return Rollout(HalfScripted(engine, vocabulary, typed), pool, setup)
 
 
-def tasks_with_context(count: int) -> list[Task]:
-    return [Task(f"t{number}", "Sum?", "", metadata={"context": "23"}) for number in range(count)]
-
-
 def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
     """In the engine's own thread and in vLLM: what a change of the weights would meet."""
     vllm: Any = engine._engine
@@ -144,18 +141,19 @@ def test_sessions_ask_the_engine_that_samples_them(
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
     monkeypatch.setattr(engine._engine.admission, "capacity_tokens", CONTEXT_TOKENS)  # type: ignore[attr-defined]
     pool = kernel_pools(Limits(line_s=60), size=3)
-    asked = ">>> # What is 17 times {}?\n>>>"
-    typed = [f"FINAL(llm_query_batched([{asked!r}.format(n) for n in range(2, 8)]))\n"]
+    problems = make_tasks(None, 6, seed=5, split="heldout")
+    asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
+    tasks = [Task(f"t{number}", "Solve?", "", metadata={"context": asked}) for number in range(6)]
 
-    async def alone(number: int) -> str:
-        ids = vocabulary.encode_prompt(asked.format(number))
+    async def alone(prompt: str) -> str:
+        ids = vocabulary.encode_prompt(prompt)
         async with engine._engine.slot(CONTEXT_TOKENS) as slot:
             line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
         return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
 
-    made = loop.run(asking(engine._engine, vocabulary, pool, typed).many(tasks_with_context(6)))
-    expected = [loop.run(alone(number)) for number in range(2, 8)]
-    assert len(set(expected)) > 1
+    made = loop.run(asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks))
+    expected = [loop.run(alone(prompt)) for prompt in asked]
+    assert len(set(expected)) > 3
     assert [each.answer for each in made] == [(repr(expected),)] * 6
     assert sum(len(line.subcalls) for each in made for line in each.lines) == 36
     assert_the_engine_holds_nothing(engine)
@@ -167,9 +165,10 @@ def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     pool = kernel_pools(Limits(line_s=60), size=3)
     rollout = asking(engine._engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
     held = cast(HalfScripted, rollout.engine).held
+    tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
 
     async def go() -> None:
-        async with aclosing(rollout.stream(tasks_with_context(3))) as stream:
+        async with aclosing(rollout.stream(tasks)) as stream:
             waiting = asyncio.ensure_future(anext(stream))
             async with asyncio.timeout(300):
                 while not held[1]:
