@@ -8,7 +8,7 @@ import sys
 import pytest
 from datasets import Dataset, DatasetDict
 
-from repl_rl.config import TasksConfig, parse_config
+from repl_rl.config import ColumnsConfig, TasksConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.held_out import heldout_tasks
 from repl_rl.tasks import PRESETS, load_tasks, make_tasks
@@ -305,3 +305,19 @@ def test_offline_and_not_cached_says_what_to_do(name, refused):
 def test_sections_that_make_no_sense(values, message):
     with pytest.raises(ConfigError, match=message):
         parse_config({"tasks": values})
+
+
+def test_a_column_may_hold_the_context_of_a_problem(tmp_path) -> None:
+    file = tmp_path / "documents.jsonl"
+    rows = [
+        {"question": "Who?", "answer": "7", "doc": "Ada has 7."},
+        {"question": "What?", "answer": "8", "doc": "It is 8."},
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    config = TasksConfig(dataset=str(file), heldout=0.01, columns=ColumnsConfig(context="doc"))
+    tasks = load_tasks(config, "train", 0, 8)
+    assert {task.question: task.metadata["context"] for task in tasks} == {row["question"]: row["doc"] for row in rows}
+    with pytest.raises(
+        ConfigError, match=r"no column 'document' for tasks.columns.context; it has question, answer, doc"
+    ):
+        load_tasks(TasksConfig(dataset=str(file), columns=ColumnsConfig(context="document")), "train", 0, 8)
