@@ -153,7 +153,7 @@ def test_sessions_ask_the_engine_that_samples_them(
 
     made = loop.run(asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks))
     expected = [loop.run(alone(prompt)) for prompt in asked]
-    assert len(set(expected)) > 3
+    assert len(set(expected)) > 1
     assert [each.answer for each in made] == [(repr(expected),)] * 6
     assert sum(len(line.subcalls) for each in made for line in each.lines) == 36
     assert_the_engine_holds_nothing(engine)
