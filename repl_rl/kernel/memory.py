@@ -62,6 +62,11 @@ def tree_mb(pid: int) -> float:
     return sum(map(_process_mb, tree(pid)))
 
 
+def grown_mb(pid: int, from_mb: float) -> float:
+    """What a process, and each that it started, holds beyond `from_mb`."""
+    return sum(max(0.0, _process_mb(each) - from_mb) for each in tree(pid))
+
+
 def _process_mb(pid: int) -> float:
     place = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError, ValueError):

@@ -610,8 +610,8 @@ def test_an_engine_that_follows_gives_no_weights_and_waits_for_its_leader(
     given = fakes[0].events.count("/collective_rpc")
     with ThreadPoolExecutor(1) as thread:
         line = thread.submit(lambda: asyncio.run(sample(follower)))
-        until(lambda: not follower._fleet.up)
-        assert "until the trainer has given it its own" in follower._fleet.servers[0].trouble
+        until(lambda: "until the trainer has given it its own" in follower._fleet.servers[0].trouble)
+        assert not follower._fleet.up
         assert fakes[0].events.count("/collective_rpc") == given
         fakes[0].label = leader.weights.label
         assert line.result(60).versions == ((0, 1),)

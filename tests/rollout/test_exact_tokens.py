@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, cast
 
 import pytest
 import torch
-from conftest import Pools
 from exactness import (
     RecordingEngine,
     assert_masked_text_is_the_outputs,
@@ -41,6 +40,7 @@ from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
 from repl_rl.utils.threads import BackgroundLoop
 
+Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
 

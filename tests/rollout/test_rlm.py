@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import vocabularies
-from conftest import Pools
 from exactness import assert_masked_text_is_the_outputs
 from scripted import AskedEngine
 
 from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, SubcallsConfig, parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import Limits
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.setup import RolloutSetup, load_extensions, make_extensions
@@ -21,6 +20,7 @@ from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
+Pools = Callable[..., KernelPool]
 TASK = Task("t", "Who has the key?", "Ada", metadata={"context": "Ada has it. " * 100})
 Play = Callable[..., Trajectory]
 

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import vocabularies
 from aiohttp import web
-from conftest import Pools
 from scripted import AskedEngine
 
 from repl_rl.config import BudgetConfig, SamplingConfig, SubcallsConfig
-from repl_rl.kernel import Limits
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
 from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
 
+Pools = Callable[..., KernelPool]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 

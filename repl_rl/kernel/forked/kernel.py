@@ -36,7 +36,7 @@ from repl_rl.kernel.forked.fork import (
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
+from repl_rl.kernel.memory import folder_mb, grown_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import SessionPipe
 from repl_rl.kernel.paths import CHANNELS, Home, listening, remove_sockets, remove_tree
 from repl_rl.kernel.processes import ended, kill_family, pid_of, send_signal, threads, tree
@@ -144,6 +144,8 @@ class ForkedKernel:
         self._inherited_mb = tree_mb(self.pid)
         self._pool_group = pool_group
         self._group: SessionGroup | None = None
+        self._held_before_mb = 0.0
+        """What it held before it was in its group, which is not charged for it."""
         self._joining = None if pool_group is None else asyncio.create_task(self._join(pool_group))
         self._listener = listener
         self._ancestors = ancestors
@@ -359,7 +361,10 @@ class ForkedKernel:
 
     async def _join(self, pool_group: PoolGroup) -> None:
         """Meanwhile it is in its server's group, or in that of the session that it is a fork of."""
-        self._group = await asyncio.to_thread(pool_group.admit, self.pid)
+        group = await asyncio.to_thread(pool_group.admit, self.pid)
+        if group is not None:
+            self._held_before_mb = await asyncio.to_thread(grown_mb, self.pid, self._inherited_mb)
+        self._group = group
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since.
@@ -371,7 +376,7 @@ class ForkedKernel:
 
     def _own_mb(self) -> float:
         if self._group is not None:
-            return self._group.used_mb()
+            return self._held_before_mb + self._group.used_mb()
         outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid) if self._kind == "bwrap" else 0.0
         return max(0.0, tree_mb(self.pid) - self._inherited_mb) + outside_mb
 
