@@ -372,13 +372,15 @@ class ForkedKernel:
         Where it has no control group, by what /proc shows of its processes and folders.
         """
         parts_mb = sum(each.part_mb() for each in self._ancestors if self._group is None or each.group != self._group)
-        return _COPIED_MB + self._own_mb() + parts_mb
+        outside_mb = 0.0
+        if self._group is None and self._kind == "bwrap":
+            outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
+        return _COPIED_MB + self._own_mb() + outside_mb + parts_mb
 
     def _own_mb(self) -> float:
         if self._group is not None:
             return self._held_before_mb + self._group.used_mb()
-        outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid) if self._kind == "bwrap" else 0.0
-        return max(0.0, tree_mb(self.pid) - self._inherited_mb) + outside_mb
+        return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
     def excess(self) -> str | None:
         """Threads, under Landlock: there, Linux counts them per user, and root's not at all."""
