@@ -10,13 +10,12 @@ that such an episode can be left out of the rewards.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import gc
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -160,7 +159,7 @@ class SharedKernels:
         """End all sessions and the loop."""
         if self._loop.is_closed:
             return
-        self._loop.run(_close(self._pool))
+        self._loop.run(self._pool.__aexit__(None, None, None))
         self._loop.close()
 
 
@@ -198,22 +197,6 @@ async def _replace(before: LiveSession | None, session: LiveSession) -> None:
 
 async def _open(config: KernelConfig) -> KernelPool:
     return await make_pool(config).__aenter__()
-
-
-async def _close(pool: KernelPool) -> None:
-    # At the end of the process, Python refuses new threads even before it calls `atexit` handlers.
-    asyncio.get_running_loop().set_default_executor(_InThisThread())
-    await pool.__aexit__(None, None, None)
-
-
-class _InThisThread(ThreadPoolExecutor):
-    def submit(self, function: Callable[..., Any], /, *values: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(function(*values, **named))
-        except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
-            done.set_exception(error)
-        return done
 
 
 _shared: dict[tuple[int, str], SharedKernels] = {}

@@ -28,7 +28,7 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._workers = ThreadPoolExecutor(thread_name_prefix="repl-rl-loop")
+        self._workers = _Workers(thread_name_prefix="repl-rl-loop")
         self._loop.set_default_executor(self._workers)
         self._thread = threading.Thread(target=self._loop.run_forever, name="repl-rl-loop", daemon=True)
         self._thread.start()
@@ -73,6 +73,23 @@ class BackgroundLoop:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Workers(ThreadPoolExecutor):
+    """Once the process is ending, they run what they are given in the thread that gives it.
+
+    Python refuses the use of other threads then, before it calls `atexit` handlers, while kernels still start and end.
+    """
+
+    def submit(self, function: Callable[..., Any], /, *values: Any, **named: Any) -> Future[Any]:
+        with contextlib.suppress(RuntimeError):
+            return super().submit(function, *values, **named)
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*values, **named))
+        except Exception as error:  # noqa: BLE001 - whoever waits for the future gets it
+            done.set_exception(error)
+        return done
 
 
 async def _cancel_others() -> None:

@@ -147,8 +147,13 @@ def test_a_machine_without_kernels_stops_the_training() -> None:
         broken().reset()
 
 
-def test_the_end_of_the_process_is_the_end_of_its_kernels() -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.5])
+def test_the_end_of_the_process_is_the_end_of_its_kernels(wait_s: float) -> None:
     program = (
+        "import time\n"
+        "from repl_rl.kernel.cgroups import PoolGroup\n"
+        "admit = PoolGroup.admit\n"
+        f"PoolGroup.admit = lambda *each: (time.sleep({wait_s}), admit(*each))[1]\n"  # the process ends meanwhile
         "from repl_rl.config import KernelConfig\n"
         "from repl_rl.integrations.shared import shared_kernels\n"
         "from repl_rl.integrations.trl import ReplEnvironment\n"
