@@ -1,7 +1,6 @@
 """Runs cells in a process that does other things between them. What applies to cells only is set up around each."""
 
 import _signal
-import contextlib
 import os
 import resource
 import signal
@@ -49,5 +48,7 @@ class Cells:
     def _limit_memory(self, soft_index):
         """Set the soft limit to that of a cell (0) or to the hard one (1): the reply after a cell needs memory too."""
         if self._memory_bytes is not None:
-            with contextlib.suppress(OSError, ValueError):  # the session may have lowered its own hard limit
+            try:  # noqa: SIM105 - twice for every line, and `suppress` takes longer
                 resource.setrlimit(_RLIMIT_AS, (self._memory_bytes[soft_index], self._memory_bytes[1]))
+            except (OSError, ValueError):  # the session may have lowered its own hard limit
+                pass

@@ -14,6 +14,8 @@ from select import select
 
 _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
+# What json.dumps and json.loads do beside these costs more than these, in a process that runs one line now and then.
+_encoded, _decoded = json.JSONEncoder().encode, json.JSONDecoder().raw_decode
 _ANCILLARY_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
 
 
@@ -33,11 +35,14 @@ class Channel:
         """Whether something is there to be read, or the other end is closed. Any thread may wait at any time."""
         return bool(select(self._readable, (), (), timeout_s)[0])
 
-    def read(self):
-        """The next message, None once the other end is closed. Reads no byte beyond it."""
-        header = self._read(_HEADER.size)
+    def read(self, waits=True):
+        """The next message, None once the other end is closed. Reads no byte beyond it.
+
+        Raises BlockingIOError if there is none and it does not wait for one.
+        """
+        header = self._read(_HEADER.size, 0 if waits else socket.MSG_DONTWAIT)
         text = None if header is None else self._read(_HEADER.unpack(header)[0])
-        return None if text is None else json.loads(text)
+        return None if text is None else _decoded(text.decode())[0]
 
     def descriptors(self):
         """The descriptors that came since the last call."""
@@ -57,14 +62,15 @@ class Channel:
     def send_frame(self, text):
         self._socket.sendall(text)
 
-    def _read(self, size):
+    def _read(self, size, flags=0):
         received = bytearray()
         while len(received) < size:
             missing = min(size - len(received), _CHUNK_BYTES)
-            chunk, ancillary, _, _ = self._socket.recvmsg(missing, _ANCILLARY_BYTES)
+            chunk, ancillary, _, _ = self._socket.recvmsg(missing, _ANCILLARY_BYTES, flags)
             if not chunk:
                 return None
             received += chunk
+            flags = 0
             for level, kind, payload in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._descriptors += array.array("i", payload)
@@ -73,5 +79,5 @@ class Channel:
 
 def frame(message):
     """A message as it goes over the socket."""
-    text = json.dumps(message).encode()
+    text = _encoded(message).encode()
     return _HEADER.pack(len(text)) + text

@@ -124,7 +124,11 @@ class _Walk:
         left, steps = len(shown), _STEPS
         for name, value in shown:
             self._parts.append(dumps(name, _MARSHAL_VERSION))
-            steps -= self._walk_name(value, steps // left)
+            if id(type(value)) in _FLAT:
+                self._parts.append(_flat(value))
+                steps -= 1 + (len(self._parts[-1]) >> _STEP_BITS)
+            else:
+                steps -= self._walk_name(value, steps // left)
             left -= 1
         if odd:
             self._walk(_Parts(odd), steps)
@@ -149,10 +153,6 @@ class _Walk:
     def _walk(self, value, steps):
         """Encode `value` in at most `steps` steps, and return how many it took."""
         self._steps = steps
-        kind = id(type(value))
-        if kind in _FLAT:
-            self._parts.append(_flat(value))
-            return 1 + (len(self._parts[-1]) >> _STEP_BITS)
         parts, seen = len(self._parts), len(self._seen)
         try:
             self._stack = [value]

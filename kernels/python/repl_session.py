@@ -82,7 +82,7 @@ class Session:
             os.close(listener)
         while self._kernel is None:
             self.answer_one()
-        self._kernel.serve(self._channel.fileno(), self.answer_one)
+        self._kernel.serve(self._channel.fileno(), lambda: self.answer_one(waits=False))
 
     def _send_ready(self, listener):
         if listener is not None:
@@ -94,13 +94,13 @@ class Session:
                 return
         self._channel.send({"id": "ready"})
 
-    def answer_one(self):
-        """Wait for a message and answer it if it is a request; late answers of the host are dropped."""
-        self._channel.wait()
-        with self._channel.turn:
-            if not self._channel.wait(0):
-                return  # a thread of an earlier line had been waiting for it
-            request = self._channel.read()
+    def answer_one(self, waits=True):
+        """Read a message, or wait for one, and answer it if it is a request; late answers of the host are dropped."""
+        with self._channel.turn:  # a thread that calls the host meanwhile hears with the next line that its own is over
+            try:
+                request = self._channel.read(waits)
+            except BlockingIOError:  # a thread of an earlier line had been waiting for it
+                return
         if request is None:
             os._exit(0)
         if "run" in request:
@@ -169,6 +169,7 @@ class Session:
 
     def _result(self, request, outcome):
         tools = self._interpreter.tools.names()
+        hidden = self._not_the_models.union(tools) if tools else self._not_the_models
         return {
             "id": request["id"],
             "status": outcome.status,
@@ -176,7 +177,7 @@ class Session:
             "error_message": outcome.error_message,
             "compiled": outcome.compiled,
             "answer": outcome.answer,
-            "fingerprint": fingerprint(self._interpreter.namespace, self._not_the_models.union(tools)),
+            "fingerprint": fingerprint(self._interpreter.namespace, hidden),
             "calls": outcome.calls,
             "images": outcome.images,
         }

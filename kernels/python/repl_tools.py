@@ -129,6 +129,8 @@ class Tools:
 
     def names(self):
         """The names that are not part of the state: those still bound to their tools, and hidden ones."""
+        if not self._bound:
+            return [*self._hidden]
         return [*self._hidden, *(name for name, tool in self._bound.items() if self._namespace.get(name) is tool)]
 
     def _bind_tool(self, name, tool):

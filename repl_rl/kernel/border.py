@@ -64,8 +64,11 @@ def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: in
     return message
 
 
-def result_of(report: Mapping[str, Any]) -> ExecResult:
-    """What a session says that a cell did, without its output. Raises BorderError if a field is of another type."""
+def result_of(report: Mapping[str, Any], **known: Any) -> ExecResult:
+    """What a session says that a cell did, with what is `known` here of the result, such as its output.
+
+    Raises BorderError if a field is of another type.
+    """
     status, answer = report.get("status"), report.get("answer")
     if not isinstance(status, str) or status not in _STATUSES:
         raise BorderError("a status is unknown")
@@ -80,6 +83,7 @@ def result_of(report: Mapping[str, Any]) -> ExecResult:
         error_message=text_of(report.get("error_message")),
         calls=calls_of(report.get("calls")),
         images=images_of(report.get("images")),
+        **known,
     )
 
 

@@ -452,21 +452,17 @@ class ForkedKernel:
 
     def _result(self, status: ExecStatus | None, reply: dict[str, Any], duration_s: float) -> ExecResult:
         output, omitted_bytes = self._output.take()
+        known: dict[str, Any] = {"output": output, "omitted_bytes": omitted_bytes, "duration_s": duration_s}
+        if status is ExecStatus.KILLED:  # with its server, perhaps, whose end is seen before that of a session
+            return ExecResult(ExecStatus.KILLED, by_machinery=self._server.is_gone(), **known)
         try:
-            result = ExecResult(ExecStatus.KILLED) if status is ExecStatus.KILLED else result_of(reply)
+            result = result_of(reply, **known)
         except BorderError as error:
             _log.warning("a session is ended: %s", error)
-            status, result = None, ExecResult(ExecStatus.KILLED)
+            return ExecResult(ExecStatus.KILLED, **known)
         if status is ExecStatus.TIMEOUT and result.status is not ExecStatus.KILLED:
             result = replace(result, status=ExecStatus.TIMEOUT)
-        return replace(
-            result,
-            output=output,
-            omitted_bytes=omitted_bytes,
-            duration_s=duration_s,
-            # Killed together with its server, whose end is seen before that of a session.
-            by_machinery=status is ExecStatus.KILLED and self._server.is_gone(),
-        )
+        return result
 
 
 def _sendable(source: str) -> str:
