@@ -57,6 +57,8 @@ class HostLine:
         if self._calls > _MOST_CALLS:
             raise RuntimeError(f"one line may call the host {_MOST_CALLS} times")
         request, number = self._request, next(self._numbers)
+        if request is None:  # whoever waits for the next line has the turn
+            raise _over(name)
         message = _message(request, number, name, args, kwargs)
         with self._channel.turn, _Seal(get_ident() == self._thread) as seal:
             self._send(name, request, message)
@@ -67,8 +69,8 @@ class HostLine:
 
     def _send(self, name, request, message):
         with self._channel.sending:
-            if request is None or request != self._request:
-                raise RuntimeError(f"{name}() runs on the host, and the line that calls it is over")
+            if request != self._request:
+                raise _over(name)
             self._channel.send_frame(message)
 
     def _answer(self, number, seal):
@@ -124,6 +126,10 @@ class _Seal:
         """Call the line's own handler, which raises KeyboardInterrupt unless the line has set another one."""
         if callable(self._handler):
             self._handler(SIGINT, None)
+
+
+def _over(name):
+    return RuntimeError(f"{name}() runs on the host, and the line that calls it is over")
 
 
 def _message(request, number, name, args, kwargs):

@@ -96,7 +96,7 @@ class Session:
 
     def answer_one(self, waits=True):
         """Read a message, or wait for one, and answer it if it is a request; late answers of the host are dropped."""
-        with self._channel.turn:  # a thread that calls the host meanwhile hears with the next line that its own is over
+        with self._channel.turn:
             try:
                 request = self._channel.read(waits)
             except BlockingIOError:  # a thread of an earlier line had been waiting for it
