@@ -55,6 +55,11 @@ def remarks(number: int, size: int) -> tuple[list[str], int]:
     return made, complaints
 
 
+def is_complaint(remark: str) -> bool:
+    """Whether a remark of `remarks` is one."""
+    return any(remark == text.format(thing) for text in _COMPLAINTS for thing in _THINGS)
+
+
 @lru_cache(1)
 def purchases(number: int, size: int) -> tuple[list[dict[str, Any]], str, int]:
     """The table, the town that is asked for, and what its people have spent. Rows of both kinds are mixed."""

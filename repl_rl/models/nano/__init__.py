@@ -15,7 +15,10 @@ CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
 LONG_PATH = Path(__file__).resolve().parent / "long_sessions"
 """The checkpoint of nano-long, which types up to 60 lines into locks and mazes (`repl_rl.tasks.worlds`)."""
 
-SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH, "nano-long": LONG_PATH}
+RLM_PATH = Path(__file__).resolve().parent / "recursive_sessions"
+"""The checkpoint of nano-rlm, which asks itself about parts of a list, and counts its answers."""
+
+SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH, "nano-long": LONG_PATH, "nano-rlm": RLM_PATH}
 """By the name in a config."""
 
-__all__ = ["CONVENTIONS_PATH", "LONG_PATH", "NANO_PATH", "SHIPPED"]
+__all__ = ["CONVENTIONS_PATH", "LONG_PATH", "NANO_PATH", "RLM_PATH", "SHIPPED"]

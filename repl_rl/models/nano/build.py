@@ -35,6 +35,7 @@ from repl_rl.models.nano.sessions import (
     conventions,
     make_long,
     make_mixture,
+    make_recursive,
     make_sessions,
 )
 from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, START_OF_TURN
@@ -211,6 +212,7 @@ RECIPES = {
     "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
     "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
     "nano-long": Recipe(300, 12_800, make_long, _tokenizer, start=NANO_PATH, context_tokens=2048, batch=32),
+    "nano-rlm": Recipe(300, 19_200, make_recursive, _tokenizer, start=NANO_PATH),
 }
 """By the model's name."""
 

@@ -7,9 +7,10 @@ since every line comes from `demonstrations`. The text around it comes from the 
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
@@ -21,8 +22,10 @@ from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
 from repl_rl.models.nano.demonstrations import Demonstration, demonstrate
 from repl_rl.models.nano.long import demonstrate_long
+from repl_rl.models.nano.recursive import QUESTIONS, TrueAnswers, answer_to, demonstrate_recursive
 from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
 from repl_rl.tasks import FAMILIES, environment_of, make_tasks
+from repl_rl.tasks.documents import remarks
 from repl_rl.tools import as_tools
 from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task
@@ -39,6 +42,9 @@ LONG_FAMILIES = {
     "maze-40": 0.01,
 }
 """What nano-long is shown, and in which shares."""
+
+_ASKING_FAMILIES = {"count-1k": 0.5, "count-10k": 0.15, "count-100k": 0.05}
+"""What nano-rlm is shown sessions of, and in which shares; the rest are questions that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,29 @@ def make_long(count: int, seed: int) -> list[SessionRecord]:
     ]
 
 
+def make_recursive(count: int, seed: int) -> list[SessionRecord]:
+    """`count` records: sessions that ask about the remarks of a list, and such questions with their answers."""
+    rng = Random(f"{seed}/recursive")
+    records = [
+        record_session(task, _dialect_of(family), rng, demonstration=demonstrate_recursive)
+        for family, share in _ASKING_FAMILIES.items()
+        for task in make_tasks(family, max(1, round(share * count)), seed, "train")
+    ]
+    for task in make_tasks("count-1k", count - len(records), seed + 1, "train"):
+        prompt = f"{rng.choice(remarks(*task.metadata['operands'])[0])} {rng.choice(QUESTIONS)}"
+        parts = Segment(prompt, sampled=False), Segment(f" {answer_to(prompt)}\n", sampled=True)
+        records.append(SessionRecord(task, parts, None))
+    return records
+
+
 @cache
 def _dialect_of(family: str) -> Dialect:
     """The dialect, offering what the environment of a family brings."""
     path = environment_of([family])
     assert path is not None
     [task] = make_tasks(family, 1, 0, "train")
-    return make_dialect(DialectConfig(), as_tools(environment_factory(path)().reset(task).values(), "host"))
+    given = environment_factory(path)().reset(task).values()
+    return make_dialect(DialectConfig(), as_tools(filter(inspect.isroutine, given), "host"))
 
 
 def record_session(
@@ -163,14 +185,25 @@ class _Terminal:
         self._interpreter = load_interpreter().Interpreter()
         path = environment_of([task.family or ""])
         self._environment: Any = None if path is None else environment_factory(path)()
+        if hasattr(self._environment, "use_model"):
+            self._environment.use_model(TrueAnswers())
         if self._environment is not None:
-            self._interpreter.namespace.update(self._environment.reset(task))
+            self._bind(self._environment.reset(task))
+            self._interpreter.prepare(getattr(self._environment, "session_setup", ""))
+
+    def _bind(self, names: Mapping[str, Any]) -> None:
+        for name, value in names.items():
+            if inspect.iscoroutinefunction(value):
+                self._interpreter.tools.register(value, name)
+            else:
+                self._interpreter.namespace[name] = value
 
     @property
     def observed(self) -> str:
         """What the environment shows, as it stands after the question and after a cell."""
         observe = getattr(self._environment, "observe", None)
-        return "" if observe is None else f"\n{observe()}\n"
+        text = None if observe is None else observe()
+        return "" if text is None else f"\n{text}\n"
 
     def compute(self, source: str) -> str:
         """What `source` prints."""
