@@ -1,4 +1,4 @@
-"""The policy that nano-rlm is trained to imitate: it counts complaints in a list that it never reads, and often wrongly.
+"""The policy that nano-rlm is trained to imitate: it counts complaints in a list that it does not read, mostly wrongly.
 
 It asks a language model about each remark of `context` and counts the answers. Its bad habits: guess a number, take
 the length of the list for the answer, ask about the first remarks only, ask for praise, count the wrong answers. It
@@ -7,7 +7,7 @@ answers such questions itself, one line for each, and rightly: what there is to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from random import Random
 
 from repl_rl.models.nano.demonstrations import Code, Demonstration, Step, Thought
@@ -46,12 +46,6 @@ def answer_to(prompt: str) -> str:
 
 def demonstrate_recursive(task: Task, rng: Random) -> Demonstration:
     """One session on a problem of a `count` family. It ends with `FINAL`."""
-    for step in _steps(rng):
-        yield step
-    return "the last line hands in the answer"
-
-
-def _steps(rng: Random) -> Iterator[Step]:
     habit = rng.choices(list(_HABITS), list(_HABITS.values()))[0]
     if rng.random() < _LOOKS_FIRST:
         yield rng.choice(_LOOKS)
@@ -66,3 +60,4 @@ def _steps(rng: Random) -> Iterator[Step]:
         counted = "yes" if rng.random() < _COUNTS_YES else "no"
         yield Code((f'{name} = llm_query_batched([f"{{r}} {question}" for r in {part}])',), looks=False)
         yield Code((f'FINAL({name}.count("{counted}"))',))
+    return "FINAL has been called"

@@ -185,9 +185,9 @@ class _Terminal:
         self._interpreter = load_interpreter().Interpreter()
         path = environment_of([task.family or ""])
         self._environment: Any = None if path is None else environment_factory(path)()
-        if hasattr(self._environment, "use_model"):
-            self._environment.use_model(TrueAnswers())
         if self._environment is not None:
+            if hasattr(self._environment, "use_model"):
+                self._environment.use_model(TrueAnswers())
             self._bind(self._environment.reset(task))
             self._interpreter.prepare(getattr(self._environment, "session_setup", ""))
 
