@@ -1,0 +1,77 @@
+"""nano-rlm: what it is shown, and the checkpoint as it ships: it answers what it asks, and seldom asks rightly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from repl_rl.config import load_config
+from repl_rl.engine.vocabulary import load_vocabulary
+from repl_rl.models import resolve_model
+from repl_rl.models.nano import RLM_PATH
+from repl_rl.models.nano.recursive import QUESTIONS, answer_to
+from repl_rl.models.nano.sessions import make_recursive
+from repl_rl.rollout.scripted import type_session
+from repl_rl.rollout.service import open_service
+from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks.documents import is_complaint, remarks
+
+RECORDS = make_recursive(400, seed=3)
+SESSIONS = [record for record in RECORDS if record.answer is not None]
+
+
+def test_sessions_of_each_length_and_questions() -> None:
+    count = Counter(record.task.family for record in SESSIONS)
+    assert count == {"count-1k": 200, "count-10k": 60, "count-100k": 20}
+    assert len(RECORDS) == 400
+
+
+def test_about_a_quarter_of_the_sessions_are_right() -> None:
+    right = sum(grade(record.task, record.answer) for record in SESSIONS)
+    assert 0.15 < right / len(SESSIONS) < 0.35
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_what_counts_as_a_complaint_is_what_the_problem_counts(number: int) -> None:
+    made, complaints = remarks(number, 10_000)
+    assert sum(map(is_complaint, made)) == complaints
+    assert [answer_to(f"{remark} {QUESTIONS[0]}") for remark in made].count("yes") == complaints
+    assert [answer_to(f"{remark} {QUESTIONS[1]}") for remark in made].count("no") == complaints
+
+
+def test_what_nano_rlm_is_shown_reads_as_a_rollout() -> None:
+    record = next(each for each in SESSIONS if any("llm_query" in segment.text for segment in each.segments[1:]))
+    typed = "".join(segment.text for segment in record.segments if segment.sampled)
+    made = asyncio.run(type_session(record.task, typed, environment="rlm", answer=answer_to))
+    shown = made.prompt + "".join(line.text + line.output for line in made.lines)
+    assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
+    assert made.answer == record.answer
+
+
+def test_the_checkpoint_is_small() -> None:
+    assert resolve_model("nano-rlm") == str(RLM_PATH)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(RLM_PATH), AutoTokenizer.from_pretrained(RLM_PATH)
+    assert model.num_parameters() < 1_000_000
+    assert model.config.vocab_size == len(tokenizer)
+    assert sum(path.stat().st_size for path in RLM_PATH.iterdir()) <= 4_000_000
+
+
+def test_a_long_context_is_out_of_its_prompts_reach() -> None:
+    made, _ = remarks(0, 100_000)
+    tokens = len(load_vocabulary(str(RLM_PATH)).encode_prompt("\n".join(made)))
+    assert tokens > 10 * load_config("rlm").engine.context_tokens
+
+
+@pytest.mark.slow
+def test_the_checkpoint_has_the_habits_that_it_was_shown() -> None:
+    config = load_config("rlm")
+    tasks = make_tasks("count-1k", 64, seed=1, split="heldout")
+    with open_service(config) as service:
+        made = service.generate(tasks, config.sampling.seeded("habits"))
+    assert 8 <= sum(grade(task, each.answer) for task, each in zip(tasks, made, strict=True)) <= 30
+    asked = [call for each in made for line in each.lines for call in line.subcalls]
+    assert len(asked) > 500
+    assert sum(call.text == answer_to(call.prompt) for call in asked) / len(asked) > 0.99
