@@ -12,6 +12,7 @@ and math-verify. These are loaded only there.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -66,13 +67,14 @@ def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -
 
 def require_gradable(tasks: Iterable[Task]) -> None:
     """Raises ConfigError naming the first task whose reference answer can't be read and has to be."""
-    doubtful = [task for task in tasks if not _NUMBER.fullmatch(task.answer.strip()) and not _decides(task)]
+    doubtful = [task for task in tasks if _has_to_be_read(task)]
     replies = ask([{"answer": task.answer} for task in doubtful]) if doubtful else []
     for task, reply in zip(doubtful, replies, strict=True):
         if not (reply and reply["gradable"]):
+            where = f"{place}: " if (place := task.metadata.get("where")) else ""
             raise ConfigError(
-                f"task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or words; "
-                "mend or drop it, or take out the answer with tasks.answer_pattern"
+                f"{where}task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or "
+                "words; mend or drop it, or take out the answer with tasks.answer_pattern"
             )
 
 
@@ -83,6 +85,8 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
     if not all(isinstance(text, str) for text in answer):
         return 0.0
     expected = task.answer.strip()
+    if task.metadata.get("graded_as") == "text":
+        return float(len(answer) == 1 and _words_of(answer[0], len(expected)) == expected.split())
     if _decides(task):
         too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
         return 0.0 if too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
@@ -92,6 +96,22 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
     if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
         return 0.0
     return expected, tuple(answer), "", ()
+
+
+def _has_to_be_read(task: Task) -> bool:
+    is_text = task.metadata.get("graded_as") == "text"
+    return not (is_text or _NUMBER.fullmatch(task.answer.strip()) or _decides(task))
+
+
+def _words_of(text: str, expected_chars: int) -> list[str] | None:
+    """The words of a submitted string; None for anything else, and for what is much longer than expected."""
+    if len(text) > _MAX_CHARS + 4 * expected_chars or text[:1] not in ("'", '"'):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value.split() if isinstance(value, str) else None
 
 
 def _decides(task: Task) -> bool:
