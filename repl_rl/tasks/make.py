@@ -18,6 +18,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.gym import GYM_FAMILIES
+from repl_rl.tasks.proofs import PROOF_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.tasks.worlds import WORLD_FAMILIES
 from repl_rl.trajectory import Task
@@ -25,7 +26,7 @@ from repl_rl.trajectory import Task
 Split = Literal["train", "heldout"]
 
 KNOWN: dict[str, Family] = (
-    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES | GYM_FAMILIES
+    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
 )
 _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
