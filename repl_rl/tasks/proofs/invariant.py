@@ -155,7 +155,8 @@ FAMILIES = (
         _residues,
         (
             "Start with {0}. A step adds {1} or multiplies by {2}. Show that {3} is never reached: submit (m, "
-            "residues), where the residues modulo m include that of the start, are closed under both steps, and lack that of {3}.",
+            "residues), where the residues modulo m include that of the start, are closed under both steps, and lack "
+            "that of {3}.",
         ),
         accepts=_keeps_away,
     ),

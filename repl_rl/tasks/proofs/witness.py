@@ -123,7 +123,8 @@ FAMILIES = (
         _assignment,
         (
             f"Find truth values for the variables 1 to {_VARIABLES} so that each of these clauses holds a true "
-            f"literal, where -3 is true if variable 3 is false: {{0}}. Submit a list of {_VARIABLES} values, True or False.",
+            f"literal, where -3 is true if variable 3 is false: {{0}}. Submit a list of {_VARIABLES} values, True or "
+            "False.",
         ),
         present=lambda number: (list(_clauses(number)),),
         accepts=_is_assignment,
