@@ -315,21 +315,29 @@ def test_all_families_are_known() -> None:
     assert {name.partition("-")[0] for name in PROOF_FAMILIES} == {"witness", "counterexample", "invariant"}
 
 
-def test_the_graders_process_can_write_nothing_where_landlock_works(tmp_path: Path) -> None:
+def test_the_graders_process_can_do_nothing_but_read(tmp_path: Path) -> None:
     from repl_rl.kernel import landlock
 
     if landlock.problem() is not None:
         pytest.skip(str(landlock.problem()))
     program = """
-import os, sys
+import os, socket, sys
 from repl_rl.tasks.grading.program import confine
 confine()
-for act in (lambda: open(sys.argv[1], "w"), lambda: os.mkdir(sys.argv[1]), lambda: os.kill(int(sys.argv[2]), 0)):
+path, parent = sys.argv[1], int(sys.argv[2])
+for act in (
+    lambda: open(path, "w"),
+    lambda: os.mkdir(path),
+    lambda: os.kill(parent, 0),
+    lambda: os.fork(),
+    lambda: os.execv("/bin/true", ["true"]),
+    lambda: socket.create_connection(("127.0.0.1", 9)),
+):
     try:
         print("done", act())
-    except PermissionError:
-        print("refused")
+    except OSError as error:
+        print("refused" if error.errno in (1, 13, 97) else error)
 """
     command = [sys.executable, "-c", program, str(tmp_path / "made"), str(os.getpid())]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout.split() == ["refused"] * 3, done.stderr
+    assert done.stdout.split("\n") == ["refused"] * 6 + [""], done.stderr

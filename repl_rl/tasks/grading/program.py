@@ -9,7 +9,7 @@ then starts another one.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -19,19 +19,30 @@ import warnings
 from contextlib import suppress
 from typing import Any
 
+from repl_rl.utils.folders import resource_folder
+
 _MEMORY_BYTES = 2 << 30
 CPU_S = 4
 """Seconds of processor time for one request."""
 
 
 def confine() -> None:
-    """Where Landlock works, have this process write no file and signal no other one. Nothing it does needs to.
+    """Have this process write no file, start no other process, signal none and reach no network, as far as this Linux
+    allows: by Landlock, and by the filter of system calls that sessions have (kernels/python/seccomp_filter.py).
 
-    What is submitted is only read, so this is a second wall; without Landlock, the limits on resources remain.
+    What is submitted is only ever read, so these are second walls. Without them, the limits on resources remain.
     """
     with suppress(Exception):  # the package is missing, or the kernel is too old
         sandlock = importlib.import_module("sandlock")
         sandlock.confine(sandlock.Sandbox(fs_readable=["/"]))
+    with suppress(Exception):  # another machine than it is written for, or a kernel without filters
+        place = resource_folder("kernels") / "python" / "seccomp_filter.py"
+        spec = importlib.util.spec_from_file_location("repl_rl_seccomp_filter", place)
+        assert spec is not None
+        assert spec.loader is not None
+        seccomp_filter = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(seccomp_filter)
+        seccomp_filter.Filter(may_fork=False).install()
 
 
 def main() -> None:
