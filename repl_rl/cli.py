@@ -1,4 +1,4 @@
-"""`repl-rl`: train, rollout, eval, view, replay, bench, doctor, nano. A ReplRLError is one message and exit code 2.
+"""`repl-rl`: train, rollout, eval, view, replay, push, bench, doctor, nano. A ReplRLError is a message and exit code 2.
 
 Each command's package names its arguments and runs it; what a command needs is imported when it runs.
 """
@@ -21,6 +21,7 @@ from repl_rl.models.nano import SHIPPED
 from repl_rl.run import command as training
 from repl_rl.run import rollouts
 from repl_rl.run.evaluation import command as evaluation
+from repl_rl.run.push import command as push
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.folders import require_folder, shipped_configs
 from repl_rl.view import command as viewing
@@ -75,6 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     viewing.add_arguments(commands.add_parser("view", help="look at a run folder or a file of rollouts"))
 
     replay.add_arguments(commands.add_parser("replay", help="run rollouts again as notebooks, and say what differs"))
+
+    push.add_arguments(commands.add_parser("push", help="publish a run's model, card and rollouts"))
 
     bench.add_arguments(commands.add_parser("bench", help="measure this machine"))
 

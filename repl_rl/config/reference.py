@@ -7,6 +7,7 @@ Checks across several fields are not covered: their error messages say what to c
 from __future__ import annotations
 
 import ast
+import datetime
 import inspect
 import json
 import re
@@ -49,7 +50,7 @@ _BOUNDS = {
     "min_length": "not empty",
     "pattern": "matching `{}`",
 }
-_NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "anything"}
+_NAMES = {datetime.date: "date", bool: "true or false", int: "integer", float: "number", str: "text", Any: "anything"}
 
 
 def reference() -> str:

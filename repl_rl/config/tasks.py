@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+import datetime
 import re
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from repl_rl.config.section import Names, Section
 from repl_rl.utils.folders import is_local_path
+
+
+def _first_day(value: Any) -> Any:
+    """A year or a month as its first day; pydantic would take a year for seconds."""
+    if isinstance(value, bool):
+        raise ValueError(f"{value} is not a date")
+    text = str(value).strip()
+    if re.fullmatch(r"\d{4}(-\d{1,2})?", text):
+        year, _, month = text.partition("-")
+        return datetime.date(int(year), int(month or 1), 1)
+    if isinstance(value, int | float):
+        raise ValueError(f"{value} is not a date such as 2024, 2024-06 or 2024-06-01")
+    return value
+
+
+Date = Annotated[datetime.date, BeforeValidator(_first_day)]
 
 DATA_FILES = (".parquet", ".jsonl", ".json", ".csv")
 """How the names of files end that problems can be read from."""
@@ -24,6 +42,8 @@ class ColumnsConfig(Section):
     """null: rows are counted."""
     family: str | None = None
     """What solve rates are told apart by. null: the set's name."""
+    date: str | None = None
+    """When a problem became known: 2024, 2024-06, 2024-06-01 or a date. For `before` and `after`."""
     context: str | None = None
     """What lies in the session as `context`, under `environment: rlm`: text, or a list."""
 
@@ -47,6 +67,13 @@ class TasksConfig(Section):
     """Split to train on; null is the preset's, or `train`."""
     heldout: float | str | None = None
     """Name of a split, another preset, or the share of the training split to hold out; null is the preset's, or 1/8."""
+    format: Literal["gsm8k", "math", "aime", "olympiadbench", "minif2f"] | None = None
+    """How the rows of a file are written (docs/tasks.md): names of columns, and how the answer is found. Rows that
+    don't fit are named with their line."""
+    before: Date | None = None
+    """Train on problems from before this date, and hold out the others. null: as `after`."""
+    after: Date | None = None
+    """Hold out problems from this date on. null: as `before`."""
     columns: ColumnsConfig = ColumnsConfig()
     answer_pattern: str | None = None
     """Regular expression; the one group of its last match is the answer. `boxed`: what the last \\boxed{} holds."""
@@ -54,6 +81,10 @@ class TasksConfig(Section):
     @property
     def is_generated(self) -> bool:
         return self.dataset is None and self.folder is None
+
+    @property
+    def is_split_by_date(self) -> bool:
+        return self.before is not None
 
     @property
     def path(self) -> str | None:
@@ -74,10 +105,37 @@ class TasksConfig(Section):
             raise ValueError(
                 f"dataset {self.dataset!r} and folder {self.folder!r} are two places; leave one of them out"
             )
-        of_sets = self.model_fields_set & {"subset", "split", "heldout", "columns", "answer_pattern"}
+        of_sets = self.model_fields_set & {
+            *("subset", "split", "heldout", "columns", "answer_pattern", "format", "before", "after")
+        }
         given = sorted(name for name in of_sets if getattr(self, name) != type(self).model_fields[name].default)
         if self.is_generated and given:
             raise ValueError(f"{given[0]} is for data sets; set dataset or folder, or leave it out")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_date_is_both(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            dates = [values[name] for name in ("before", "after") if values.get(name) is not None]
+            if len(dates) == 1:
+                return {**values, "before": dates[0], "after": dates[0]}
+        return values
+
+    @model_validator(mode="after")
+    def _formats_and_dates(self) -> TasksConfig:
+        if self.format is not None and self.path is None:
+            raise ValueError(f"format {self.format!r} is for files; name one in dataset, or a folder")
+        if self.format is not None and self.answer_pattern is not None:
+            raise ValueError(f"format {self.format!r} says where the answer is; leave answer_pattern out")
+        if self.before is None or self.after is None:
+            return self
+        if self.after < self.before:
+            raise ValueError(f"after {self.after} lies before {self.before}: problems would be on both sides")
+        if self.heldout is not None:
+            raise ValueError(f"heldout {self.heldout!r} and dates both say what is held out; leave one of them out")
+        if self.columns.date is None and self.format != "aime":
+            raise ValueError("before and after need columns: {date: ...}, the name of the column with dates")
         return self
 
     @model_validator(mode="after")

@@ -52,9 +52,11 @@ INFO = "repl_rl"
 
 
 class ReplData(vf.TaskData):  # type: ignore[misc]
-    """A problem. `answer` is for the grader; it never enters the sandbox."""
+    """A problem. What is below is for the grader; it never enters the sandbox."""
 
     answer: str
+    family: str = ""
+    operands: list[int] | None = None
 
 
 class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
@@ -63,7 +65,9 @@ class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
     @vf.reward  # type: ignore[untyped-decorator]
     async def answered(self, trace: vf.Trace) -> float:
         """The grade of the submitted answer: 1.0 only for exactly the right one."""
-        return grade(Task("", "", self.data.answer), trace.info.get(INFO, {}).get("answer"))
+        known = {} if self.data.operands is None else {"operands": self.data.operands}
+        task = Task("", "", self.data.answer, self.data.family, known)
+        return grade(task, trace.info.get(INFO, {}).get("answer"))
 
     @vf.metric  # type: ignore[untyped-decorator]
     async def lines(self, trace: vf.Trace) -> dict[str, float]:
@@ -93,7 +97,16 @@ class ReplTaskset(vf.Taskset[ReplTask, ReplTasksetConfig]):  # type: ignore[misc
         else:
             tasks = make_tasks(config.families, config.count, config.seed, config.split)
         for task in tasks:
-            yield ReplTask(ReplData(id=task.id, name=task.family or None, prompt=task.question, answer=task.answer))
+            yield ReplTask(
+                ReplData(
+                    id=task.id,
+                    name=task.family or None,
+                    prompt=task.question,
+                    answer=task.answer,
+                    family=task.family,
+                    operands=task.metadata.get("operands"),
+                )
+            )
 
 
 class ReplHarnessConfig(vf.HarnessConfig):  # type: ignore[misc]

@@ -3,7 +3,8 @@
 A set's rows come from the hub (or its cache), from a file or a folder of files, or from what `save_to_disk` wrote.
 Columns are selected by name, and answers are extracted by a pattern. The seed determines the order. If a share of a
 split is held out, a stable hash of the question decides which side a problem is on, in every run; if two splits are
-named, they are trusted to be disjoint. Reference answers that can't be graded are found here, before a run starts.
+named, they are trusted to be disjoint; with dates, problems from before one are trained on, those from another one on
+held out. Reference answers that can't be graded are found here, before a run starts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.formats import Problem, last_box, period_of, read_problems
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
 from repl_rl.trajectory import Task
@@ -87,7 +89,8 @@ class DataSplit:
     split: str
     columns: ColumnsConfig
     answer_pattern: str | None
-    keep: Callable[[str], bool]
+    keep: Callable[[Problem], bool]
+    format: str | None = None
 
 
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
@@ -118,10 +121,17 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
             f"tasks.heldout: {config.dataset}), or set tasks.split to train on its own problems"
         )
 
-    def keep(question: str) -> bool:
+    def keep(problem: Problem) -> bool:
+        if config.is_split_by_date:
+            assert config.before is not None
+            assert config.after is not None
+            if problem.period is None:
+                raise ConfigError(f"{problem.where}: it has no date for tasks.before and tasks.after; see columns.date")
+            first, last = problem.period
+            return last < config.before if wanted == "train" else first >= config.after
         if isinstance(heldout, str):
             return True
-        digest = hashlib.sha256(" ".join(question.split()).encode()).digest()
+        digest = hashlib.sha256(" ".join(problem.question.split()).encode()).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
@@ -131,19 +141,50 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         path=config.path,
         subset=config.subset or preset.subset,
         split=split,
-        columns=preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
+        columns=config.columns
+        if config.format
+        else preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
         answer_pattern=config.answer_pattern or preset.answer_pattern,
         keep=keep,
+        format=config.format,
     )
 
 
 def _tasks_of(source: DataSplit) -> list[Task]:
     """All problems in the wanted part of the split."""
+    tasks: dict[str, Task] = {}
+    for number, problem in enumerate(_problems(source)):
+        if not source.keep(problem):
+            continue
+        task_id = f"{source.name}-{source.split}-{number if problem.id is None else problem.id}"
+        if task_id in tasks:
+            raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
+        answer, metadata = problem.answer, {**problem.metadata, "where": problem.where}
+        if source.format is None:
+            answer, metadata = _taken_out(answer, source, problem.where), dict(problem.metadata)
+        family = problem.family or source.name
+        tasks[task_id] = Task(task_id, problem.question.strip(), answer, family, metadata)
+    if not tasks:
+        raise ConfigError(
+            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
+        )
+    return list(tasks.values())
+
+
+def _problems(source: DataSplit) -> Iterator[Problem]:
+    """The split's rows. Answers are still to be taken out, except in a format of its own."""
+    columns = source.columns
+    if source.format is not None:
+        place = _place(str(source.path))
+        if _is_saved(place):
+            raise ConfigError(f"tasks.format {source.format} is for files, and {place} is what save_to_disk wrote")
+        files = _files_of(place, source.subset, source.split)
+        yield from read_problems(files, source.format, columns.model_dump(exclude_none=True))
+        return
     if source.path is None:
         rows = load_hub(source.hub, source.subset, source.split)
     else:
         rows = load_files(source.path, source.subset, source.split)
-    columns = source.columns
     for role, column in columns.model_dump(exclude_none=True).items():
         # A preset's `id` or `family` column may be missing from a copy of the set.
         if column not in rows.column_names and not (role in ("id", "family") and source.name in PRESETS):
@@ -154,57 +195,34 @@ def _tasks_of(source: DataSplit) -> list[Task]:
     optional = [name if name in rows.column_names else None for name in (columns.id, columns.family)]
     ids, families = (list(texts(rows, name)) if name else None for name in optional)
     contexts = rows[columns.context] if columns.context else None
-    tasks: dict[str, Task] = {}
+    dates = rows[columns.date] if columns.date else None
     pairs = zip(texts(rows, str(columns.question)), texts(rows, str(columns.answer)), strict=True)
     for row, (question, text) in enumerate(pairs):
-        if not source.keep(question):
-            continue
-        task_id = f"{source.name}-{source.split}-{ids[row] if ids else row}"
-        if task_id in tasks:
-            raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
-        answer = _taken_out(text, source, row)
-        family = families[row] if families else source.name
+        where = f"data set {source.name!r}, split {source.split!r}, row {row}"
+        try:
+            period = None if dates is None else period_of(dates[row])
+        except ValueError as error:
+            raise ConfigError(f"{where}: column {columns.date!r} for tasks.columns.date: {error}") from error
         metadata = {} if contexts is None else {"context": contexts[row]}
-        tasks[task_id] = Task(task_id, question.strip(), answer, family, metadata)
-    if not tasks:
-        raise ConfigError(
-            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
-        )
-    return list(tasks.values())
+        task_id, family = (values[row] if values else None for values in (ids, families))
+        yield Problem(where, question, text, task_id, family, period, metadata)
 
 
-def _taken_out(text: str, source: DataSplit, row: int) -> str:
+def _taken_out(text: str, source: DataSplit, where: str) -> str:
     """The answer in a row's text. Raises ConfigError if there is none."""
     pattern = source.answer_pattern
     if pattern == "boxed":
-        found = _last_box(text)
+        found = last_box(text)
     elif pattern is not None:
         found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
     else:
         found = text
-    where = f"data set {source.name!r}, split {source.split!r}, row {row}"
     if found is None:
         raise ConfigError(f"{where}: tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
     answer = found.strip()
     if not answer:
         raise ConfigError(f"{where}: the answer is empty")
     return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
-
-
-def _last_box(text: str) -> str | None:
-    """The content of the last \\boxed{...}, up to the matching brace; `\\boxed 5` without braces holds one word."""
-    _, box, rest = text.rpartition("\\boxed")
-    if not box:
-        return None
-    if not rest.lstrip().startswith("{"):
-        word = re.match(r"\s*([^\s$.]+)", rest)
-        return word and word[1]
-    rest, depth = rest.lstrip(), 0
-    for index, char in enumerate(rest):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return rest[1:index]
-    return None
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -234,15 +252,8 @@ def load_files(place: str, subset: str | None, split: str) -> Any:
     File or folder names say which split a file is; files without a split in their name belong to `train`. Raises
     ConfigError naming the splits that are there.
     """
-    path = Path(os.path.expanduser(place))  # Path.expanduser raises for an unknown user's home
-    if not path.exists():
-        raise ConfigError(
-            f"there is no {'file' if place.endswith(DATA_FILES) else 'folder'} {place!r} to read problems from; the "
-            f"working directory is {Path.cwd()}"
-        )
-    if path.is_file() and path.suffix not in DATA_FILES:
-        raise ConfigError(f"{place!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
-    if any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json")):
+    path = _place(place)
+    if _is_saved(path):
         return _from_disk(path, split)
     files = _files_of(path, subset, split)
     kinds = sorted({_BUILDERS[file.suffix] for file in files})
@@ -257,6 +268,24 @@ def load_files(place: str, subset: str | None, split: str) -> Any:
         raise ConfigError(
             f"{_listed([str(file) for file in files])} can't be read as {kinds[0]}: {_first_line(cause)}"
         ) from error
+
+
+def _place(place: str) -> Path:
+    """A file or folder that is there. Raises ConfigError."""
+    path = Path(os.path.expanduser(place))  # Path.expanduser raises for an unknown user's home
+    if not path.exists():
+        raise ConfigError(
+            f"there is no {'file' if place.endswith(DATA_FILES) else 'folder'} {place!r} to read problems from; the "
+            f"working directory is {Path.cwd()}"
+        )
+    if path.is_file() and path.suffix not in DATA_FILES:
+        raise ConfigError(f"{place!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
+    return path
+
+
+def _is_saved(path: Path) -> bool:
+    """Whether it is a folder that `save_to_disk` wrote."""
+    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
 
 
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:

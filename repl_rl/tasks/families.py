@@ -38,6 +38,13 @@ class Family:
     """Name or import path of the environment that its problems are solved in."""
     context: Callable[..., Any] | None = None
     """Makes a problem's context from its operands, for `environment: rlm`. It is made when a session begins."""
+    identity: Callable[..., str] | None = None
+    """What two equal problems have in common, from their operands. None: the operands, in any order."""
+    accepts: Callable[..., bool] | None = None
+    """Says whether the `repr`s that were submitted solve the problem: `accepts(submitted, *operands)`. Called in the
+    grader's process, in place of a comparison with the answer, on text that nobody has checked."""
+    needs_gym: bool = False
+    """Whether the package reasoning-gym makes and scores its problems."""
 
 
 def _draw_remainder(rng: Random) -> Operands:

@@ -1,7 +1,8 @@
 """Task sets: seeded, balanced over families, and split so that no held-out problem is ever trained on.
 
-A problem is its family and its operands, in any order; the phrasing doesn't count. A stable hash of the problem decides
-which split it belongs to, so train and held-out sets are disjoint for any two seeds.
+A problem is its family and its operands, in any order, or what its family says that equal problems share; the phrasing
+doesn't count. A stable hash of the problem decides which split it belongs to, so train and held-out sets are disjoint
+for any two seeds.
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ from typing import Literal, get_args
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
+from repl_rl.tasks.gym import GYM_FAMILIES
+from repl_rl.tasks.proofs import PROOF_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
 from repl_rl.tasks.worlds import WORLD_FAMILIES
 from repl_rl.trajectory import Task
 
 Split = Literal["train", "heldout"]
 
-KNOWN: dict[str, Family] = FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES
+KNOWN: dict[str, Family] = (
+    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
+)
 _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
 
@@ -43,8 +48,8 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
         raise ConfigError("empty task set: the list of families is empty")
     for name in names:
         if name not in KNOWN:
-            nearest = difflib.get_close_matches(name, KNOWN, n=1)
-            hint = f", did you mean {nearest[0]!r}?" if nearest else ";"
+            nearest = difflib.get_close_matches(name, KNOWN, n=3)
+            hint = f", did you mean {' or '.join(map(repr, nearest))}?" if nearest else ";"
             if "," in name:
                 hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
             raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(KNOWN)}")
@@ -93,4 +98,5 @@ def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task
 
 
 def _problem(family: str, operands: Sequence[int]) -> str:
-    return " ".join([family, *map(str, sorted(operands))])
+    identity = KNOWN[family].identity if family in KNOWN else None
+    return " ".join([family, *(map(str, sorted(operands)) if identity is None else [identity(*operands)])])

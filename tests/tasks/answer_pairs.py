@@ -240,6 +240,7 @@ CASES: tuple[tuple[str, tuple[object, ...], tuple[object, ...]], ...] = (
     # Numbers in another base, ratios and times are compared as they stand.
     ("25_8", (text("25_8"), text("25_{8}")), ("25", "21", text("25_9"))),
     ("1:2", (text("1:2"),), ("1/2", text("2:1"))),
+    ("-0x55af", (text("-0x55af"), text("-0x55AF")), (text("0x55af"), text("0x7570"), text("-0xb"), "0")),
 )
 """A reference, what is right, what is wrong."""
 

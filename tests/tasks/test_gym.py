@@ -7,8 +7,6 @@ import copy
 import re
 import sys
 from collections import deque
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,17 +19,7 @@ from repl_rl.tasks.make import KNOWN
 from repl_rl.tasks.worlds import gym
 from repl_rl.trajectory import Task
 
-GYM = Path(__file__).parents[2] / ".venv" / "reasoning_gym"
 FAMILIES = [family.name for family in gym.FAMILIES]
-
-
-@pytest.fixture(scope="module")
-def reasoning_gym() -> Iterator[None]:
-    """`import reasoning_gym` works while this is in use."""
-    assert (GYM / "reasoning_gym").is_dir(), f"{GYM} is missing; `make .venv/reasoning_gym/.installed` brings it"
-    sys.path.append(str(GYM))
-    yield
-    sys.path.remove(str(GYM))
 
 
 def puzzle_of(family: str) -> gym.Puzzle:

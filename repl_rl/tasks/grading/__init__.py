@@ -3,7 +3,8 @@
 Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
 intervals, matrices, equations, what sympy prints) is read and compared in separate processes, which are killed if they
 take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The answers of the number families are
-always numbers, so they never need those processes.
+always numbers, so they never need those processes. Families whose problems have many right answers, or a scorer of
+their own, decide by `Family.accepts`, in the same processes.
 
 `process` starts `program`, which reads answers (`python_text`, `latex_text`) and compares them (`compare`) with sympy
 and math-verify. These are loaded only there.
@@ -11,6 +12,7 @@ and math-verify. These are loaded only there.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -18,7 +20,9 @@ from decimal import Decimal
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.families import FAMILIES
-from repl_rl.tasks.grading.process import ask
+from repl_rl.tasks.grading.process import Request, ask
+from repl_rl.tasks.gym import home
+from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
 
 _MAX_CHARS = 2_000
@@ -32,16 +36,18 @@ _FLOAT_NOISE = Decimal("1e-9")
 
 __all__ = ["grade", "grade_many", "require_gradable"]
 
-Question = tuple[str, tuple[str, ...]]
+Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
+"""Reference, what was submitted, and the family and operands of a problem that its family decides."""
 
 _verdicts: OrderedDict[Question, float] = OrderedDict()
 """A cache, because a group of trajectories often gives the same answer many times."""
 
 
 def grade(task: Task, answer: Sequence[str] | None) -> float:
-    """1.0 if the `repr`s in `answer` equal the task's answer, else 0.0. Nothing that is submitted makes it raise.
+    """1.0 if the `repr`s in `answer` equal the task's answer, or its family accepts them; else 0.0.
 
-    Raises RewardError if the grader's processes don't start.
+    Nothing that is submitted makes it raise. Raises RewardError if the grader's processes don't start, and
+    DependencyError if the task's family needs a package that is missing.
     """
     return grade_many([task], [answer])[0]
 
@@ -50,7 +56,7 @@ def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -
     """`grade` for each pair, several at once."""
     first = [_at_once(task, answer) for task, answer in zip(tasks, answers, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
-    replies = ask([{"answer": answer, "submitted": list(submitted)} for answer, submitted in open_]) if open_ else []
+    replies = ask([_request(*item) for item in open_]) if open_ else []
     fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
     grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
     _verdicts.update(fresh)
@@ -60,14 +66,15 @@ def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -
 
 
 def require_gradable(tasks: Iterable[Task]) -> None:
-    """Raises ConfigError naming the first task whose reference answer can't be read."""
-    doubtful = [task for task in tasks if not _NUMBER.fullmatch(task.answer.strip())]
+    """Raises ConfigError naming the first task whose reference answer can't be read and has to be."""
+    doubtful = [task for task in tasks if _has_to_be_read(task)]
     replies = ask([{"answer": task.answer} for task in doubtful]) if doubtful else []
     for task, reply in zip(doubtful, replies, strict=True):
         if not (reply and reply["gradable"]):
+            where = f"{place}: " if (place := task.metadata.get("where")) else ""
             raise ConfigError(
-                f"task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or words; "
-                "mend or drop it, or take out the answer with tasks.answer_pattern"
+                f"{where}task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or "
+                "words; mend or drop it, or take out the answer with tasks.answer_pattern"
             )
 
 
@@ -78,12 +85,46 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
     if not all(isinstance(text, str) for text in answer):
         return 0.0
     expected = task.answer.strip()
+    if task.metadata.get("graded_as") == "text":
+        return float(len(answer) == 1 and _words_of(answer[0], len(expected)) == expected.split())
+    if _decides(task):
+        too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
+        return 0.0 if too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
     if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
         return 0.0
-    return expected, tuple(answer)
+    return expected, tuple(answer), "", ()
+
+
+def _has_to_be_read(task: Task) -> bool:
+    is_text = task.metadata.get("graded_as") == "text"
+    return not (is_text or _NUMBER.fullmatch(task.answer.strip()) or _decides(task))
+
+
+def _words_of(text: str, expected_chars: int) -> list[str] | None:
+    """The words of a submitted string; None for anything else, and for what is much longer than expected."""
+    if len(text) > _MAX_CHARS + 4 * expected_chars or text[:1] not in ("'", '"'):
+        return None
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return value.split() if isinstance(value, str) else None
+
+
+def _decides(task: Task) -> bool:
+    """Whether the task's family says itself what solves it. A task of one's own may bear the family's name."""
+    family = KNOWN.get(task.family or "")
+    return family is not None and family.accepts is not None and "operands" in task.metadata
+
+
+def _request(answer: str, submitted: tuple[str, ...], family: str, operands: tuple[int, ...]) -> Request:
+    if not family:
+        return {"answer": answer, "submitted": list(submitted)}
+    request = {"family": family, "operands": list(operands), "submitted": list(submitted)}
+    return request | {"gym": home()} if KNOWN[family].needs_gym else request
 
 
 def _same_number_or_text(submitted: str, expected: str) -> bool | None:

@@ -47,7 +47,7 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z .,'-]*|[A-Za-z]{3,}( [\w.,'-]+)+", re.ASCI
 _NO_WORDS = frozenset(["pi", "oo", "inf", "infty", "sqrt", "sin", "cos", "tan", "log", "ln", "exp"])
 _TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm|mathbf|textit)\s*\{([^{}\\]*)\}")
 _CHOICE = re.compile(r"\(([A-Z])\)")
-_VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(\s*:\s*\d+)+")
+_VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+")
 _FUNCTION = re.compile(r"^[a-zA-Z]\([a-z]\)\s*=(?!=)")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)(\s*(\\times|\\cdot|\*)\s*10\s*\^\s*(-?\d|\{\s*-?\d+\s*\}))?")
@@ -124,7 +124,7 @@ def _words(text: str) -> Value | None:
     if choice := _CHOICE.fullmatch(inner):
         return leaf(sympy.Symbol(choice[1]))
     if _VERBATIM.fullmatch(inner):
-        return Text(re.sub(r"[{}\s]", "", inner))
+        return Text(re.sub(r"[{}\s]", "", inner).lower())
     is_marked = inner != text
     if not _WORDS.fullmatch(inner) or inner.split(" ")[0] in _NO_WORDS:
         return read_latex(inner) if _TEXT.fullmatch(text) else None

@@ -7,7 +7,6 @@ for longer ways. The package is imported when the first puzzle is made.
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,8 +15,8 @@ from itertools import count
 from random import Random
 from typing import Any, ClassVar
 
-from repl_rl.errors import DependencyError
 from repl_rl.tasks.families import Family
+from repl_rl.tasks.gym import imported
 from repl_rl.tasks.worlds.world import LENGTHS
 from repl_rl.trajectory import Task, Trajectory
 
@@ -169,8 +168,8 @@ class Sokoban(Puzzle):
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         rows = [list(row) for row in metadata["gamestr"].replace(" ", "").strip().split("\n")]
-        self._game = _imported("reasoning_gym.games.contrib.sokoban.src.game").Game(len(rows[0]), len(rows))
-        self._game.load_puzzle_matrix(_imported("numpy").array(rows))
+        self._game = imported("reasoning_gym.games.contrib.sokoban.src.game").Game(len(rows[0]), len(rows))
+        self._game.load_puzzle_matrix(imported("numpy").array(rows))
         return {"go": self.go}
 
     def go(self, step: str) -> None:
@@ -193,7 +192,7 @@ class RushHour(Puzzle):
     name = "rush_hour"
 
     def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        self._board = _imported("reasoning_gym.games.rush_hour").Board(metadata["board_config"])
+        self._board = imported("reasoning_gym.games.rush_hour").Board(metadata["board_config"])
         return {"slide": self.slide}
 
     def slide(self, car: str, cells: int) -> None:
@@ -294,16 +293,7 @@ def made(name: str, number: int, length: int) -> Entry:
 
 @cache
 def _dataset(name: str, length: int) -> Any:
-    return _imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
-
-
-def _imported(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise DependencyError(
-            f"puzzles of reasoning-gym need its package ({error}); bring it with: pip install reasoning-gym"
-        ) from error
+    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
 
 
 def _draw(length: int, rng: Random) -> tuple[int, int]:

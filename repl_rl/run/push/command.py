@@ -1,0 +1,219 @@
+"""`repl-rl push RUN --to PLACE`: its arguments, its checks, and the upload.
+
+Everything is made in a temporary folder first. It becomes the folder that was asked for by one rename, so that this is
+there whole or not at all. A hub gets it by `huggingface_hub`'s own upload, in one commit for each repository. Nothing
+is written before all checks are done, the hub's answer to the token included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from repl_rl.errors import ConfigError, RunError
+from repl_rl.utils.folders import is_local_path, require_folder
+
+if TYPE_CHECKING:
+    from repl_rl.config import Config
+
+_OF_TRAINING = ("training_args.bin",)
+"""Files beside a model that only the trainer reads."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `repl-rl push`, and set `run` as its command."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a run that is complete")
+    parser.add_argument(
+        "--to",
+        required=True,
+        metavar="PLACE",
+        help="user/name on the Hugging Face hub (the rollouts go to user/name-rollouts), or a folder such as ./out",
+    )
+    parser.add_argument("--private", action="store_true", help="make repositories of the hub private")
+    parser.add_argument("--no-rollouts", action="store_true", help="the model and its card alone")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Check, make and write or upload. Raises a ReplRLError that says what to change, before anything is written."""
+    source, to = options.run, str(options.to)
+    config = _require_run(source)
+    if is_local_path(to):
+        if options.private:
+            raise ConfigError(f"--private is for repositories of the hub; {to} is a folder")
+        target = Path(os.path.expanduser(to))
+        _require_new(target)
+        beside = next(folder for folder in target.absolute().parents if folder.is_dir())
+        with tempfile.TemporaryDirectory(prefix=".repl-rl-push-", dir=beside) as made:
+            notes = _make(source, config, Path(made) / "out", to, not options.no_rollouts, on_hub=False)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if target.is_dir():
+                target.rmdir()
+            (Path(made) / "out").rename(target)
+        _say(console, notes, f"{target / 'model'}" + ("" if options.no_rollouts else f" and {target / 'rollouts'}"))
+        return 0
+    _require_hub_id(to)
+    user = _require_token(to)
+    with tempfile.TemporaryDirectory(prefix="repl-rl-push-") as made:
+        notes = _make(source, config, Path(made), to, not options.no_rollouts, on_hub=True)
+        places = _upload(Path(made), to, options.private)
+    _say(console, notes, f"{' and '.join(places)} (as {user})")
+    return 0
+
+
+def _require_run(source: Path) -> Config:
+    """The config of a run that has a model. Raises RunError."""
+    from repl_rl.run.folder import RunFolder
+
+    folder = RunFolder(source)
+    config = folder.config()
+    if not (source / "model" / "config.json").is_file():
+        reached = folder.reached()
+        raise RunError(
+            f"{source} has no model to push: it is written when training ends, and the newest checkpoint is of step "
+            f"{reached} of {config.train.steps}. Go on with: repl-rl train --resume {source}; or end the run there "
+            f"with --set train.steps={max(1, reached)}"
+        )
+    return config
+
+
+def _require_new(target: Path) -> None:
+    require_folder("--to", target)
+    if target.exists() and any(target.iterdir()):
+        raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
+
+
+def _require_hub_id(to: str) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(to)
+        validate_repo_id(f"{to}-rollouts")
+        reason = "" if to.count("/") == 1 else "no user is named"
+    except HFValidationError as error:
+        reason = str(error).split("\n")[0].rstrip(".")
+    if reason:
+        raise ConfigError(
+            f"--to {to!r} is neither user/name on the hub ({reason}) nor a folder: write a folder as "
+            f"./{to.lstrip('./')}"
+        )
+
+
+def _require_token(to: str) -> str:
+    """Whom the hub takes us for. Raises ConfigError without a token, or for one that the hub refuses."""
+    from huggingface_hub import constants, get_token, whoami
+
+    way_out = (
+        "make one at https://huggingface.co/settings/tokens that may write, and give it to `hf auth login` or HF_TOKEN"
+    )
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(
+            f"--to {to} is on the hub, and HF_HUB_OFFLINE is set; unset it, or push to a folder: --to ./out"
+        )
+    if get_token() is None:
+        raise ConfigError(f"--to {to} is on the hub, and there is no token: {way_out}; or push to a folder: --to ./out")
+    with _hub_errors(f"--to {to}: ", way_out):
+        return str(whoami()["name"])
+
+
+def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bool, on_hub: bool) -> list[str]:
+    """Make the two repositories, `model` and `rollouts`, in `folder`. Returns notes on what is in them."""
+    from repl_rl.config import dump_config
+    from repl_rl.run.push import card, dataset
+    from repl_rl.view.run import read_run
+
+    model, notes = folder / "model", list[str]()
+    view = read_run(source, with_rollouts=False)
+    notes += view.notes
+    shutil.copytree(source / "model", model, ignore=shutil.ignore_patterns(*_OF_TRAINING))
+    has_adapter = config.train.lora is not None and _copy_adapter(source, model / "adapter", config, notes)
+    rows: dict[str, int] = {}
+    if with_rollouts:
+        rows = dataset.write_rollouts(source, folder / "rollouts", notes)
+        if not rows:
+            notes.append("the run holds no rollouts, so there is no data set of them")
+    own = to if on_hub else f"{to.rstrip('/')}/model"
+    beside = f"{to}-rollouts" if on_hub else f"{to.rstrip('/')}/rollouts"
+    places = card.Places(own, beside if rows else None, on_hub)
+    if rows:
+        text = card.rollouts_card(view, config, rows, places)
+        (folder / "rollouts" / "README.md").write_text(text, encoding="utf-8")
+    if (image := card.curve(view)) is not None:
+        (model / card.CURVE).write_text(image, encoding="utf-8")
+    (model / "run_config.yaml").write_text(dump_config(card.public_config(config)), encoding="utf-8")
+    text = card.model_card(view, config, dataset.sample(source), has_adapter, places)
+    (model / "README.md").write_text(text, encoding="utf-8")
+    return [*notes, *(f"{count:,} rollouts in split {split}" for split, count in rows.items())]
+
+
+def _copy_adapter(source: Path, target: Path, config: Config, notes: list[str]) -> bool:
+    """Copy the adapter of the newest checkpoint, if that is of the run's last step. Notes say what there is."""
+    from repl_rl.run.folder import RunFolder, checkpoint_step
+    from repl_rl.run.push.card import base_name
+
+    checkpoint = RunFolder(source).last_checkpoint()
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    if checkpoint is None or not all((checkpoint / name).is_file() for name in names):
+        notes.append("the model's weights have the adapter merged in; no checkpoint holds the adapter alone")
+        return False
+    steps = [row["step"] for row in RunFolder(source).rows() if row.get("kind") == "train"]
+    if steps and checkpoint_step(checkpoint) != max(steps):
+        notes.append(
+            f"the model's weights have the adapter merged in; the adapter of {checkpoint.name} is older than they are, "
+            "and is left out"
+        )
+        return False
+    target.mkdir()
+    settings = json.loads((checkpoint / names[0]).read_text(encoding="utf-8"))
+    settings["base_model_name_or_path"] = base_name(config.model.path)
+    (target / names[0]).write_text(json.dumps(settings, indent=2), encoding="utf-8")
+    shutil.copy2(checkpoint / names[1], target / names[1])
+    notes.append("the model's weights have the adapter merged in; `adapter` holds it alone")
+    return True
+
+
+def _upload(folder: Path, to: str, private: bool) -> list[str]:
+    """Upload the rollouts, then the model whose card names them. Returns the addresses."""
+    from huggingface_hub import HfApi
+
+    api, done = HfApi(), list[str]()
+    for name, kind, repository in (("rollouts", "dataset", f"{to}-rollouts"), ("model", "model", to)):
+        if not (folder / name).is_dir():
+            continue
+        there = f"; {' and '.join(done)} is uploaded" if done else ""
+        with _hub_errors(f"{repository} could not be uploaded{there}: ", "push again when that is mended"):
+            url = api.create_repo(repository, repo_type=kind, private=private or None, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository,
+                repo_type=kind,
+                folder_path=folder / name,
+                commit_message=f"{name.capitalize()} of a run of repl-rl",
+            )
+        done.append(str(url))
+    return done[::-1]
+
+
+@contextmanager
+def _hub_errors(where: str, way_out: str) -> Iterator[None]:
+    """Whatever the hub's client raises, as one RunError."""
+    try:
+        yield
+    except Exception as error:  # errors of HTTP libraries, of the client, and of the file system
+        first: Any = (str(error).strip().splitlines() or [""])[0]
+        raise RunError(f"{where}{type(error).__name__}: {first[:300]}; {way_out}") from error
+
+
+def _say(console: Console, notes: list[str], where: str) -> None:
+    for note in notes:
+        console.print(f"  {note}", highlight=False, markup=False)
+    console.print(f"pushed to {where}", highlight=False, markup=False)

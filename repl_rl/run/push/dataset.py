@@ -1,0 +1,160 @@
+"""Rollouts as a data set: Parquet files with a schema of their own, which `datasets` loads without this package.
+
+A row has the fields of a `Trajectory`, so `Trajectory.from_dict(row)` reads it, and four more: the step, the transcript
+as one text, the reward of all lines together, and whether it was solved. Images that sessions drew are left out. Lone
+surrogates, which Parquet can't hold, are written as escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.view.words import solved, total_reward
+
+SPLITS = {"train": "rollouts", "heldout": "eval"}
+"""Each split and the folder of a run that it is made from."""
+_FILE = "data/{split}-00000-of-00001.parquet"
+
+
+def features() -> Any:
+    """The schema, as `datasets.Features`."""
+    from datasets import Features, List, Value
+
+    text, number, whole, yes = (Value(name) for name in ("string", "float64", "int64", "bool"))
+    call = {"name": text, "error_name": text, "duration_s": number}
+    subcall = {
+        "prompt": text,
+        "text": text,
+        "prompt_tokens": whole,
+        "tokens": whole,
+        "batch": whole,
+        "depth": whole,
+        "duration_s": number,
+        "error_name": text,
+    }
+    line = {
+        "start": whole,
+        "end": whole,
+        "text": text,
+        "kind": text,
+        "error_name": text,
+        "output": text,
+        "reward": number,
+        "advantage": number,
+        "duration_s": number,
+        "fingerprint": text,
+        "calls": List(call),
+        "subcalls": List(subcall),
+        "cells": List({"source": text, "output": text}),
+    }
+    return Features(
+        {
+            "step": whole,
+            "task_id": text,
+            "transcript": text,
+            "solved": yes,
+            "reward": number,
+            "outcome_reward": number,
+            "environment_reward": number,
+            "answer": List(text),
+            "stop_reason": text,
+            "prompt": text,
+            "lines": List(line),
+            "prompt_ids": List(whole),
+            "completion_ids": List(whole),
+            "sampled_mask": List(yes),
+            "logprobs": List(number),
+            "version": whole,
+            "updates": List(List(whole)),
+            "error": text,
+            "duration_s": number,
+            "engine_s": number,
+            "kernel_s": number,
+            "queue_s": number,
+            "dialect": text,
+            "branch": {"parent": whole, "line": whole, "weight": number, "by": text},
+        }
+    )
+
+
+def transcript(trajectory: Trajectory) -> str:
+    """The prompt, and what was typed and shown after it."""
+    return trajectory.prompt + "".join(line.text + line.output for line in trajectory.lines)
+
+
+def row_of(trajectory: Trajectory, step: int) -> dict[str, Any]:
+    """The row of one trajectory."""
+    record = trajectory.to_dict()
+    for line in record["lines"]:
+        line.setdefault("subcalls", [])
+    row = record | {
+        "step": step,
+        "transcript": transcript(trajectory),
+        "solved": solved(trajectory),
+        "reward": total_reward(trajectory),
+    }
+    clean: dict[str, Any] = _encodable(row)
+    return clean
+
+
+def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
+    """Write each split that the run has rollouts for; returns the rows of each. `notes` get what was left out."""
+    import pyarrow
+    from pyarrow import parquet
+
+    schema, rows = features().arrow_schema, dict[str, int]()
+    for split, source in SPLITS.items():
+        files = {int(path.stem[5:]): path for path in (run / source).glob("step_*.jsonl") if path.stem[5:].isdecimal()}
+        if not files:
+            continue
+        path = folder / _FILE.format(split=split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows[split] = images = 0
+        with parquet.ParquetWriter(path, schema) as writer:
+            for step in sorted(files):
+                trajectories = list(read_jsonl(files[step], notes))
+                images += sum(len(line.images) for trajectory in trajectories for line in trajectory.lines)
+                table = pyarrow.Table.from_pylist([row_of(one, step) for one in trajectories], schema)
+                writer.write_table(table)
+                rows[split] += len(trajectories)
+        if images:
+            notes.append(f"{source}: {images} images that sessions drew are left out")
+        if not rows[split]:
+            path.unlink()
+            del rows[split]
+    return rows
+
+
+def data_files(rows: Mapping[str, int]) -> list[dict[str, str]]:
+    """The splits and their files, as the card of a data set lists them."""
+    return [{"split": split, "path": _FILE.format(split=split)} for split in rows]
+
+
+def sample(run: Path) -> Trajectory | None:
+    """A rollout to show: the shortest that was solved of the newest evaluation, else of the newest training step."""
+    for trajectories in _newest(run):
+        whole = [one for one in trajectories if one.lines and (one.branch is None or not one.branch.line)]
+        if whole:
+            return min(whole, key=lambda one: (not solved(one), len(transcript(one))))
+    return None
+
+
+def _newest(run: Path) -> Iterator[list[Trajectory]]:
+    for source in reversed(SPLITS.values()):
+        for path in sorted((run / source).glob("step_*.jsonl"), reverse=True):
+            yield list(read_jsonl(path, []))
+
+
+def _encodable(value: Any) -> Any:
+    """`value` with text that encodes as UTF-8."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode("utf-8")
+        case dict():
+            return {name: _encodable(each) for name, each in value.items()}
+        case list() | tuple():
+            return [_encodable(each) for each in value]
+    return value

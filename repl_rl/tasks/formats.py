@@ -1,0 +1,270 @@
+r"""Files in the formats of known sets of problems, read row by row: `tasks.format`.
+
+A format says which columns a row has, under the names that copies of the set use, and how its answer is written:
+
+    gsm8k           the number after the last `####`
+    math            the content of the last \boxed{} of the solution
+    aime            an integer from 0 to 999
+    olympiadbench   a list of final answers, in any order
+    minif2f         the statement of a theorem, without its proof; graded as text, since nothing here checks proofs
+
+Rows are checked when they are read, and an error names the file and the line of a row that doesn't fit.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from repl_rl.errors import ConfigError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A row of a data set. `where` names the row in errors."""
+
+    where: str
+    question: str
+    answer: str
+    id: str | None = None
+    family: str | None = None
+    period: tuple[datetime.date, datetime.date] | None = None
+    """The first and the last day that its date may mean: a year means all of its days."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Names of columns by role, the likeliest first, and how the answer's column is read.
+
+    `answer` raises ValueError that says what is wrong; `question` may put a row's other columns before it.
+    """
+
+    columns: Mapping[str, tuple[str, ...]]
+    answer: Callable[[Any], str]
+    question: Callable[[str, Row], str] = lambda text, row: text
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last \\boxed{...}, up to the matching brace; `\\boxed 5` without braces holds one word."""
+    _, box, rest = text.rpartition("\\boxed")
+    if not box:
+        return None
+    if not rest.lstrip().startswith("{"):
+        word = re.match(r"\s*([^\s$.]+)", rest)
+        return word and word[1]
+    rest, depth = rest.lstrip(), 0
+    for index, char in enumerate(rest):
+        depth += (char == "{") - (char == "}")
+        if depth == 0:
+            return rest[1:index]
+    return None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{value!r:.80} is neither text nor a number")
+    return str(value).strip()
+
+
+def _after_hashes(value: Any) -> str:
+    _, mark, answer = _text(value).rpartition("####")
+    if not mark:
+        raise ValueError("no '#### ANSWER' is in it")
+    number = answer.strip().removeprefix("$").replace(",", "")
+    if not re.fullmatch(r"[+-]?\d+(\.\d+)?", number):
+        raise ValueError(f"{answer.strip()!r:.80} after #### is not a number")
+    return number
+
+
+def _in_last_box(value: Any) -> str:
+    answer = last_box(_text(value))
+    if not (answer and answer.strip()):
+        raise ValueError("no \\boxed{ANSWER} is in it")
+    return answer.strip()
+
+
+def _three_digits(value: Any) -> str:
+    text = _text(value)
+    if not re.fullmatch(r"\d{1,3}(\.0)?", text):
+        raise ValueError(f"{text!r:.80} is not an integer from 0 to 999")
+    return str(int(float(text)))
+
+
+def _list_of_answers(value: Any) -> str:
+    values = value if isinstance(value, list) else [value]
+    answers = [re.sub(r"\A\$+|\$+\Z", "", _text(each)).strip() for each in values if each is not None]
+    if not answers or not all(answers):
+        raise ValueError("it holds no final answer: a problem to prove is not for this grader")
+    return ", ".join(answers)
+
+
+def _theorem(value: Any) -> str:
+    """The statement: all up to the `:=` that a placeholder for the proof follows."""
+    text = _text(value)
+    head, _, proof = text.rpartition(":=")
+    statement = " ".join((head if re.fullmatch(r"[\s]*(by|begin)?\s*(sorry)?\s*(end)?", proof) else text).split())
+    if not (found := re.search(r"\b(theorem|lemma)\s+\S", statement)):
+        raise ValueError("no theorem is in it")
+    return statement[found.start() :]
+
+
+def _without_images(text: str, row: Row) -> str:
+    if "<image_" in text or any(value is not None for name, value in row.items() if re.fullmatch(r"image_\d+", name)):
+        raise ValueError("the question refers to an image, which is not shown in a session")
+    context = row.get("context")
+    return f"{context.strip()}\n\n{text}" if isinstance(context, str) and context.strip() else text
+
+
+def _in_lean(text: str, row: Row) -> str:
+    text = re.sub(r"\A/--|-/\Z", "", text).strip()
+    name = re.search(r"\b(?:theorem|lemma)\s+([^\s:({\[]+)", str(row.get("formal_statement", "")))
+    return f"{text}\nState this in Lean as theorem {name[1]}, without a proof." if name else text
+
+
+FORMATS: Mapping[str, Format] = {
+    "gsm8k": Format({"question": ("question",), "answer": ("answer",)}, _after_hashes),
+    "math": Format(
+        {
+            "question": ("problem", "question"),
+            "answer": ("solution",),
+            "id": ("unique_id",),
+            "family": ("type", "subject"),
+        },
+        _in_last_box,
+    ),
+    "aime": Format(
+        {
+            "question": ("problem", "Problem", "question", "Question"),
+            "answer": ("answer", "Answer"),
+            "id": ("id", "ID"),
+            "date": ("date", "year", "Year"),
+        },
+        _three_digits,
+    ),
+    "olympiadbench": Format(
+        {"question": ("question",), "answer": ("final_answer",), "id": ("id",), "family": ("subfield", "subject")},
+        _list_of_answers,
+        _without_images,
+    ),
+    "minif2f": Format(
+        {
+            "question": ("informal_stmt", "informal_statement", "informal_prefix"),
+            "answer": ("formal_statement",),
+            "id": ("name", "id"),
+        },
+        _theorem,
+        _in_lean,
+        {"graded_as": "text"},
+    ),
+}
+"""The formats, by their names in `tasks.format`."""
+
+
+def read_problems(files: Sequence[Path], name: str, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """The problems in these files, in the format `name`; `columns` names columns by role in place of the format's.
+
+    Raises ConfigError naming the file and line of the first row that can't be read.
+    """
+    form = FORMATS[name]
+    for where, row in _rows(files):
+        found = {role: _column(role, form, columns, row) for role in ("question", "answer", "id", "family", "date")}
+        for role in ("question", "answer"):
+            if found[role] is None:
+                wanted = columns.get(role) or " or ".join(form.columns[role])
+                raise ConfigError(
+                    f"{where}: there is no column {wanted} for the {role} in format {name}; it has "
+                    f"{', '.join(row) or 'none'}. See tasks.columns.{role}"
+                )
+        stage = "question"
+        try:
+            question = form.question(_text(row[str(found["question"])]), row)
+            if not question:
+                raise ValueError("it is empty")
+            stage = "answer"
+            answer = form.answer(row[str(found["answer"])])
+            stage = "date"
+            period = None if found["date"] is None else period_of(row[found["date"]])
+            stage = "id"
+            known = {role: _text(row[str(found[role])]) for role in ("id", "family") if found[role] is not None}
+        except ValueError as error:
+            raise ConfigError(f"{where}: column {found[stage]} in format {name}: {error}") from error
+        yield Problem(where, question, answer, known.get("id"), known.get("family"), period, form.metadata)
+
+
+def _column(role: str, form: Format, columns: Mapping[str, str], row: Row) -> str | None:
+    names = (columns[role],) if role in columns else form.columns.get(role, ())
+    return next((name for name in names if row.get(name) is not None or (name in row and role == "answer")), None)
+
+
+def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
+    for file in files:
+        try:
+            if file.suffix == ".jsonl":
+                with file.open(encoding="utf-8") as lines:
+                    for number, line in enumerate(lines, 1):
+                        if line.strip():
+                            yield f"{file}, line {number}", _object(json.loads(line))
+            elif file.suffix == ".csv":
+                with file.open(encoding="utf-8", newline="") as lines:
+                    reader = csv.DictReader(lines, strict=True)
+                    for row in reader:
+                        number = reader.line_num
+                        if None in row or None in row.values():
+                            raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
+                        yield f"{file}, line {number}", row
+            elif file.suffix == ".json":
+                content = json.loads(file.read_text(encoding="utf-8"))
+                for number, row in enumerate(content if isinstance(content, list) else [content], 1):
+                    yield f"{file}, entry {number}", _object(row)
+            else:
+                from pyarrow import parquet
+
+                for number, row in enumerate(parquet.read_table(file).to_pylist()):
+                    yield f"{file}, row {number}", row
+        except (ValueError, RecursionError, OSError, csv.Error) as error:
+            if isinstance(error, ConfigError):
+                raise
+            last = f", line {number}" if file.suffix in (".jsonl", ".csv") else ""
+            raise ConfigError(f"{file}{last}: can't be read as {file.suffix[1:]}: {error}") from error
+
+
+def _object(value: Any) -> Row:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is not an object with a problem's columns")
+    return value
+
+
+def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
+    """The days that a date means: 2024 or "2024", "2024-06", "2024-06-01", the same with a time, or a date.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(value, datetime.datetime):
+        value = value.date()
+    if isinstance(value, datetime.date):
+        return value, value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r:.80} is not a date")
+    text = str(value).strip()
+    found = re.fullmatch(r"(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?", text)
+    if not found:
+        raise ValueError(f"{text!r:.80} is not a date such as 2024, 2024-06 or 2024-06-01")
+    year, month, day = (None if part is None else int(part) for part in found.groups())
+    assert year is not None
+    first = datetime.date(year, month or 1, day or 1)
+    if day is not None:
+        return first, first
+    following = datetime.date(year + 1, 1, 1) if month is None or month == 12 else datetime.date(year, month + 1, 1)
+    return first, following - datetime.timedelta(days=1)

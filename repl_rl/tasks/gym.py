@@ -1,0 +1,231 @@
+"""Questions of reasoning-gym: `rg-NAME` is its data set NAME, with its generator, its wording and its scorer.
+
+A problem is a number: the data set's entry of that index, for seed 0. Its own `score_answer` grades, in the grader's
+process, and only a full score counts as right: partial scores pay for answers that are near or well formed. Its scorers
+trust what they read. Some hand it to `eval`, by sympy's `parse_expr`, and one takes "nan" for every complex number. So
+each family has a form, which reads a submission as data and writes it anew; what doesn't fit the form is wrong.
+
+Left out are data sets without a reference answer, and those that make other problems in another process, because they
+draw from sets (`intermediate_integration`, `polynomial_multiplication`).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, lru_cache, partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from repl_rl.errors import DependencyError
+from repl_rl.tasks.families import Family
+
+Form = Callable[[list[str]], str]
+"""Takes the texts that were submitted, and returns what the scorer is given. Raises ValueError for what doesn't fit."""
+
+PREFIX = "rg-"
+_FULL = 0.999
+"""A full score, but for rounding: `polynomial_equations` rounds roots to four places and pays by the distance."""
+_NUMERAL = r"[+-]?\d{1,400}(?:\.\d{1,400})?(?:e[+-]?\d{1,3})?"
+_WRAPPED = re.compile(rf"(?:(?:np|numpy)\.)?(?:float|int|uint)\d+\(({_NUMERAL})\)|Decimal\('({_NUMERAL})'\)")
+_FRACTION = re.compile(rf"Fraction\(({_NUMERAL}), ({_NUMERAL})\)")
+_LATEX = re.compile(r"\$?(?:\\d?frac\{)?(\d{1,400})(?:\}\{|/)(\d{1,400})\}?\$?")
+_PLAIN = re.compile(rf"({_NUMERAL})(/\d{{1,400}})?", re.IGNORECASE)
+_COMPLEX = re.compile(rf"\(*(?:{_NUMERAL})?\s*(?:[+-]?\s*(?:\d{{1,400}}(?:\.\d{{1,400}})?)?[ij])?\)*")
+_FUNCTIONS = frozenset(["sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp", "log", "sqrt"])
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.UAdd, ast.USub)
+_MAX_WORDS_CHARS = 2_000
+
+
+def imported(name: str) -> Any:
+    """A module of reasoning-gym. Raises DependencyError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise DependencyError(
+            f"problems of reasoning-gym need its package ({error}); bring it with: pip install reasoning-gym"
+        ) from error
+
+
+def home() -> str:
+    """The folder that reasoning-gym is imported from, for processes with other search paths."""
+    return str(Path(imported("reasoning_gym").__file__).parents[1])
+
+
+def number(texts: list[str]) -> str:
+    """One number: `71`, `71.0`, `Fraction(1, 3)`, `"1/3"`, `"\\frac{1}{3}"`, `np.int64(71)`."""
+    text = _only(texts)
+    if found := _FRACTION.fullmatch(text) or _LATEX.fullmatch(text):
+        return f"{found[1]}/{found[2]}"
+    found = _WRAPPED.fullmatch(text)
+    text = found[1] or found[2] if found else text
+    if not _PLAIN.fullmatch(text):
+        raise ValueError(f"{text!r} is not a number")
+    return re.sub(r"\.0+\Z", "", text)
+
+
+def numbers(texts: list[str], separator: str = ", ") -> str:
+    """Numbers: several values, a list, a tuple or a set, or a text with commas, `*` or `×` between them."""
+    parts = re.split(r"[,*×]", _unbracketed(texts))
+    return separator.join(number([part.strip()]) for part in parts if part.strip())
+
+
+def complex_number(texts: list[str]) -> str:
+    """`(3-4j)`, or `"3 - 4i"`."""
+    text = _only(texts)
+    if not text or not _COMPLEX.fullmatch(text):
+        raise ValueError(f"{text!r} is not a complex number")
+    return text
+
+
+def expression(texts: list[str]) -> str:
+    """An expression in one-letter symbols and the functions of calculus, with Python's operators."""
+    tree = ast.parse(_only(texts), mode="eval")
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) if id(node) in called and name in _FUNCTIONS:
+                pass
+            case ast.Name(id=name) if id(node) not in called and (len(name) == 1 or name == "pi") and name.isascii():
+                pass
+            case ast.Call(func=ast.Name(), args=[_], keywords=[]):
+                pass
+            case ast.Constant(value=int() | float()) if not isinstance(node.value, bool):
+                pass
+            case ast.Expression() | ast.BinOp() | ast.UnaryOp() | ast.Load() | ast.Pow():
+                pass
+            case _ if isinstance(node, _OPERATORS):
+                pass
+            case _:
+                raise ValueError(f"{type(node).__name__} has no place in an expression")
+    return ast.unparse(tree)
+
+
+def arithmetic(texts: list[str]) -> str:
+    """An expression of whole numbers with + - * / and brackets. Without symbols: `x - x` would cancel a number."""
+    tree = ast.parse(_only(texts), mode="eval")
+    for node in ast.walk(tree):
+        whole = isinstance(node, ast.Constant) and type(node.value) is int
+        if not whole and not isinstance(node, (ast.Expression, ast.BinOp, ast.UnaryOp, *_OPERATORS)):
+            raise ValueError(f"{type(node).__name__} has no place in arithmetic")
+    return ast.unparse(tree)
+
+
+def words(texts: list[str]) -> str:
+    """A text as it is; several, or a list of them, with spaces between."""
+    text = _only(texts) if len(texts) == 1 and texts[0][:1] not in "[(" else _unbracketed(texts)
+    if len(text) > _MAX_WORDS_CHARS:
+        raise ValueError("too long")
+    return text
+
+
+def path(texts: list[str]) -> str:
+    """Steps or nodes in order: a list of them, or one text with spaces between."""
+    return " ".join(part.strip().strip("'\"") for part in _unbracketed(texts).replace(",", " ").split())
+
+
+def _only(texts: list[str]) -> str:
+    """The one text, without the quotes of a string."""
+    if len(texts) != 1:
+        raise ValueError(f"{len(texts)} values in place of one")
+    text = texts[0].strip()
+    if text[:1] in ("'", '"'):
+        value = ast.literal_eval(text)
+        if not isinstance(value, str):
+            raise ValueError("not a text")
+        return value.strip()
+    return text
+
+
+def _unbracketed(texts: list[str]) -> str:
+    text = ", ".join(_only([text]) for text in texts)
+    return text[1:-1] if text[:1] + text[-1:] in ("()", "[]", "{}") else text
+
+
+_FORMS: Mapping[str, Form] = {
+    "polynomial_equations": numbers,
+    "simple_equations": number,
+    "simple_integration": expression,
+    "complex_arithmetic": complex_number,
+    "basic_arithmetic": number,
+    "chain_sum": number,
+    "products": number,
+    "gcd": number,
+    "lcm": number,
+    "leg_counting": number,
+    "count_bits": number,
+    "count_primes": number,
+    "decimal_arithmetic": number,
+    "decimal_chain_sum": number,
+    "fraction_simplification": number,
+    "prime_factorization": partial(numbers, separator=" × "),
+    "bitwise_arithmetic": words,
+    "base_conversion": words,
+    "dice": number,
+    "countdown": arithmetic,
+    "simple_geometry": number,
+    "shortest_path": path,
+    "path_star": path,
+    "largest_island": number,
+    "course_schedule": words,
+    "family_relationships": words,
+    "knights_knaves": words,
+    "syllogism": words,
+    "circuit_logic": number,
+    "self_reference": number,
+    "aiw": number,
+}
+
+
+_ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"prime_factorization": {"max_value": 100_000}}
+"""Where the package's defaults make too few problems."""
+
+
+@lru_cache(4096)
+def entry(name: str, index: int) -> Mapping[str, Any]:
+    """The first problem from this index on that has an answer: question, answer, metadata.
+
+    Raises DependencyError if reasoning-gym is missing.
+    """
+    data = _dataset(name)
+    entries = (data[each] for each in count(index))
+    return next(each for each in entries if each["answer"])
+
+
+def accepts(name: str, submitted: Sequence[str], index: int) -> bool:
+    """Whether the package's scorer gives the whole score to the `repr`s that were submitted."""
+    try:
+        text = _FORMS[name](list(submitted))
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return False
+    return float(_dataset(name).score_answer(text, entry(name, index))) >= _FULL
+
+
+@cache
+def _dataset(name: str) -> Any:
+    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
+
+
+def _draw(rng: Random) -> tuple[int]:
+    return (rng.randrange(10**9),)
+
+
+def _family(name: str) -> Family:
+    return Family(
+        PREFIX + name,
+        _draw,
+        lambda index: str(entry(name, index)["answer"]),
+        ("{0}",),
+        present=lambda index: (entry(name, index)["question"],),
+        identity=lambda index: " ".join(entry(name, index)["question"].split()),
+        accepts=partial(accepts, name),
+        needs_gym=True,
+    )
+
+
+GYM_FAMILIES: dict[str, Family] = {PREFIX + name: _family(name) for name in _FORMS}
+"""All of them by name."""

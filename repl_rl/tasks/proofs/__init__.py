@@ -1,0 +1,16 @@
+"""Problems like proofs: what is submitted is the evidence, and a checker decides whether it holds.
+
+A witness shows that something exists, a counterexample that a claim is false, an invariant that a loop never does what
+it must not. There are many right answers, so nothing is compared: the grader's process reads the submission as data
+(`reading`) and checks it against the problem, exactly. Nothing that is submitted is ever evaluated.
+"""
+
+from repl_rl.tasks.families import Family
+from repl_rl.tasks.proofs import counterexample, invariant, witness
+
+PROOF_FAMILIES: dict[str, Family] = {
+    family.name: family for module in (witness, counterexample, invariant) for family in module.FAMILIES
+}
+"""All of them by name."""
+
+__all__ = ["PROOF_FAMILIES"]

@@ -1,0 +1,163 @@
+"""`invariant-*`: a loop never leaves a set of states, and what is submitted describes one that shows it.
+
+A polynomial p is accepted if it is not 0 itself, is 0 at the start, and is carried over by a step: p after a step is a
+multiple of p, so it stays 0 however long the loop runs. This is checked by sympy's division, exactly. An invariant that
+holds only together with another one is refused. A set of residues is accepted if it holds the start, is closed under
+the steps, and lacks the state that must not be reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from repl_rl.tasks.families import Family, Operands
+from repl_rl.tasks.proofs.reading import number_and_set, polynomial
+
+_MOST_MODULUS = 10_000
+
+Loop = tuple[dict[str, int], dict[str, str]]
+"""Each variable's first value, and what it becomes in a step, where all change at once."""
+
+
+def _nonzero(rng: Random, most: int) -> int:
+    return rng.choice((-1, 1)) * rng.randint(1, most)
+
+
+def _line(x: int, y: int, dx: int, dy: int) -> Loop:
+    return {"x": x, "y": y}, {"x": f"x + {dx}", "y": f"y + {dy}"}
+
+
+def _sum(start: int, slope: int, offset: int) -> Loop:
+    return {"n": 0, "s": start}, {"n": "n + 1", "s": f"s + {slope}*n + {offset}"}
+
+
+def _powers(x: int, s: int, ratio: int) -> Loop:
+    return {"x": x, "s": s}, {"x": f"{ratio}*x", "s": "s + x"}
+
+
+def _sum_of_sums(y: int, s: int, slope: int) -> Loop:
+    return {"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}
+
+
+def _shown(loop: Callable[..., Loop]) -> Callable[..., tuple[str, ...]]:
+    def present(*operands: int) -> tuple[str, ...]:
+        start, step = loop(*operands)
+        names = ", ".join(start)
+        first, then = ", ".join(map(str, start.values())), ", ".join(step.values()).replace("+ -", "- ")
+        return f"{names} = {first}", f"{names} = {then}", names
+
+    return present
+
+
+def _holds(loop: Callable[..., Loop], must_have: str = "") -> Callable[..., bool]:
+    def accepts(submitted: Sequence[str], *operands: int) -> bool:
+        from sympy import reduced
+
+        start, step = loop(*operands)
+        found = polynomial(submitted, list(start))
+        if found.is_zero or (must_have and found.degree(found.gens[list(start).index(must_have)]) < 1):
+            return False
+        if found.eval(tuple(start.values())) != 0:
+            return False
+        after = {symbol: polynomial([step[str(symbol)]], list(start)).as_expr() for symbol in found.gens}
+        moved = found.as_expr().subs(after, simultaneous=True)
+        return bool(reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
+
+    return accepts
+
+
+def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = "") -> Family:
+    condition = f", in which {must_have} occurs," if must_have else ""
+    return Family(
+        name,
+        draw,
+        solve,
+        (
+            f"Start with {{0}}, then repeat {{1}}. Find a polynomial in {{2}}{condition} that is 0 at the start and "
+            "after each step, though it is not 0 itself: it has to be a factor of what a step makes of it. Submit it "
+            "as a text.",
+            f"A loop starts with {{0}} and repeats {{1}}. Which polynomial in {{2}}{condition} stays 0, without being "
+            "the zero polynomial, because a step makes a multiple of it? Submit it as a text.",
+        ),
+        present=_shown(loop),
+        accepts=_holds(loop, must_have),
+    )
+
+
+def _closure(start: int, add: int, times: int, modulus: int) -> set[int]:
+    """The residues that can be reached."""
+    reached, open_ = {start % modulus}, [start % modulus]
+    while open_:
+        residue = open_.pop()
+        for after in ((residue + add) % modulus, residue * times % modulus):
+            if after not in reached:
+                reached.add(after)
+                open_.append(after)
+    return reached
+
+
+def _draw_residues(rng: Random) -> Operands:
+    while True:
+        modulus = rng.randint(5, 31)
+        start, add, times = rng.randint(1, 60), modulus * rng.randint(1, 9), rng.randint(2, 40)
+        reached = _closure(start, add, times, modulus)
+        missed = sorted(set(range(modulus)) - reached)
+        if len(reached) > 1 and missed:
+            return start, add, times, rng.choice(missed) + modulus * rng.randint(20, 400)
+
+
+def _residues(start: int, add: int, times: int, target: int) -> tuple[int, set[int]]:
+    for modulus in range(2, 300):
+        if target % modulus not in (reached := _closure(start, add, times, modulus)):
+            return modulus, reached
+    raise ValueError(f"no modulus below 300 keeps {start} from {target}")
+
+
+def _keeps_away(submitted: Sequence[str], start: int, add: int, times: int, target: int) -> bool:
+    modulus, kept = number_and_set(submitted)
+    if not 2 <= modulus <= _MOST_MODULUS or not kept <= set(range(modulus)):
+        return False
+    is_closed = all((each + add) % modulus in kept and each * times % modulus in kept for each in kept)
+    return start % modulus in kept and is_closed and target % modulus not in kept
+
+
+FAMILIES = (
+    _of(
+        "invariant-1",
+        _line,
+        lambda rng: (rng.randint(-50, 50), rng.randint(-50, 50), _nonzero(rng, 12), _nonzero(rng, 12)),
+        lambda x, y, dx, dy: repr(f"{dy}*(x - ({x})) - ({dx})*(y - ({y}))"),
+    ),
+    _of(
+        "invariant-2",
+        _sum,
+        lambda rng: (rng.randint(-50, 50), _nonzero(rng, 12), rng.randint(-30, 30)),
+        lambda start, slope, offset: repr(f"2*s - 2*({start}) - ({slope})*n*(n - 1) - 2*({offset})*n"),
+    ),
+    _of(
+        "invariant-3",
+        _powers,
+        lambda rng: (_nonzero(rng, 30), rng.randint(-50, 50), rng.randint(2, 12)),
+        lambda x, s, ratio: repr(f"{ratio - 1}*(s - ({s})) - (x - ({x}))"),
+    ),
+    _of(
+        "invariant-4",
+        _sum_of_sums,
+        lambda rng: (rng.randint(-40, 40), rng.randint(-50, 50), _nonzero(rng, 12)),
+        lambda y, s, slope: repr(f"2*({slope})*(s - ({s})) - (y**2 - ({slope})*y) + {y * y - slope * y}"),
+        must_have="s",
+    ),
+    Family(
+        "invariant-5",
+        _draw_residues,
+        _residues,
+        (
+            "Start with {0}. A step adds {1} or multiplies by {2}. Show that {3} is never reached: submit (m, "
+            "residues), where the residues modulo m include that of the start, are closed under both steps, and lack "
+            "that of {3}.",
+        ),
+        accepts=_keeps_away,
+    ),
+)

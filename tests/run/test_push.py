@@ -1,0 +1,359 @@
+"""What `repl-rl push` writes: a model, a card and a data set that others load without this package."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from repl_rl import Trajectory, read_jsonl
+from repl_rl.cli import main
+from repl_rl.config import load_config
+
+STORED = Path(__file__).parent / "stored"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a complete run, `run`, and the model that it began with. No token is in reach."""
+    shutil.copytree(STORED, tmp_path / "here")
+    shutil.copytree(STORED / "model", tmp_path / "here" / "run" / "model")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return tmp_path / "here"
+
+
+def header(card: Path) -> Any:
+    """The metadata at the head of a card."""
+    return yaml.safe_load(card.read_text(encoding="utf-8").split("---")[1])
+
+
+def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
+    from datasets import Dataset
+
+    data = Dataset.from_parquet(
+        str(folder / f"data/{split}-00000-of-00001.parquet"), cache_dir=str(folder.parent / "cache")
+    )
+    return list(data)
+
+
+def without_house(where: Path) -> dict[str, str]:
+    """An environment in which nothing finds this checkout."""
+    return {
+        "PATH": os.environ["PATH"],
+        "HOME": str(where),
+        "HF_HOME": str(where / "hf"),
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
+    assert main(["push", "run", "--to", "./out/pushed/"]) == 0
+    assert "8 rollouts in split train" in capsys.readouterr().out
+    pushed = here / "out" / "pushed"
+    assert sorted(path.name for path in here.glob("*")) == ["model", "out", "run", "sample.yaml", "step_00003.jsonl"]
+    assert {str(path.relative_to(pushed)) for path in pushed.rglob("*") if path.is_file()} == {
+        *(f"model/{path.name}" for path in (STORED / "model").iterdir()),
+        *("model/README.md", "model/curve.svg", "model/run_config.yaml"),
+        *("rollouts/README.md", "rollouts/data/train-00000-of-00001.parquet"),
+        "rollouts/data/heldout-00000-of-00001.parquet",
+    }
+    assert (pushed / "model/model.safetensors").read_bytes() == (STORED / "model/model.safetensors").read_bytes()
+    assert (pushed / "model/curve.svg").read_text().startswith("<svg")
+    assert load_config(str(pushed / "model/run_config.yaml")).train.steps == 2
+
+
+def test_the_cards_say_what_was_measured_and_how(here: Path) -> None:
+    assert main(["push", "run", "--to", "./out"]) == 0
+    card = (here / "out/model/README.md").read_text(encoding="utf-8")
+    assert header(here / "out/model/README.md")["library_name"] == "transformers"
+    assert "![Learning curve: the share of problems solved, by step](curve.svg)" in card
+    assert "| all | 2 | 0.0% | 0.0% |\n| product | 1 | 0.0% | 0.0% |" in card
+    assert ">>> # Compute the product of 3485 and 5655.\n>>>" in card
+    assert "from_pretrained('./out/model')" in card
+    assert "estimator: return_to_go" in card
+    assert header(here / "out/rollouts/README.md")["configs"][0]["data_files"] == [
+        {"split": "train", "path": "data/train-00000-of-00001.parquet"},
+        {"split": "heldout", "path": "data/heldout-00000-of-00001.parquet"},
+    ]
+
+
+def test_rows_are_trajectories_to_the_token(here: Path) -> None:
+    assert main(["push", "run", "--to", "./out"]) == 0
+    stored = [
+        (step, trajectory)
+        for step in (1, 2)
+        for trajectory in read_jsonl(STORED / f"run/rollouts/step_{step:05d}.jsonl")
+    ]
+    rows = table_rows(here / "out/rollouts", "train")
+    assert [(row["step"], Trajectory.from_dict(row)) for row in rows] == stored
+    assert rows[0]["transcript"].startswith(stored[0][1].prompt + stored[0][1].lines[0].text)
+    assert rows[0]["reward"] == pytest.approx(sum(line.reward or 0.0 for line in stored[0][1].lines))
+
+
+def test_rows_hold_what_old_records_do_not(here: Path) -> None:
+    """Branches, weights that changed, calls, answers, and text that no file can hold."""
+    path = here / "run/rollouts/step_00002.jsonl"
+    record = json.loads(path.read_text().splitlines()[0])
+    record |= {
+        "branch": {"parent": 0, "line": 1, "weight": 0.5, "by": "replay"},
+        "updates": [[1, 2]],
+        "answer": ["'\ud800'"],
+    }
+    record["lines"][0] |= {
+        "calls": [{"name": "look", "error_name": "ValueError", "duration_s": 0.5}],
+        "subcalls": [{"prompt": "2?", "text": "3", "tokens": 7}],
+        "cells": [{"source": "x", "output": "1\n", "images": [base64.b64encode(b"png").decode()]}],
+    }
+    path.write_text(json.dumps(record) + "\n" + '{"cut off')
+    assert main(["push", "run", "--to", "./out"]) == 0
+    read = Trajectory.from_dict(table_rows(here / "out/rollouts", "train")[-1])
+    assert read.branch is not None
+    assert (read.branch.by, read.branch.weight, read.updates, read.answer) == ("replay", 0.5, ((1, 2),), (r"'\ud800'",))
+    line = read.lines[0]
+    assert (line.calls[0].error_name, line.subcalls[0].tokens, line.cells[0].output) == ("ValueError", 7, "1\n")
+
+
+def test_what_is_the_machines_own_stays_here(here: Path) -> None:
+    text = (here / "run/config.yaml").read_text()
+    text = text.replace("path: model", f"path: {here / 'model'}").replace("trl: {}", "trl: {hub_token: hf_secret}")
+    (here / "run/config.yaml").write_text(text)
+    assert main(["push", "run", "--to", "./out"]) == 0
+    for path in (here / "out").rglob("*"):
+        if path.is_file():
+            assert str(here).encode() not in path.read_bytes()
+            assert b"hf_secret" not in path.read_bytes()
+    assert "path: model\n" in (here / "out/model/run_config.yaml").read_text()
+
+
+def test_hostile_text_stays_in_its_place(here: Path) -> None:
+    rows = [json.loads(line) for line in (here / "run/metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        if row["kind"] == "eval":
+            row["families"] = {"a|b <script>": 0.5}
+    (here / "run/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = here / "run/eval/step_00002.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    for record in records:
+        record["lines"][0]["output"] = "```\n<img src=x>\n````\n"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert main(["push", "run", "--to", "./out"]) == 0
+    card = (here / "out/model/README.md").read_text()
+    assert r"| a\|b &lt;script&gt; |" in card
+    assert card.count("`````") == 2
+    assert card.index("`````python") < card.index("<img src=x>") < card.rindex("`````")
+
+
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("out", "neither user/name on the hub (no user is named) nor a folder: write a folder as ./out"),
+        ("a/b/c", "neither user/name on the hub"),
+        ("me/what is this", "neither user/name on the hub"),
+        ("me/name", "there is no token: make one at https://huggingface.co/settings/tokens"),
+        ("./model", "--to model is not empty"),
+        ("./sample.yaml", "is a file; give another folder"),
+    ],
+)
+def test_bad_places_are_refused_before_anything_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str], to: str, message: str
+) -> None:
+    before = sorted(here.rglob("*"))
+    assert main(["push", "run", "--to", to]) == 2
+    assert message in capsys.readouterr().err
+    assert sorted(here.rglob("*")) == before
+
+
+def test_a_run_without_a_model_says_how_to_get_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(here / "run/model")
+    assert main(["push", "run", "--to", "./out"]) == 2
+    message = capsys.readouterr().err
+    assert "run has no model to push" in message
+    assert "newest checkpoint is of step 2 of 2" in message
+    assert "repl-rl train --resume run" in message
+    assert not (here / "out").exists()
+    assert main(["push", "model", "--to", "./out"]) == 2
+    assert "model is not a run" in capsys.readouterr().err
+
+
+def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(here / "run/rollouts")
+    shutil.rmtree(here / "run/eval")
+    assert main(["push", "run", "--to", "./out"]) == 0
+    assert "holds no rollouts" in capsys.readouterr().out
+    assert [path.name for path in (here / "out").iterdir()] == ["model"]
+    assert "A rollout" not in (here / "out/model/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_others_load_it_without_this_package(here: Path, tmp_path: Path) -> None:
+    assert main(["push", "run", "--to", "./out"]) == 0
+    program = """
+import sys
+sys.modules["repl_rl"] = None  # importing it fails
+from datasets import load_dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+rollouts = load_dataset("out/rollouts")
+print({split: len(rows) for split, rows in rollouts.items()}, list(rollouts["train"].features)[:3])
+row = rollouts["train"][0]
+tokenizer = AutoTokenizer.from_pretrained("out/model")
+model = AutoModelForCausalLM.from_pretrained("out/model")
+ids = tokenizer(row["prompt"], return_tensors="pt").input_ids
+longer = model.generate(ids, max_new_tokens=2, do_sample=False)
+print(ids[0].tolist() == row["prompt_ids"], longer.shape[1] - ids.shape[1])
+print([name for name in sys.modules if name.startswith("repl_rl.")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=here, env=without_house(tmp_path), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "{'train': 8, 'heldout': 4} ['step', 'task_id', 'transcript']",
+        "True 2",
+        "[]",
+    ]
+
+
+@pytest.mark.slow
+def test_a_run_of_adapters_gives_merged_weights_and_the_adapter(here: Path, tmp_path: Path) -> None:
+    options = ["--set", "train.lora={r: 2}", "--set", "train.steps=1", "--set", "engine.deterministic=false"]
+    assert main(["train", "sample.yaml", "--runs", "runs", *options]) == 0
+    assert main(["push", "runs/stored", "--to", "./out"]) == 0
+    settings = json.loads((here / "out/model/adapter/adapter_config.json").read_text())
+    assert (settings["r"], settings["base_model_name_or_path"]) == (2, "model")
+    assert "and alone in the folder `adapter`, for PEFT." in (here / "out/model/README.md").read_text()
+    program = """
+import sys
+sys.modules["repl_rl"] = None
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+whole = AutoModelForCausalLM.from_pretrained("out/model", dtype=torch.float32)
+own = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model", dtype=torch.float32), "out/model/adapter")
+ids = torch.tensor([[5, 6, 7]])
+print(torch.allclose(whole(ids).logits, own(ids).logits, atol=1e-5))
+"""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=here, env=without_house(tmp_path), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of the hub's interface that an upload uses. Commits are kept as they came, by repository."""
+
+    made: list[tuple[str, str, bool]] = []  # noqa: RUF012
+    commits: dict[str, dict[str, bytes]] = {}  # noqa: RUF012
+
+    def do_GET(self) -> None:
+        if self.headers.get("Authorization") != "Bearer hf_right":
+            self.answer({"error": "Invalid username or password."}, 401)
+        elif self.path == "/api/whoami-v2":
+            self.answer({"name": "me", "type": "user"})
+        else:
+            self.answer({"id": "me/x", "sha": "0" * 40})
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/api/repos/create":
+            asked = json.loads(sent)
+            kind = asked.get("type", "model")
+            self.made.append(
+                (
+                    kind,
+                    f"{asked['organization']}/{asked['name']}",
+                    asked.get("private") or asked.get("visibility") == "private",
+                )
+            )
+            self.answer({"url": f"https://huggingface.co/{asked['organization']}/{asked['name']}"})
+        elif "/preupload/" in self.path:
+            files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(sent)["files"]]
+            self.answer({"files": [{**file, "shouldIgnore": False, "oid": None} for file in files]})
+        elif "/commit/" in self.path:
+            rows = [json.loads(line)["value"] for line in sent.splitlines() if b'"file"' in line]
+            repository = self.path.removeprefix("/api/").split("/commit/")[0]
+            self.commits[repository] = {row["path"]: base64.b64decode(row["content"]) for row in rows}
+            address = f"https://huggingface.co/me/typist/commit/{'1' * 40}"
+            address = f"https://huggingface.co/me/typist/commit/{'1' * 40}"
+            self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": address})
+        else:
+            self.answer({"errors": [], "warnings": []})
+
+    def answer(self, content: Any, status: int = 200) -> None:
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    Hub.made.clear()
+    Hub.commits.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def push_to(hub: str, here: Path, token: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """`repl-rl push` in a process of its own: the client reads the hub's address when it is imported."""
+    return subprocess.run(
+        [sys.executable, "-m", "repl_rl", "push", "run", "--to", "me/typist", *more],
+        env={**os.environ, "HF_ENDPOINT": hub, "HF_TOKEN": token, "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
+    done = push_to(hub, here, "hf_right", "--private")
+    assert done.returncode == 0, done.stderr
+    assert Hub.made == [("dataset", "me/typist-rollouts", True), ("model", "me/typist", True)]
+    model, rollouts = Hub.commits["models/me/typist"], Hub.commits["datasets/me/typist-rollouts"]
+    assert model["model.safetensors"] == (STORED / "model/model.safetensors").read_bytes()
+    assert set(rollouts) == {
+        "README.md",
+        "data/train-00000-of-00001.parquet",
+        "data/heldout-00000-of-00001.parquet",
+    }
+    card = model["README.md"].decode()
+    assert yaml.safe_load(card.split("---")[1])["datasets"] == ["me/typist-rollouts"]
+    assert "from_pretrained('me/typist')" in card
+    assert "https://huggingface.co/datasets/me/typist-rollouts" in card
+
+
+@pytest.mark.slow
+def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_made(here: Path, hub: str) -> None:
+    done = push_to(hub, here, "hf_wrong")
+    assert done.returncode == 2
+    assert "--to me/typist" in done.stderr
+    assert "https://huggingface.co/settings/tokens" in done.stderr
+    assert Hub.made == []

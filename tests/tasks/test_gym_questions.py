@@ -1,0 +1,204 @@
+"""Questions of reasoning-gym: seeded, split, and graded by its own scorers on what hostile sessions submit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import ConfigError, DependencyError
+from repl_rl.tasks import grade, grade_many, gym, make_tasks, require_gradable
+from repl_rl.trajectory import Task
+
+MANY_RIGHT = ("rg-countdown", "rg-shortest_path", "rg-path_star", "rg-prime_factorization")
+"""Families that our grader can't grade: it compares values, and these ask for a form."""
+BOTH = [name for name in gym.GYM_FAMILIES if name not in MANY_RIGHT]
+PROBLEMS = 1_000
+
+
+def as_object(task: Task) -> str:
+    """The `repr` of the answer as a session would have it: a number, a fraction, True, or text."""
+    form, answer = gym._FORMS[task.family.removeprefix(gym.PREFIX)], task.answer
+    if form is gym.number:
+        text = gym.number([repr(answer)])
+        return repr(Fraction(text)) if "/" in text else text
+    return answer if answer in ("True", "False") else repr(answer)
+
+
+def other_answers(tasks: list[Task]) -> list[str]:
+    """The answer of the next problem, for each."""
+    return [as_object(task) for task in tasks[1:] + tasks[:1]]
+
+
+@pytest.mark.parametrize(
+    ("form", "texts", "read"),
+    [
+        (gym.number, ["71"], "71"),
+        (gym.number, ["'71.0'"], "71"),
+        (gym.number, ["Fraction(35, 99)"], "35/99"),
+        (gym.number, [r"'$\\dfrac{242}{311}$'"], "242/311"),
+        (gym.number, ["'$244/607$'"], "244/607"),
+        (gym.number, ["np.float64(2.5)"], "2.5"),
+        (gym.number, ["Decimal('2.50')"], "2.50"),
+        (gym.numbers, ["-0.04", "0.0"], "-0.04, 0"),
+        (gym.numbers, ["[-0.04, 0.0]"], "-0.04, 0"),
+        (gym.numbers, ["'-0.04, 0.0'"], "-0.04, 0"),
+        (gym.complex_number, ["(3-4j)"], "(3-4j)"),
+        (gym.complex_number, ["'3.0 - 4.0i'"], "3.0 - 4.0i"),
+        (gym.expression, ["'-2*X**9 + sin(X)/7 + C'"], "-2 * X ** 9 + sin(X) / 7 + C"),
+        (gym.arithmetic, ["'(39 - 14) + 93*51'"], "39 - 14 + 93 * 51"),
+        (gym.words, ["'Amelia is a knight.'"], "Amelia is a knight."),
+        (gym.words, ["True"], "True"),
+        (gym.path, ["['up', 'left']"], "up left"),
+        (gym.path, ["[3, 14]"], "3 14"),
+        (gym.path, ["'up left'"], "up left"),
+    ],
+)
+def test_forms_read_what_sessions_have(form, texts, read):
+    assert form(texts) == read
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        *((gym.number, text) for text in ("nan", "inf", "1e9999", "'9' * 9", "[1]", "1; 2", "", "'", "1" * 999)),
+        *((gym.complex_number, text) for text in ("nan", "(nan+nanj)", "infj", "", "print", "3 + 4j + nan")),
+        *(
+            (gym.expression, text)
+            for text in ("x.real", "f(x)", "sin", "sin(x, y)", "x if x else y", "'__import__(1)'")
+        ),
+        *(
+            (gym.expression, text)
+            for text in ("Integral(x, x)", "lambda: x", "xx", "[x]", "'a'*9", "x := 1", "(x", "1j")
+        ),
+        *((gym.arithmetic, text) for text in ("39 + x - x", "39**2", "1.5", "True", "sqrt(4)", "7 // 2", "abs(3)")),
+        (gym.words, "x" * 2_001),
+    ],
+)
+def test_forms_refuse_what_scorers_would_fall_for(form, text):
+    with pytest.raises((ValueError, SyntaxError)):
+        form([text])
+
+
+def test_a_name_that_is_not_there_gets_the_nearest_ones():
+    with pytest.raises(ConfigError, match="'rg-polynomial_equation', did you mean 'rg-polynomial_equations'"):
+        make_tasks("rg-polynomial_equation", 1, 0, "train")
+    with pytest.raises(ConfigError, match="'rg-chain_sums', did you mean 'rg-chain_sum' or 'rg-decimal_chain_sum'"):
+        make_tasks("rg-chain_sums", 1, 0, "train")
+
+
+def test_without_the_package_making_and_grading_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    gym._dataset.cache_clear()
+    with pytest.raises(DependencyError, match="pip install reasoning-gym"):
+        make_tasks("rg-gcd", 1, 0, "train")
+    with pytest.raises(DependencyError, match="pip install reasoning-gym"):
+        grade(Task("t", "?", "4", "rg-gcd", {"operands": [7]}), ("4",))
+
+
+def test_tasks_of_ones_own_may_have_the_name():
+    assert grade(Task("t", "?", "4", "rg-gcd"), ("4",)) == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("family", BOTH)
+def test_both_graders_agree_on_a_thousand_problems(family):
+    """On the right answer and on the next problem's, which is sometimes right too."""
+    tasks = make_tasks(family, PROBLEMS, 0, "train")
+    require_gradable(tasks)
+    ours = [replace(task, family="", metadata={}) for task in tasks]
+    require_gradable(ours)
+    assert grade_many(tasks, [(as_object(task),) for task in tasks]) == [1.0] * PROBLEMS
+    assert grade_many(ours, [(as_object(task),) for task in tasks]) == [1.0] * PROBLEMS
+    wrong = [(text,) for text in other_answers(tasks)]
+    verdicts = Counter(zip(grade_many(tasks, wrong), grade_many(ours, wrong), strict=True))
+    assert {pair for pair in verdicts if len(set(pair)) > 1} == set()
+    assert verdicts[0.0, 0.0] > 300
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("family", MANY_RIGHT)
+def test_the_packages_scorer_takes_its_own_answers_to_a_thousand_problems(family):
+    tasks = make_tasks(family, PROBLEMS, 0, "train")
+    assert grade_many(tasks, [(repr(task.answer),) for task in tasks]) == [1.0] * PROBLEMS
+    wrong = grade_many(tasks, [(text,) for text in other_answers(tasks)])
+    assert sum(wrong) < PROBLEMS / 4
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.parametrize("family", gym.GYM_FAMILIES)
+def test_train_and_heldout_share_no_question(family):
+    train = make_tasks(family, 150, 1, "train")
+    heldout = make_tasks(family, 20, 2, "heldout")
+    assert make_tasks(family, 150, 1, "train") == train
+    assert {task.question for task in train}.isdisjoint(task.question for task in heldout)
+    assert len({task.question for task in train}) == 150
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+def test_problems_are_the_same_in_every_process():
+    program = (
+        "import hashlib, sys; sys.path.append(sys.argv[1]); from repl_rl.tasks import gym\n"
+        "for name in gym._FORMS:\n"
+        "    made = [(gym.entry(name, n)['question'], gym.entry(name, n)['answer']) for n in range(150)]\n"
+        "    print(name, hashlib.sha256(repr(made).encode()).hexdigest())"
+    )
+    home = str(Path(gym.home()))
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program, home],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert outputs[0].count("\n") >= len(gym.GYM_FAMILIES)
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+@pytest.mark.parametrize(
+    ("family", "texts"),
+    [
+        ("rg-complex_arithmetic", ("'nan'",)),
+        ("rg-simple_integration", ("'__import__(\"os\").abort()'",)),
+        ("rg-simple_integration", ("'9**9**9**9*x'",)),
+        ("rg-countdown", ("'x'",)),
+        ("rg-basic_arithmetic", (repr(" ".join(map(str, range(-500, 500)))),)),
+        ("rg-polynomial_equations", ("nan",)),
+        ("rg-knights_knaves", ("None",)),
+        ("rg-shortest_path", ("[" * 500,)),
+    ],
+)
+def test_what_a_hostile_session_submits_is_wrong(family, texts):
+    tasks = make_tasks(family, 3, 3, "heldout")
+    assert grade_many(tasks, [texts] * 3) == [0.0] * 3
+    assert grade_many(tasks, [(repr(task.answer),) for task in tasks]) == [1.0] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("reasoning_gym")
+def test_countdown_numbers_can_not_be_cancelled():
+    [task] = make_tasks("rg-countdown", 1, 0, "train")
+    first, *others = (
+        str(number) for number in gym.entry("countdown", task.metadata["operands"][0])["metadata"]["numbers"]
+    )
+    target = gym.entry("countdown", task.metadata["operands"][0])["metadata"]["target"]
+    cancelled = f"{target} + ({' + '.join([first, *others])})*(x - x)"
+    assert grade(task, (repr(cancelled),)) == 0.0
+    assert grade(task, (repr(task.answer),)) == 1.0
