@@ -33,22 +33,28 @@ _FLOAT_NOISE = Decimal("1e-9")
 __all__ = ["grade", "grade_many", "require_gradable"]
 
 Question = tuple[str, tuple[str, ...]]
+Forms = Sequence[str | None] | None
 
 _verdicts: OrderedDict[Question, float] = OrderedDict()
 """A cache, because a group of trajectories often gives the same answer many times."""
 
 
-def grade(task: Task, answer: Sequence[str] | None) -> float:
-    """1.0 if the `repr`s in `answer` equal the task's answer, else 0.0. Nothing that is submitted makes it raise.
+def grade(task: Task, answer: Sequence[str] | None, forms: Forms = None) -> float:
+    """1.0 if what was submitted equals the task's answer, else 0.0. Nothing that is submitted makes it raise.
 
+    `answer` holds the `repr`s of the values, `forms` their forms (`Trajectory.answer_forms`), where they have any.
     Raises RewardError if the grader's processes don't start.
     """
-    return grade_many([task], [answer])[0]
+    return grade_many([task], [answer], [forms])[0]
 
 
-def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
+def grade_many(
+    tasks: Sequence[Task], answers: Sequence[Sequence[str] | None], forms: Sequence[Forms] | None = None
+) -> list[float]:
     """`grade` for each pair, several at once."""
-    first = [_at_once(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+    forms = [None] * len(answers) if forms is None else forms
+    texts = [_texts(answer, form) for answer, form in zip(answers, forms, strict=True)]
+    first = [_at_once(task, answer) for task, answer in zip(tasks, texts, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
     replies = ask([{"answer": answer, "submitted": list(submitted)} for answer, submitted in open_]) if open_ else []
     fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
@@ -69,6 +75,16 @@ def require_gradable(tasks: Iterable[Task]) -> None:
                 f"task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or words; "
                 "mend or drop it, or take out the answer with tasks.answer_pattern"
             )
+
+
+def _texts(answer: Sequence[str] | None, forms: Forms) -> Sequence[str] | None:
+    """The text that each value is read from: its form if it has one, else its `repr`.
+
+    Never both: a session that sends one answer as the form and another one as the `repr` has submitted one of them.
+    """
+    if answer is None or forms is None or len(forms) != len(answer):
+        return answer
+    return [text if form is None else form for text, form in zip(answer, forms, strict=True)]
 
 
 def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:

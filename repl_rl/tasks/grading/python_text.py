@@ -106,9 +106,9 @@ class _Reader:
                 return Values(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
                 # `solve(..., dict=True)` returns such dicts: {x: 1} means that x is 1.
-                if not all(isinstance(key, ast.Name) for key in keys):
-                    raise Unreadable("a dict whose keys are not names")
                 sides = [(self.expr(key), self.expr(value)) for key, value in zip(keys, values, strict=True) if key]
+                if not all(key.is_Symbol for key, _ in sides):
+                    raise Unreadable("a dict whose keys are not names")
                 return Values(tuple(leaf(sympy.Eq(*both, evaluate=False)) for both in sides), "{}")
             case ast.Call():
                 name = _called(node)
@@ -205,8 +205,8 @@ class _Reader:
         return _made(_FUNCTIONS[name], *map(self.expr, node.args))
 
     def _interval(self, node: ast.Call, left_open: bool, right_open: bool) -> Any:
-        written = [item.value for item in node.args[2:] if isinstance(item, ast.Constant)]
-        flags = [flag for flag in written if isinstance(flag, bool)]
+        written = [ast.unparse(item).capitalize() for item in node.args[2:]]  # sympy's own are `true` and `false`
+        flags = [flag == "True" for flag in written if flag in ("True", "False")]
         left_open, right_open = (flags + [left_open, right_open][len(flags) :])[:2]
         if len(node.args) < 2 or node.keywords:
             raise Unreadable("an interval without its ends")
