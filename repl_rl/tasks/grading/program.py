@@ -1,6 +1,6 @@
-"""The grader's process: one JSON request per line on stdin, one JSON reply per line on stdout.
+"""The grader's process: a JSON request at a time over the pipe whose descriptor is its argument, a JSON reply to each.
 
-`{"answer": REFERENCE, "submitted": [REPR, ...]}` is answered by `{"right": bool}`, without "submitted" by
+`{"answer": REFERENCE, "submitted": [TEXT, ...]}` is answered by `{"right": bool}`, without "submitted" by
 `{"gradable": bool}`. Text that can't be read is not an error: the verdict is false. A request that takes too much time
 or memory ends the process, by resource limits of the operating system; its parent then starts another one.
 """
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import resource
 import sys
 import warnings
+from multiprocessing.connection import Connection
 from typing import Any
 
 _MEMORY_BYTES = 2 << 30
@@ -21,9 +21,8 @@ CPU_S = 4
 
 
 def main() -> None:
-    """Serve until stdin ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Serve until the other end is closed."""
+    pipe = Connection(int(sys.argv[1]))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     # Imported here so that the time of the first request does not include it.
@@ -32,12 +31,18 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line in sys.stdin:
+    reply: dict[str, bool] = {"ready": True}
+    while True:
+        pipe.send_bytes(json.dumps(reply).encode())
+        if reply.get("full"):
+            return
+        try:
+            request: dict[str, Any] = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
         used = resource.getrusage(resource.RUSAGE_SELF)
         soft = int(used.ru_utime + used.ru_stime) + 1 + CPU_S
         resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
-        request: dict[str, Any] = json.loads(line)
         name = "right" if "submitted" in request else "gradable"
         try:
             reference = read_text(request["answer"])
@@ -47,9 +52,6 @@ def main() -> None:
             reply = {name: False, "full": True}
         except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means: not the answer
             reply = {name: False}
-        print(json.dumps(reply), file=replies, flush=True)
-        if reply.get("full"):
-            return
 
 
 if __name__ == "__main__":
