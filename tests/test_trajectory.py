@@ -404,3 +404,17 @@ def test_own_time_is_what_the_waits_leave() -> None:
     assert trajectory(duration_s=10.0, engine_s=4.0, kernel_s=2.5, queue_s=1.5).own_s == 2.0
     assert trajectory(duration_s=10.0).own_s == 10.0
     assert trajectory(duration_s=1.0, engine_s=0.5, kernel_s=0.75).own_s == 0.0
+
+
+def test_forms_of_answers_are_recorded_and_read_back_and_older_records_have_none(tmp_path):
+    made = trajectory(answer=("x + 1", "5"), answer_forms=("Add(Symbol('x'), Integer(1))", None))
+    assert made.to_dict()["answer_forms"] == ("Add(Symbol('x'), Integer(1))", None)
+    write_jsonl(tmp_path / "made.jsonl", [made])
+    assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
+    assert "answer_forms" not in trajectory().to_dict()
+    assert Trajectory.from_dict(trajectory().to_dict()).answer_forms is None
+    for odd in ([1], ["pi"], "pi", {}):
+        with pytest.raises(ValueError, match=r"answer_forms|forms of"):
+            Trajectory.from_dict(made.to_dict() | {"answer_forms": odd})
+        (tmp_path / "odd.jsonl").write_text(json.dumps(made.to_dict() | {"answer_forms": odd}) + "\n")
+        assert [each.answer_forms for each in read_jsonl(tmp_path / "odd.jsonl", [])] == [None]

@@ -15,10 +15,11 @@ Its boot record holds
     site_packages  folders to import own modules and third-party packages from
     links          {name: target} of links that each session finds in its working folder
 
-It first sends {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null}. Then, for
-each request {"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the
-session's channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or
-{"fork": number, "error": text}. The session then does what repl_session.py documents.
+It first sends {"ready": true, "missing": [modules that can't be imported], "warm_up_error": text or null, "threads":
+[names of threads that the imports or the warm-up left running, which no session will have]}. Then, for each request
+{"fork": number, "uid": user id or null, "tmp": folder or null} that comes with two descriptors (the session's
+channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or {"fork":
+number, "error": text}. The session then does what repl_session.py documents.
 
 Requests {"folders": bool} to furnish a session's fork of itself come with two descriptors: its pidfd, and a pipe on
 which "ok" is written once it has a user and a /proc of its own, and folders if it is to have them, or else what went
@@ -40,6 +41,8 @@ import slim_imports
 
 _MOST_BYTES = 1 << 16
 _FURNISHERS = 3
+_MOST_THREADS = 8
+"""That are named to the owner."""
 _OWNER_IS_GONE = 3
 """An exit code."""
 _CHANNEL = 3
@@ -68,6 +71,7 @@ class ForkServer:
         preload = [*boot["preload"], "sandlock"] if boot["walls"] == "sandlock" else boot["preload"]
         self._missing = [name for name in preload if not _imported(name)]
         self._warm_up_error = _error_of(boot["warm_up"])
+        self._threads = _other_threads()
         os.environ.pop("PYTHONHASHSEED", None)
         self._forks = confinement.Forks(boot["walls"])
         self._walls = confinement.Walls(boot)
@@ -78,7 +82,8 @@ class ForkServer:
         gc.collect()
         gc.freeze()  # garbage collections in sessions leave shared objects alone
         huge_pages.collapse()
-        self._send({"ready": True, "missing": self._missing, "warm_up_error": self._warm_up_error})
+        said = {"missing": self._missing, "warm_up_error": self._warm_up_error, "threads": self._threads}
+        self._send({"ready": True, **said})
         while True:
             message, descriptors, _, _ = socket.recv_fds(self._control, _MOST_BYTES, 2)
             if not message:
@@ -184,6 +189,20 @@ def _error_of(code):
     except Exception as error:  # noqa: BLE001 - any package's
         return repr(error)
     return None
+
+
+def _other_threads():
+    """The names of this process's threads but for the first; none where /proc can't be read."""
+    try:
+        first = os.readlink("/proc/self")  # in the numbers of that /proc, which may be another namespace's
+        return [_name_of(task) for task in os.listdir("/proc/self/task") if task != first][:_MOST_THREADS]
+    except OSError:
+        return []
+
+
+def _name_of(task):
+    with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
 
 
 def _keep_only(channel, output):

@@ -35,6 +35,7 @@ _OWN_MODULES = (
     *(
         f"repl_{name}"
         for name in (
+            "answer",
             "cell",
             "channel",
             "fingerprint",

@@ -17,12 +17,14 @@ Not covered: top-level `await`; hiding the frames below the cell from `sys._getf
 import __future__
 
 import builtins
+import collections
 import contextlib
 import contextvars
 import sys
 import types
 
 import repl_figures
+from repl_answer import form
 from repl_screen import Screen
 from repl_stack import PROBE, Stack, hide_frames
 from repl_syntax import INCOMPLETE as INCOMPLETE_INPUT
@@ -33,6 +35,10 @@ _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.
 _NAME_CHARS = 200
 _MESSAGE_CHARS = 10_000
 _CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
+_KEPT_CELLS, _KEPT_CELL_CHARS = 200, 10_000
+"""Cells that define functions, kept in case one of these is submitted."""
+_MOST_FORMS = 100
+"""Values of a line that get forms; the grader reads no more."""
 _MISSING = object()
 _OWNED = (
     *((sys, name) for name in ("stdin", "stdout", "stderr", "displayhook", "excepthook", "ps1", "ps2")),
@@ -48,13 +54,14 @@ class Outcome:
     `status` is "ok", "error" (an exception, or the cell did not compile), "incomplete" (nothing was run) or "killed"
     (SystemExit: a terminal would have closed). `compiled` is False if the cell itself is not valid Python, unlike code
     that raises SyntaxError as it runs. `error_message` is the exception as `traceback.format_exception_only` writes it.
-    `answer` holds the `repr` of every value handed to `submit_final_answer`, or None. `omitted_bytes` counts output
-    beyond the screen's limit. `calls` are those of tools, as `Tools.calls` gives them. `images` are PNG files of
-    what matplotlib showed, in base64.
+    `answer` holds the `repr` of every value handed to `submit_final_answer`, or None, and `answer_forms` their forms
+    (repl_answer.py). `omitted_bytes` counts output beyond the screen's limit. `calls` are those of tools, as
+    `Tools.calls` gives them. `images` are PNG files of what matplotlib showed, in base64.
     """
 
     __slots__ = (
-        "answer", "calls", "compiled", "error_message", "error_name", "images", "omitted_bytes", "output", "status",
+        "answer", "answer_forms", "calls", "compiled", "error_message", "error_name", "images", "omitted_bytes",
+        "output", "status",
     )  # fmt: skip
 
     def __init__(
@@ -68,6 +75,7 @@ class Outcome:
         self.images = []
         self.compiled = compiled
         self.answer = answer
+        self.answer_forms = None
         self.omitted_bytes = omitted_bytes
 
     def __repr__(self):
@@ -84,7 +92,8 @@ class Interpreter:
         self.main = types.ModuleType("__main__")
         self.namespace = self.main.__dict__
         self._answer_chars = answer_chars
-        self._answers = []
+        self._answers = []  # the `repr` and the form of each value
+        self._cells = collections.deque(maxlen=_KEPT_CELLS)
         self._context = contextvars.Context()
         self._flags = 0
         self._stack = Stack()
@@ -104,8 +113,12 @@ class Interpreter:
     def _make_submit(self):
         def submit_final_answer(value, /, *values):
             """Hand in the final answer; this ends the session."""
-            texts = [_encodable(repr(each))[: self._answer_chars] for each in (value, *values)]
-            self._answers.extend(texts)
+            answers = []
+            for each in (value, *values):
+                text = _encodable(repr(each))[: self._answer_chars]
+                has_form = len(self._answers) + len(answers) < _MOST_FORMS
+                answers.append((text, form(each, text, self._cells) if has_form else None))
+            self._answers.extend(answers)
 
         submit_final_answer.__module__ = "builtins"
         submit_final_answer.__qualname__ = "submit_final_answer"
@@ -156,7 +169,8 @@ class Interpreter:
         finally:
             self._stack.leave()
         outcome.output, outcome.omitted_bytes = self.screen.take()
-        outcome.answer = tuple(self._answers) if self._answers else None
+        if self._answers:
+            outcome.answer, outcome.answer_forms = zip(*self._answers, strict=True)
         outcome.calls = self.tools.calls()
         outcome.images = repl_figures.take()
         return outcome
@@ -205,6 +219,8 @@ class Interpreter:
     def _compile(self, source):
         compiler = compile_whole if self.tools.has_whole_cells else compile_cell
         code = compiler(source, self._flags)
+        if "def " in source or "lambda" in source:
+            self._cells.append(source[:_KEPT_CELL_CHARS])
         for flag in _FUTURE_FLAGS:
             self._flags |= code.co_flags & flag
         return code

@@ -206,7 +206,7 @@ def _reply(outcome, execution_count):
         reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
     elif outcome.error_name:
         reply |= {"status": "error", **_error_fields(outcome)}
-    names = ("status", "error_name", "error_message", "compiled", "answer", "calls", "images")
+    names = ("status", "error_name", "error_message", "compiled", "answer", "answer_forms", "calls", "images")
     reply["repl_rl"] = {name: getattr(outcome, name) for name in names}
     return reply
 

@@ -177,6 +177,7 @@ class Session:
             "error_message": outcome.error_message,
             "compiled": outcome.compiled,
             "answer": outcome.answer,
+            "answer_forms": outcome.answer_forms,
             "fingerprint": fingerprint(self._interpreter.namespace, hidden),
             "calls": outcome.calls,
             "images": outcome.images,

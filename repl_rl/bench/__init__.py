@@ -31,6 +31,14 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
             ("--many", int, "sessions of the last part, 0: none (default: 512)"),
         ],
     ),
+    "profile": (
+        "sessions of a sandbox profile: start, memory, the first use of each package beside later ones",
+        [
+            ("--profile", str, "a shipped profile's name, or a .toml file (default: math)"),
+            ("--sessions", int, "live sessions (default: 16)"),
+            ("--rounds", int, "fresh sessions for each package (default: 15)"),
+        ],
+    ),
     "rollout": (
         "rollouts beside plain generation and TRL's tool loop",
         [
@@ -110,6 +118,8 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
     "view": ("the run viewer on a large run", [("--trajectories", int, "in the run (default: 100000)")]),
 }
 """What `repl-rl bench` measures: for each module of `repl_rl.bench`, a description and the settings it takes."""
+_QUICK = ("kernels", "profile", "rollout", "trees", "asynchronous", "branching", "cluster", "capacity", "train")
+_METAVARS: dict[type, str] = {Path: "PATH", str: "NAME"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,8 +129,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         bench = measured.add_parser(name, help=about)
         bench.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
         for flag, kind, explanation in numbers:
-            bench.add_argument(flag, type=kind, metavar="PATH" if kind is Path else "N", help=explanation)
-        if name in ("kernels", "rollout", "trees", "asynchronous", "branching", "cluster", "capacity", "train"):
+            bench.add_argument(flag, type=kind, metavar=_METAVARS.get(kind, "N"), help=explanation)
+        if name in _QUICK:
             bench.add_argument("--quick", action="store_true", help="smaller defaults: does it work at all?")
         bench.set_defaults(command=run, bench=name, quick=False)
 

@@ -65,4 +65,6 @@ class _Kernel:
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
         result = await self.wrapped.execute(source, host)
-        return result if self._takes_answers or result.answer is None else replace(result, answer=None)
+        if self._takes_answers or result.answer is None:
+            return result
+        return replace(result, answer=None, answer_forms=None)

@@ -61,8 +61,8 @@ class KernelConfig(Section):
     sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
     """`auto`: bwrap where it works, else sandlock (Landlock)."""
     profile: str = Field("default", min_length=1)
-    """What is preloaded, mounted and limited: `default`, or the path of a .toml file of your own, looked up in the
-    working folder and then beside the YAML file. docs/sessions.md"""
+    """What is preloaded, mounted and limited: `default`, `math`, or the path of a .toml file of your own, looked up in
+    the working folder and then beside the YAML file. docs/sessions.md"""
     line_s: float | None = Field(None, gt=0)
     """Wall seconds that one cell may run. For this and the next three keys, null takes the profile's value: 5, 1, 3600,
     512."""

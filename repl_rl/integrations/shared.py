@@ -44,11 +44,13 @@ class Answered:
 class LiveSession:
     """An interpreter, replaced by a fresh one after it was killed. Use it only on the event loop of its kernels.
 
-    `answer` holds the `repr`s of the first submission, after which nothing runs. `kinds` holds the kind of each turn.
+    `answer` holds the `repr`s of the first submission, after which nothing runs, `answer_forms` their forms. `kinds`
+    holds the kind of each turn.
     """
 
     def __init__(self, kernels: KernelSource) -> None:
         self.answer: tuple[str, ...] | None = None
+        self.answer_forms: tuple[str | None, ...] | None = None
         self.failure: str | None = None
         self.kinds: list[LineKind] = []
         self._kernels = kernels
@@ -72,7 +74,7 @@ class LiveSession:
             ran = await run_turn(self._interpreter, turn)
         except KernelError as error:
             return await self._fail(error)
-        self.answer = ran.answer
+        self.answer, self.answer_forms = ran.answer, ran.answer_forms
         if ran.stop is StopReason.KILLED:
             await self._lose()
         self.kinds.append(ran.kind)

@@ -149,6 +149,11 @@ class ReplEnvironment:
         return self._slot.session.answer if self._slot.session else None
 
     @property
+    def answer_forms(self) -> tuple[str | None, ...] | None:
+        """The forms of these values, see `Trajectory.answer_forms`."""
+        return self._slot.session.answer_forms if self._slot.session else None
+
+    @property
     def failure(self) -> str | None:
         """What failed in the machinery, through no fault of the code, else None. Such an episode deserves no reward."""
         return self._slot.session.failure if self._slot.session else None
@@ -159,7 +164,8 @@ def answer_reward(environments: Sequence[ReplEnvironment], answer: Sequence[Any]
 
     None, which TRL leaves out of the loss, if the machinery failed.
     """
+    tasks = [Task("", "", str(expected)) for expected in answer]
     return [
-        None if environment.failure else grade(Task("", "", str(expected)), environment.answer)
-        for environment, expected in zip(environments, answer, strict=True)
+        None if environment.failure else grade(task, environment.answer, environment.answer_forms)
+        for environment, task in zip(environments, tasks, strict=True)
     ]

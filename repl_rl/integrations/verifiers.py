@@ -48,7 +48,8 @@ __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
 PLUGIN = "repl_rl_verifiers"
 """The id under which `load_environment` registers this module with `verifiers`, in this process."""
 INFO = "repl_rl"
-"""The key of the interpreter's results in a trace: `trace.info[INFO] = {"answer": [reprs] | None, "kinds": [...]}`."""
+"""The key of the interpreter's results in a trace: `trace.info[INFO] = {"answer": [reprs] | None, "answer_forms":
+[forms] | None, "kinds": [...]}`."""
 
 
 class ReplData(vf.TaskData):  # type: ignore[misc]
@@ -67,7 +68,8 @@ class ReplTask(vf.Task[ReplData]):  # type: ignore[misc]
         """The grade of the submitted answer: 1.0 only for exactly the right one."""
         known = {} if self.data.operands is None else {"operands": self.data.operands}
         task = Task("", "", self.data.answer, self.data.family, known)
-        return grade(task, trace.info.get(INFO, {}).get("answer"))
+        info = trace.info.get(INFO, {})
+        return grade(task, info.get("answer"), info.get("answer_forms"))
 
     @vf.metric  # type: ignore[untyped-decorator]
     async def lines(self, trace: vf.Trace) -> dict[str, float]:
@@ -150,7 +152,11 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                 refusal = await self._play(model, kernels, session, dialect, self._opening(dialect, data))
         finally:
             await asyncio.wrap_future(kernels.submit(session.close()))
-            trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
+            trace.info[INFO] = {
+                "answer": session.answer,
+                "answer_forms": session.answer_forms,
+                "kinds": [str(kind) for kind in session.kinds],
+            }
         return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal or "")
 
     def _opening(self, dialect: Dialect, data: vf.TaskData) -> list[dict[str, str]]:

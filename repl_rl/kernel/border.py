@@ -74,11 +74,13 @@ def result_of(report: Mapping[str, Any], **known: Any) -> ExecResult:
         raise BorderError("a status is unknown")
     if not (answer is None or isinstance(answer, list)):
         raise BorderError("an answer is not a list")
+    answers = None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS])
     return ExecResult(
         _STATUSES[status],
         error_name=text_of(report.get("error_name")),
         compiled=report.get("compiled") is not False,
-        answer=None if answer is None else tuple(text_of(text) or "" for text in answer[:_MOST_ANSWERS]),
+        answer=answers,
+        answer_forms=forms_of(report.get("answer_forms"), answers),
         fingerprint=text_of(report.get("fingerprint")),
         error_message=text_of(report.get("error_message")),
         calls=calls_of(report.get("calls")),
@@ -94,6 +96,20 @@ def text_of(value: object) -> str | None:
     if isinstance(value, str):
         return value[:_TEXT_CHARS].encode("utf-8", "backslashreplace").decode()[:_TEXT_CHARS]
     raise BorderError("a text is not a string")
+
+
+def forms_of(reported: object, answers: tuple[str, ...] | None) -> tuple[str | None, ...] | None:
+    """The forms of submitted values, one for each of `answers`; None if `reported` has another shape, or no form.
+
+    A form is left out, not cut, if it is too long or not a text: part of a form would say something else.
+    """
+    if answers is None or not isinstance(reported, list) or len(reported) < len(answers):
+        return None
+    forms = tuple(
+        text_of(form) if isinstance(form, str) and len(form) <= _TEXT_CHARS else None
+        for form in reported[: len(answers)]
+    )
+    return forms if any(form is not None for form in forms) else None
 
 
 def calls_of(reported: object) -> tuple[ToolCall, ...]:

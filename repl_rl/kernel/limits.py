@@ -19,6 +19,8 @@ from repl_rl.errors import ConfigError
 from repl_rl.kernel.paths import kernels_folder
 from repl_rl.utils.folders import resource_folder
 
+MATH = "math"
+"""The profile for mathematics, whose packages are the extra `repl-rl[math]`."""
 _MIB = 1024 * 1024
 _REPLY_MB = 64
 """Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
@@ -123,8 +125,8 @@ class Profile:
     def load(cls, name: str = "default") -> Profile:
         """The profile of this name, or the one at this path: a text that has a slash or ends in .toml.
 
-        Keys that an own profile does not set are the default profile's. Raises ConfigError if there is no such profile,
-        if it can't be read, or if it names what sessions can't be shown.
+        Keys that another profile does not set are the default profile's. Raises ConfigError if there is no such
+        profile, if it can't be read, or if it names what sessions can't be shown.
         """
         folder = kernels_folder() / "profiles"
         is_own = "/" in name or name.endswith(".toml")
@@ -136,8 +138,10 @@ class Profile:
             )
         known = sorted(path.stem for path in folder.glob("*.toml"))
         if not is_own and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"no sandbox profile {name!r} in {folder}; there are {', '.join(known)}, or give a .toml file"
+                f"no sandbox profile {name!r} in {folder}; {hint}there are {', '.join(known)}, or give a .toml file"
             )
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -146,7 +150,7 @@ class Profile:
                 near = difflib.get_close_matches(unknown[0], keys, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
                 raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
-            if is_own:
+            if name != "default":
                 default = tomllib.loads((folder / "default.toml").read_text(encoding="utf-8"))
                 for text in _texts(table, "read_only"):
                     if text not in default["read_only"]:
@@ -169,7 +173,7 @@ class Profile:
 
 
 def _over_default(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """An own profile's keys over the default's: tables are merged, everything else is replaced."""
+    """A profile's keys over the default's: tables are merged, everything else is replaced."""
     if "preload" in table:
         del default["warm_up"]  # it is about the packages that the default preloads
     merged = {key: {**default[key], **table.get(key, {})} for key in ("environment", "limits")}

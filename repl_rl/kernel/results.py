@@ -40,6 +40,7 @@ class ExecResult:
     newline: "NameError: name 'x' is not defined". None where there is no exception.
     `compiled` is False where the cell itself is not valid Python, unlike code that raises SyntaxError as it runs.
     `answer` is the `repr` of each value handed to `submit_final_answer` in this cell, None without a submission.
+    `answer_forms` are their forms (kernels/python/repl_answer.py), each a text or None; None if no value has one.
     `fingerprint` stands for what the session's names are bound to after the cell: sessions with equal state have equal
     ones. None where the kernel gives none.
     `by_machinery` is True for a killed kernel if the machinery around it failed, whatever the cell did.
@@ -60,6 +61,7 @@ class ExecResult:
     error_message: str | None = None
     calls: tuple[ToolCall, ...] = ()
     images: tuple[bytes, ...] = ()
+    answer_forms: tuple[str | None, ...] | None = None
 
     @property
     def state_lost(self) -> bool:

@@ -135,7 +135,7 @@ class Sandbox:
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
-        self.preload, self.warm_up, self.is_own_profile = profile.preload, profile.warm_up, profile.is_own
+        self.preload, self.warm_up, self.profile_name = profile.preload, profile.warm_up, profile.name
         self.installation = Installation.current()
         self._profile = profile
         self._home = home

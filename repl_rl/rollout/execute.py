@@ -120,6 +120,7 @@ class TurnResult:
     duration_s: float = 0.0
     fingerprint: str | None = None
     calls: tuple[ToolCall, ...] = ()
+    answer_forms: tuple[str | None, ...] | None = None
 
     def observing(self, text: str) -> TurnResult:
         """A copy with what the environment shows after the last of the cells."""
@@ -181,6 +182,7 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
         sum(result.duration_s for result in results),
         results[-1].fingerprint,
         tuple(call for result in results for call in result.calls),
+        results[-1].answer_forms,
     )
 
 

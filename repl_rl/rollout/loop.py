@@ -214,7 +214,7 @@ class Rollout:
             return None
         if trajectory.environment_reward is not None:
             return trajectory.environment_reward
-        return await asyncio.to_thread(graded_by, self.setup.extensions.grader, task, trajectory.answer)
+        return await asyncio.to_thread(graded_by, self.setup.extensions.grader, task, trajectory)
 
     async def _begun(self, batch: _Batch, index: int, scope: CutScope, clock: Clock, start: Start | None) -> Trajectory:
         """The trajectory that begins at `start`, or at the prompt. Raises ReplayDiffersError if it can't begin so."""
@@ -301,7 +301,7 @@ class Rollout:
 
             # Run.
             ran = await run_turn(interpreter, turn)
-            state.answer, state.stop = ran.answer, ran.stop
+            state.answer, state.answer_forms, state.stop = ran.answer, ran.answer_forms, ran.stop
             if state.stop is None:
                 ran = ran.observing(await episode.observed(turn))
                 if turn.answer is not None and state.answer is None:

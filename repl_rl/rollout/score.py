@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -63,11 +64,12 @@ def score(
     once; other graders are called one by one. Raises RewardError if a grader raises or returns anything but a number.
     """
     pairs = list(zip(tasks, trajectories, strict=True))
-    asked = [(task, trajectory.answer) for task, trajectory in pairs if _known_grade(trajectory) is None]
+    asked = [(task, trajectory) for task, trajectory in pairs if _known_grade(trajectory) is None]
     if grader is grade:
-        found = iter(grade_many([task for task, _ in asked], [answer for _, answer in asked]))
+        answers, forms = [each.answer for _, each in asked], [each.answer_forms for _, each in asked]
+        found = iter(grade_many([task for task, _ in asked], answers, forms))
     else:
-        found = iter([graded_by(grader, task, answer) for task, answer in asked])
+        found = iter([graded_by(grader, task, trajectory) for task, trajectory in asked])
     grades = [next(found) if (known := _known_grade(trajectory)) is None else known for trajectory in trajectories]
     size = group_size or len(trajectories)
     groups = [trajectories[index - index % size : index - index % size + size] for index in range(len(trajectories))]
@@ -96,10 +98,18 @@ def _scored(
     return replace(scored, trajectory=own, components={name: paid[before:] for name, paid in scored.components.items()})
 
 
-def graded_by(grader: Grader, task: Task, answer: Sequence[str] | None) -> float:
-    """A user's grader may raise and return anything."""
+def graded_by(grader: Grader, task: Task, trajectory: Trajectory) -> float:
+    """What a grader gives for a trajectory's answer. A user's grader may raise and return anything.
+
+    One with a parameter `forms` also gets the forms of the submitted values, where a function is its source.
+    """
     try:
-        found: Any = grader(task, answer)
+        asks = "forms" in inspect.signature(grader).parameters
+    except (TypeError, ValueError):  # a callable without a signature
+        asks = False
+    try:
+        named = {"forms": trajectory.answer_forms} if asks else {}
+        found: Any = grader(task, trajectory.answer, **named)
     except Exception as error:
         place = place_of(error)
         raise RewardError(

@@ -30,9 +30,10 @@ from repl_rl.tasks import grade
 from repl_rl.tools import Toolbox, as_tools
 from repl_rl.tools.environments import EnvironmentFactory, environment_factory
 from repl_rl.tools.tool import Where
-from repl_rl.trajectory import Task
 
-Grader = Callable[[Task, Sequence[str] | None], float]
+Grader = Callable[..., float]
+"""`(task, answer) -> float`, where `answer` is a tuple of texts, or None without a submission; with a third parameter
+`forms`, `(task, answer, forms)`, see `Trajectory.answer_forms`."""
 """Takes `(task, answer)`, returns a grade. Runs outside of the sandbox."""
 
 

@@ -149,6 +149,7 @@ class TrajectoryState:
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
+    answer_forms: tuple[str | None, ...] | None = None
     transcript: Transcript = field(init=False)
     _sampled_text: str = field(default="", init=False)
     """The text of the line that was sampled last."""
@@ -207,6 +208,7 @@ class TrajectoryState:
             stop_reason=self.stop,
             lines=tuple(lines),
             answer=self.answer,
+            answer_forms=self.answer_forms,
             version=self.version,
             updates=tuple(self.updates),
             error=error,

@@ -215,7 +215,9 @@ class Trajectory:
     each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled its first
     token, and `updates` says where later weights took over: pairs of a place in the completion and a version.
     `answer` holds the `repr` of each value passed to `submit_final_answer`, or the text of an answer given in prose; it
-    is None if there was no answer.
+    is None if there was no answer. `answer_forms` holds a text or None for each of these values: what it is, in the
+    notation of `sympy.srepr`, or a function's source. It comes from the session, as the `repr` does. None if no value
+    has a form, in answers given in prose, and in files of earlier versions.
     """
 
     task_id: str
@@ -247,6 +249,7 @@ class Trajectory:
     earlier versions, and in trajectories from a user's own loop."""
     branch: Branch | None = None
     """Where it begins, if it is a branch of another trajectory; None for a root, and where nothing was forked."""
+    answer_forms: tuple[str | None, ...] | None = None
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -254,6 +257,11 @@ class Trajectory:
             raise ValueError(
                 f"trajectory of task {self.task_id!r}: {length} completion ids, {len(self.sampled_mask)} mask values "
                 f"and {len(self.logprobs)} logprobs; the three have to be of one length"
+            )
+        if self.answer_forms is not None and len(self.answer_forms) != len(self.answer or ()):
+            raise ValueError(
+                f"trajectory of task {self.task_id!r}: {len(self.answer_forms)} forms of {len(self.answer or ())} "
+                "answers; there has to be one, or None, for each"
             )
         if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
@@ -322,6 +330,8 @@ class Trajectory:
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
         record = dataclasses.asdict(self)
+        if self.answer_forms is None:
+            del record["answer_forms"]
         for cell in (cell for line in record["lines"] for cell in line["cells"] or ()):
             cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
             if not cell["images"]:

@@ -193,6 +193,10 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
         ):
             logprobs = [_mended(one, "logprobs", "float") for one in logprobs]
     values["answer"] = None if answer is None else _read_list(answer, "answer", notes, {str})
+    forms = found.get("answer_forms")
+    values["answer_forms"] = None if forms is None else _read_list(forms, "answer_forms", notes, {str, type(None)})
+    if notes is not None and len(values["answer_forms"] or ()) != len(values["answer"] or ()):
+        values["answer_forms"] = None
     tokens = {name: _read_list(found.get(name), name, notes, kinds) for name, kinds in _TOKENS.items()}
     tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
     values["prompt_ids"] = tokens.pop("prompt_ids") or ()

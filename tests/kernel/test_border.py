@@ -28,6 +28,7 @@ from repl_rl.kernel.border import (
     MOST_MARKS,
     BorderError,
     calls_of,
+    forms_of,
     images_of,
     parsed,
     result_of,
@@ -44,7 +45,9 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = ("status", "error_name", "error_message", "compiled", "answer", "fingerprint", "calls", "images")
+FIELDS = (
+    "status", "error_name", "error_message", "compiled", "answer", "answer_forms", "fingerprint", "calls", "images",
+)  # fmt: skip
 OK = {"status": "ok", "error_name": None, "compiled": True, "answer": ["'4'"], "fingerprint": "5d41"}
 REPLIES: list[dict[str, Any]] = [
     OK,
@@ -136,6 +139,8 @@ def test_a_report_is_a_result_or_a_border_error(report: dict[str, Any]) -> None:
         return
     assert isinstance(result.status, ExecStatus)
     texts = [result.error_name, result.error_message, result.fingerprint, *(result.answer or ())]
+    texts += result.answer_forms or ()
+    assert result.answer_forms is None or len(result.answer_forms) == len(result.answer or ())
     for text in filter(None, texts):
         assert text.encode().decode() == text
         assert len(text) <= 10_000
@@ -324,3 +329,12 @@ def test_many_messages_neither_hold_up_the_loop_nor_grow_the_process(caplog: pyt
     assert max(longest_s, longest_jupyter_s) < 0.5  # ten times what BENCHMARKS.md has
     assert after_blocks < before_blocks + 20_000
     assert after_mb < before_mb + 100  # a block that stays keeps an arena of 1 MiB
+
+
+def test_forms_are_one_for_each_answer_and_never_cut() -> None:
+    long = "x" * 10_001
+    assert forms_of(["pi", None, long, 5, "1", "more"], ("a", "b", "c", "d", "e")) == ("pi", None, None, None, "1")
+    for reported in (None, "pi", [], [None], [long], {"0": "pi"}):
+        assert forms_of(reported, ("a",)) is None
+    assert forms_of(["pi"], None) is None
+    assert result_of(OK | {"answer_forms": ["'5'"]}).answer_forms == ("'5'",)

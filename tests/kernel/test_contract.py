@@ -150,6 +150,28 @@ def test_an_answer_is_what_was_handed_in(cell: str, answer: tuple[str, ...] | No
     assert result.answer == answer
 
 
+@pytest.mark.parametrize(
+    ("cell", "forms"),
+    [
+        ("submit_final_answer(391, [1, 'x'])", None),
+        ("submit_final_answer(lambda x: 2 * x)", ("lambda x: 2 * x",)),
+        (
+            "import sympy as s; submit_final_answer(s.Matrix([[s.pi, 2]]), 5)",
+            ("MutableDenseMatrix([[pi, Integer(2)]])", None),
+        ),
+    ],
+)
+def test_a_submitted_object_comes_with_its_form(cell: str, forms: tuple[str | None, ...] | None, typed: Typed) -> None:
+    [result] = typed(cell)
+    assert result.answer is not None
+    assert (result.status, result.answer_forms) == (ExecStatus.OK, forms)
+
+
+def test_a_function_of_an_earlier_cell_comes_with_its_source(typed: Typed) -> None:
+    *_, result = typed("def f(x):\n    return x + 1\n", "f = lambda x: x + 2", "g = f", "submit_final_answer(g)")
+    assert result.answer_forms == ("lambda x: x + 2",)
+
+
 def test_an_answer_belongs_to_its_cell(typed: Typed) -> None:
     assert [result.answer for result in typed("submit_final_answer(1)", "2")] == [("1",), None]
 

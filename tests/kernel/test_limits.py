@@ -161,7 +161,8 @@ def test_an_unknown_limit_is_refused_with_the_nearest_name() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"no sandbox profile 'defualt' in .*; there are default"):
+    said = r"no sandbox profile 'defualt' in .*; did you mean 'default'\? there are default, math"
+    with pytest.raises(ConfigError, match=said):
         Profile.load("defualt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ def test_a_grader_that_breaks_is_named(grader: Any, message: str) -> None:
     with pytest.raises(RewardError) as caught:
         score([TASK], [answering("42")], grader, TABLE)
     assert str(caught.value) == message
+
+
+def doubles(task: Task, answer: Sequence[str] | None, forms: Sequence[str | None] | None = None) -> float:
+    return 0.5 if forms == ("lambda x: 2 * x",) else 0.0
+
+
+def test_a_grader_that_asks_gets_the_forms_and_ours_reads_them() -> None:
+    table = RewardTable(RewardsConfig())
+    function = replace(answering("<function>"), answer_forms=("lambda x: 2 * x",))
+    [scored] = score([Task("t", "?", "")], [function], doubles, table)
+    assert scored.trajectory.outcome_reward == 0.5
+    array = replace(answering("np.int64(401)"), answer_forms=("401",))
+    [scored] = score([Task("t", "?", "401")], [array], grade, table)
+    assert scored.trajectory.outcome_reward == 1.0
 
 
 def test_each_trajectory_is_graded_against_its_own_task() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from repl_rl.errors import ForkRefusedError, KernelStartError
 from repl_rl.kernel.cgroups import PoolGroup
+from repl_rl.kernel.limits import MATH
 from repl_rl.kernel.paths import Home
 from repl_rl.kernel.processes import exited
 from repl_rl.kernel.sandbox import Sandbox
@@ -25,6 +26,7 @@ _LOG_CHARS = 2000
 _LOST = "its descriptor was lost; this process has too many open files (`ulimit -n`)"
 
 _log = logging.getLogger(__name__)
+_said: set[str] = set()
 
 
 class ForkServer:
@@ -88,12 +90,7 @@ class ForkServer:
         server = cls(process, ours, our_furnish, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
-            if ready["missing"]:
-                level = logging.WARNING if sandbox.is_own_profile else logging.INFO
-                _log.log(level, "can't be imported, so not preloaded in kernels: %s", ", ".join(ready["missing"]))
-            elif ready["warm_up_error"]:
-                failure = ready["warm_up_error"]
-                _log.warning("the kernel profile's warm_up code failed, and kernels go without: %s", failure)
+            _say(sandbox.profile_name, ready)
         except TimeoutError:
             printed = server._printed()
             await server.close()
@@ -225,3 +222,28 @@ class ForkServer:
         with contextlib.suppress(OSError):
             text = self._log_file.read_text(errors="replace").strip()
         return f"it printed: {text[-_LOG_CHARS:] or 'nothing'}"
+
+
+def _say(profile: str, ready: dict[str, Any]) -> None:
+    """Log what a server could not do of its profile. Servers that say the same as one before them are not repeated."""
+    level, told = logging.INFO if profile == "default" else logging.WARNING, list[str]()
+    if missing := ready["missing"]:
+        told.append(f"can't be imported, so not preloaded in kernels: {', '.join(missing)}")
+        if profile == MATH:
+            packages = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
+            told = [
+                f"the kernel profile {MATH!r} goes without {packages}; pip install 'repl-rl[math]' installs all of it"
+            ]
+    if ready["warm_up_error"] and (profile == MATH or not missing):
+        level = logging.WARNING
+        told.append(f"the kernel profile's warm_up code failed, and kernels go without: {ready['warm_up_error']}")
+    if ready["threads"]:
+        level = logging.WARNING
+        told.append(
+            "what the kernel profile preloads has left threads running, which no session has: "
+            + ", ".join(ready["threads"])
+        )
+    for text in told:
+        if text not in _said:
+            _said.add(text)
+            _log.log(level, "%s", text)

@@ -20,7 +20,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError
-from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
+from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
@@ -198,7 +198,7 @@ class KernelspecKernel:
         info = await self._unless_it_dies(asyncio.create_task(self._channels.greet()))
         self._language = str(info["language_info"]["name"])
         if not self._is_ours and self._language == "python":
-            reply = await self._silently(_cell(SUBMIT, silent=True))
+            reply = await self._silently(_cell(submit_cell(), silent=True))
             if reply["status"] != "ok":
                 raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
-from repl_rl.kernel.border import MOST_IMAGES, images_of, parsed, result_of, text_of
+from repl_rl.kernel.border import MOST_IMAGES, forms_of, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
@@ -25,27 +25,30 @@ OTHERS_BYTES = 64 << 20
 """The longest message of a kernel that is not ours, whose text comes in messages."""
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
 
-SUBMIT = f'''
+_SUBMIT = '''
 def submit_final_answer():
+    import linecache, types
     from IPython import get_ipython
     get_ipython().history_manager.enabled = False
-    publish, show, text, length = get_ipython().display_pub.publish, repr, str, 10_000
+    own = types.ModuleType("repl_answer")
+    exec(compile({answer!r}, "<repl_answer>", "exec"), own.__dict__)
+    publish, show, text, length, form = get_ipython().display_pub.publish, repr, str, 10_000, own.form
     def submit_final_answer(value, /, *values):
         """Hand in the final answer; this ends the session."""
         __tracebackhide__ = True
-        texts = []
+        texts, forms = [], []
         for each in (value, *values):
             texts.append(text(show(each).encode("utf-8", "backslashreplace"), "utf-8")[:length])
-        publish({{"{ANSWER_MIME}": {{"values": texts}}}})
+            cells = [""]
+            if type(each) is types.FunctionType:
+                cells = ["".join(linecache.getlines(each.__code__.co_filename))]
+            forms.append(form(each, texts[-1], cells) if len(forms) < 100 else None)
+        publish({{"{mime}": {{"values": texts, "forms": forms}}}})
     submit_final_answer.__module__ = "builtins"
     submit_final_answer.__qualname__ = "submit_final_answer"
     return submit_final_answer
 submit_final_answer = submit_final_answer()
 '''
-"""Defines `submit_final_answer` in a kernel built on IPython. It sends the answer as a message of a type that nothing
-shows, so no text can be mistaken for it. Code that sends such a message itself has submitted an answer, nothing
-more."""
-
 _SETUP = """
 import sys, types
 main = sys.modules["__main__"].__dict__
@@ -67,6 +70,16 @@ _SUBSCRIBED_S = 0.2
 _log = logging.getLogger(__name__)
 
 
+def submit_cell() -> str:
+    """A cell that defines `submit_final_answer` in a kernel built on IPython.
+
+    It sends the answer as a message of a type that nothing shows, so no text can be mistaken for it. Code that sends
+    such a message itself has submitted an answer, nothing more.
+    """
+    answer = (program_folder() / "repl_answer.py").read_text(encoding="utf-8")
+    return _SUBMIT.format(answer=answer, mime=ANSWER_MIME)
+
+
 def setup_cell(source: str) -> str:
     """A cell that runs `source` in a namespace of its own, with `repl_tools` at hand, and leaves no names behind.
 
@@ -82,6 +95,7 @@ class CellOutput:
     def __init__(self, text: CellText) -> None:
         self._text = text
         self._answers: list[str] = []
+        self._forms: list[object] = []
         self._images: list[str] = []
 
     def take_in(self, msg_type: str, content: Mapping[str, Any]) -> None:
@@ -90,7 +104,9 @@ class CellOutput:
         elif msg_type in ("execute_result", "display_data"):
             data = content["data"]
             if ANSWER_MIME in data:
-                self._answers += [str(value) for value in data[ANSWER_MIME]["values"]]
+                values, forms = data[ANSWER_MIME]["values"], data[ANSWER_MIME].get("forms")
+                self._answers += [str(value) for value in values]
+                self._forms += forms if isinstance(forms, list) and len(forms) == len(values) else [None] * len(values)
                 return
             if "text/plain" in data:
                 self._show(_whole_lines(str(data["text/plain"])))
@@ -99,9 +115,11 @@ class CellOutput:
         elif msg_type == "error":
             self._show(traceback_text(content))
 
-    def take_answers(self) -> list[str]:
-        answers, self._answers = self._answers, []
-        return answers
+    def take_answers(self) -> dict[str, Any]:
+        """What was submitted since the last call: the fields of an ExecResult that hold it."""
+        answer, forms = tuple(self._answers) or None, self._forms
+        self._answers, self._forms = [], []
+        return {"answer": answer, "answer_forms": forms_of(forms, answer)}
 
     def take_images(self) -> tuple[bytes, ...]:
         images, self._images = self._images, []
@@ -126,18 +144,18 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
     """
     if reply is not None and isinstance(report := reply.get("repl_rl"), dict):
         return result_of(report)
-    answer = tuple(output.take_answers()) or None
+    said = output.take_answers()
     if reply is None:
-        return ExecResult(ExecStatus.KILLED, answer=answer)
+        return ExecResult(ExecStatus.KILLED, **said)
     payload = reply.get("payload") or []
     if any(part.get("source") == "ask_exit" and not part.get("keepkernel") for part in payload):
-        return ExecResult(ExecStatus.KILLED, error_name="SystemExit", answer=answer)
+        return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **said)
     if reply.get("status") == "ok":
-        return ExecResult(ExecStatus.OK, answer=answer)
+        return ExecResult(ExecStatus.OK, **said)
     name = str(reply.get("ename") or "Error")
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
     message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
-    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, answer=answer, error_message=message)
+    return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **said)
 
 
 def _whole_lines(text: str) -> str:

@@ -38,23 +38,28 @@ __all__ = ["grade", "grade_many", "require_gradable"]
 
 Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
 """Reference, what was submitted, and the family and operands of a problem that its family decides."""
+Forms = Sequence[str | None] | None
 
 _verdicts: OrderedDict[Question, float] = OrderedDict()
 """A cache, because a group of trajectories often gives the same answer many times."""
 
 
-def grade(task: Task, answer: Sequence[str] | None) -> float:
-    """1.0 if the `repr`s in `answer` equal the task's answer, or its family accepts them; else 0.0.
+def grade(task: Task, answer: Sequence[str] | None, forms: Forms = None) -> float:
+    """1.0 if what was submitted equals the task's answer, or its family accepts it; else 0.0.
 
+    `answer` holds the `repr`s of the values, `forms` their forms (`Trajectory.answer_forms`), where they have any.
     Nothing that is submitted makes it raise. Raises RewardError if the grader's processes don't start, and
     DependencyError if the task's family needs a package that is missing.
     """
-    return grade_many([task], [answer])[0]
+    return grade_many([task], [answer], [forms])[0]
 
 
-def grade_many(tasks: Sequence[Task], answers: Sequence[Sequence[str] | None]) -> list[float]:
+def grade_many(
+    tasks: Sequence[Task], answers: Sequence[Sequence[str] | None], forms: Sequence[Forms] | None = None
+) -> list[float]:
     """`grade` for each pair, several at once."""
-    first = [_at_once(task, answer) for task, answer in zip(tasks, answers, strict=True)]
+    forms = [None] * len(answers) if forms is None else forms
+    first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
     replies = ask([_request(*item) for item in open_]) if open_ else []
     fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
@@ -78,7 +83,17 @@ def require_gradable(tasks: Iterable[Task]) -> None:
             )
 
 
-def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
+def _texts(answer: Sequence[str], forms: Forms) -> Sequence[str]:
+    """The text that each value is read from: its form if it has one, else its `repr`.
+
+    Never both: a session that sends one answer as the form and another one as the `repr` has submitted one of them.
+    """
+    if forms is None or len(forms) != len(answer):
+        return answer
+    return [text if form is None else form for text, form in zip(answer, forms, strict=True)]
+
+
+def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
     """A verdict, or the question for the grader's processes."""
     if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
         return 0.0
@@ -90,6 +105,7 @@ def _at_once(task: Task, answer: Sequence[str] | None) -> float | Question:
     if _decides(task):
         too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
         return 0.0 if too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
+    answer = _texts(answer, forms)
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)

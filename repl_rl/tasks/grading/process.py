@@ -8,17 +8,15 @@ threads, and in a forked child, which starts processes of its own.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -47,75 +45,62 @@ class GraderProcess:
     def __init__(self) -> None:
         """Raises RewardError if the process does not start."""
         path = os.pathsep.join([str(_PACKAGE_PARENT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        names = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}
+        self._pipe, theirs = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "repl_rl.tasks.grading.program"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [sys.executable, "-m", "repl_rl.tasks.grading.program", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={
-                "PATH": os.environ.get("PATH", ""),
-                "PYTHONPATH": path,
-                "PYTHONDONTWRITEBYTECODE": "1",
-                "LC_ALL": "C.UTF-8",
-            },
+            env={"PATH": os.environ.get("PATH", ""), **names},
+            pass_fds=[theirs.fileno()],
             start_new_session=True,
         )
-        self._unread = b""
+        theirs.close()
         try:
-            self._line(_START_S)
+            self._reply(_START_S)
         except Overrun as error:
-            self.close()
             raise RewardError(
                 f"the grader's process did not come up (exit status {self._process.returncode}); see what "
-                f"`{sys.executable} -m repl_rl.tasks.grading.program` prints"
+                f"`{sys.executable} -m repl_rl.tasks.grading.program 1` prints"
             ) from error
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, request: Request) -> Request:
-        """The reply. Raises Overrun, after which the process is gone."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-            reply: Request = json.loads(self._line(_WALL_S))
-        except OSError as error:
-            self.close()
-            raise Overrun(by_its_text=False) from error
-        if reply.get("full"):
-            self.close()
-        return reply
-
     @property
     def is_open(self) -> bool:
         return self._process.returncode is None
 
+    def ask(self, request: Request) -> Request:
+        """The reply. Raises Overrun, after which the process is gone."""
+        try:
+            self._pipe.send_bytes(json.dumps(request).encode())
+        except OSError as error:
+            self.close()
+            raise Overrun(by_its_text=False) from error
+        reply = self._reply(_WALL_S)
+        if reply.get("full"):
+            self.close()
+        return reply
+
     def close(self) -> None:
         """Kill the process and wait for its end."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        self._pipe.close()
 
-    def _line(self, wall_s: float) -> bytes:
-        assert self._process.stdout is not None
-        deadline_s = time.monotonic() + wall_s
-        while b"\n" not in self._unread:
-            left_s = deadline_s - time.monotonic()
-            ready = left_s > 0 and select.select([self._process.stdout], [], [], left_s)[0]
-            chunk = os.read(self._process.stdout.fileno(), 65536) if ready else b""
-            if not chunk:
-                status = self._process.wait() if ready else None
-                self.close()
-                raise Overrun(by_its_text=status in (None, -signal.SIGXCPU))
-            self._unread += chunk
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
+    def _reply(self, wall_s: float) -> Request:
+        status = None
+        try:
+            if self._pipe.poll(wall_s):
+                reply: Request = json.loads(self._pipe.recv_bytes())
+                return reply
+        except (EOFError, OSError):
+            status = self._process.wait()
+        self.close()
+        raise Overrun(by_its_text=status in (None, -signal.SIGXCPU))
 
 
 class GraderPool:
@@ -138,11 +123,10 @@ class GraderPool:
     def close(self) -> None:
         """End all processes."""
         self._threads.shutdown(wait=True)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                process = self._free.get_nowait()
-                if process is not None:
-                    process.close()
+        while not self._free.empty():
+            process = self._free.get()
+            if process is not None:
+                process.close()
 
     def _ask(self, request: Request) -> Request | None:
         """Ask a free process. If it dies of something other than its limits, ask once more."""

@@ -1,6 +1,6 @@
-"""The grader's process: one JSON request per line on stdin, one JSON reply per line on stdout.
+"""The grader's process: a JSON request at a time over the pipe whose descriptor is its argument, a JSON reply to each.
 
-`{"answer": REFERENCE, "submitted": [REPR, ...]}` is answered by `{"right": bool}`, without "submitted" by
+`{"answer": REFERENCE, "submitted": [TEXT, ...]}` is answered by `{"right": bool}`, without "submitted" by
 `{"gradable": bool}`. `{"family": NAME, "operands": [...], "submitted": [...]}` asks what the family accepts; "gym" is
 the folder of reasoning-gym, for families that need it. Text that can't be read is not an error: the verdict is false.
 A request that takes too much time or memory ends the process, by resource limits of the operating system; its parent
@@ -12,11 +12,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import resource
 import sys
 import warnings
 from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 from repl_rl.utils.folders import resource_folder
@@ -46,9 +46,8 @@ def confine() -> None:
 
 
 def main() -> None:
-    """Serve until stdin ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    """Serve until the other end is closed."""
+    pipe = Connection(int(sys.argv[1]))
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     # Imported here so that the time of the first request does not include it.
@@ -59,9 +58,15 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     confine()
-    print(json.dumps({"ready": True}), file=replies, flush=True)
-    for line in sys.stdin:
-        request: dict[str, Any] = json.loads(line)
+    reply: dict[str, bool] = {"ready": True}
+    while True:
+        pipe.send_bytes(json.dumps(reply).encode())
+        if reply.get("full"):
+            return
+        try:
+            request: dict[str, Any] = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
         if "gym" in request:
             if request["gym"] not in sys.path:
                 sys.path.append(request["gym"])
@@ -82,9 +87,6 @@ def main() -> None:
             reply = {name: False, "full": True}
         except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means: not the answer
             reply = {name: False}
-        print(json.dumps(reply), file=replies, flush=True)
-        if reply.get("full"):
-            return
 
 
 if __name__ == "__main__":

@@ -1,0 +1,173 @@
+"""Forms of submitted values: what the session says that they are, and how the grader reads that."""
+
+import ast
+import decimal
+import fractions
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import sympy
+from answer_pairs import CASES
+
+from repl_rl.tasks import grade, grade_many
+from repl_rl.trajectory import Task
+
+PROGRAM = Path(__file__).resolve().parents[2] / "kernels" / "python"
+sys.path.append(str(PROGRAM))
+from repl_answer import form  # noqa: E402  # the program inside the sandbox is not a package
+
+NAMES = {name: getattr(sympy, name) for name in sympy.__all__ if not name.startswith("_")}
+NAMES |= {name: sympy.Symbol(name) for name in ("x", "y", "t", "a", "p", "A", "B", "x_1", "x_2")}
+NAMES |= {"np": numpy, "array": numpy.array, "Fraction": fractions.Fraction, "Decimal": decimal.Decimal}
+
+
+def _objects(submitted):
+    """What a session would have submitted for these `repr`s; None if they are no code."""
+    texts = (submitted,) if isinstance(submitted, str) else tuple(submitted)
+    try:
+        return [eval(text, dict(NAMES)) for text in texts]
+    except Exception:  # noqa: BLE001  # whatever is no code
+        return None
+
+
+PAIRS = [
+    (reference, submitted, verdict, made)
+    for reference, right, wrong in CASES
+    for verdict, group in ((1.0, right), (0.0, wrong))
+    for submitted in group
+    if (made := _objects(submitted)) is not None
+]
+
+
+def _forms(values):
+    return [form(value, repr(value), []) for value in values]
+
+
+def test_an_object_gets_the_verdict_of_its_text():
+    assert len(PAIRS) > 150
+    tasks = [Task("t", "?", reference) for reference, *_ in PAIRS]
+    answers = [[repr(value) for value in values] for *_, values in PAIRS]
+    forms = [_forms(values) for *_, values in PAIRS]
+    grades = grade_many(tasks, answers, forms)
+    odd = [(pair, form) for pair, value, form in zip(PAIRS, grades, forms, strict=True) if value != pair[2]]
+    assert odd == []
+
+
+LONG = sympy.Add(*(sympy.Symbol(f"x_{number}") for number in range(3_100)))
+
+
+class Deceiver:
+    def __repr__(self):
+        return "x + 1"
+
+    def _sympy_(self):
+        return sympy.Symbol("x") + 2
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((plain, None) for plain in (18, -1.5, 2j, True, None, "x + 1", (1, 2), [1, (2,)], {1}, {"a": 1}, set(), ())),
+        *((number, None) for number in (sympy.Integer(18), sympy.Rational(1, 2), sympy.Float(0.5), object())),
+        (numpy.int64(8), "8"),
+        (numpy.array([1 / 3, 2]), "array([0.3333333333333333, 2.0])"),
+        (numpy.arange(1_500), f"array([{', '.join(map(str, range(1_500)))}])"),
+        (numpy.arange(4_000), None),
+        ((numpy.float64(0.5),), "(0.5,)"),
+        (fractions.Fraction(1, 2), None),
+        (sympy.Symbol("x", positive=True) ** 2, "Pow(Symbol('x', positive=True), Integer(2))"),
+        (sympy.Matrix([[1, 2]]), "MutableDenseMatrix([[Integer(1), Integer(2)]])"),
+        (sympy.SparseMatrix([[1, 2]]), "MutableDenseMatrix([[Integer(1), Integer(2)]])"),
+        (sympy.Poly(sympy.Symbol("x") + 1), "Add(Symbol('x'), Integer(1))"),
+        ({sympy.Symbol("x"): 3}, "{Symbol('x'): 3}"),
+        (frozenset({sympy.pi}), None),
+        (frozenset({2 * sympy.pi}), "frozenset({Mul(Integer(2), pi)})"),
+        (LONG, None),
+        (Deceiver(), "Add(Symbol('x'), Integer(2))"),
+        ([len], None),
+    ],
+)
+def test_forms(value, expected):
+    assert form(value, repr(value), []) == expected
+
+
+def test_a_value_within_itself_has_no_form():
+    values = [sympy.pi]
+    values.append(values)
+    assert form(values, repr(values), []) is None
+
+
+def _defined(*cells):
+    names = {}
+    for cell in cells:
+        exec(compile(cell, "<stdin>", "single", dont_inherit=True), names)
+    return names
+
+
+CELLS = [
+    "def f(x):\n    # a double\n    return 2 * x\n",
+    "import functools\n",
+    "@functools.cache\ndef cached(x):\n    return x\n",
+    "f, g = lambda x: x + 1, lambda x: x + 2\n",
+    "def outer():\n    def inner(): return outer\n    def shut(): return inner\n    return inner, shut\n",
+    "h = lambda: (yield)\n",
+    "def f(x):\n    return 3 * x\n",
+]
+
+
+def test_a_function_is_its_source_of_the_cell_that_defined_it():
+    names = _defined(*CELLS)
+    first = _defined(CELLS[0])["f"]
+    inner, shut = names["outer"]()
+    assert form(first, repr(first), CELLS) == "def f(x):\n    # a double\n    return 2 * x"
+    assert form(names["f"], repr(first), CELLS) == "def f(x):\n    return 3 * x"
+    assert form(names["g"], repr(first), CELLS) == "lambda x: x + 2"
+    assert form(names["h"], repr(first), CELLS) == "lambda: (yield)"
+    assert form(inner, repr(inner), CELLS) == "def inner(): return outer"
+    unknown = (shut, names["cached"], len, ast.parse, names["functools"].partial(first))
+    assert [form(value, repr(value), CELLS) for value in unknown] == [None] * 5
+    assert form(names["g"], repr(first), []) is None
+
+
+def test_one_text_is_read_and_never_the_other():
+    """A session that says two things has submitted the form."""
+    for reference, verdict in (("x+1", 0.0), ("x+2", 1.0)):
+        assert grade(Task("t", "?", reference), ["x + 1"], ["Add(Symbol('x'), Integer(2))"]) == verdict
+    for reference, verdict in (("5", 0.0), ("6", 1.0)):
+        assert grade(Task("t", "?", reference), ["5"], ["6"]) == verdict
+    assert grade(Task("t", "?", "8", "gcd"), ["np.int64(8)"], ["8"]) == 1.0
+    assert grade(Task("t", "?", "18"), ["18"], ["Symbol('18')"]) == 0.0
+
+
+def test_what_only_the_form_shows_counts():
+    x = sympy.Symbol("x", positive=True)
+    matrix = numpy.array([[1 / 3, 2 / 7], [1, 0]])
+    for reference, value in (("(x+1)^2", (x + 1) ** 2), (r"\begin{pmatrix} 1/3 & 2/7 \\ 1 & 0 \end{pmatrix}", matrix)):
+        assert grade(Task("t", "?", reference), [repr(value)], _forms([value])) == 1.0
+    long = numpy.arange(1_500)
+    reference = str(list(range(1_500)))
+    assert grade(Task("t", "?", reference), [repr(long)]) == 0.0
+    assert grade(Task("t", "?", reference), [repr(long)], _forms([long])) == 1.0
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "Integer(" * 3_000,
+        "Pow(Integer(9), Pow(Integer(9), Integer(99)))",
+        "Symbol('x'); __import__('os')",
+        "().__class__",
+        "def f(): pass",
+        "lambda: 1",
+        "Float('1e999999999', precision=10**9)",
+        "MutableDenseMatrix(10**9, 10**9, [])",
+        "Symbol('x', positive=__import__('os').abort())",
+        "array([1, 2)",
+        "\0",
+        "",
+    ],
+)
+def test_hostile_forms_are_wrong_and_nothing_raises(hostile):
+    assert grade_many([Task("t", "?", "7"), Task("t", "?", "x+1")], [["7"], ["x + 1"]], [[hostile]] * 2) == [0.0, 0.0]
