@@ -75,14 +75,16 @@ def loop() -> Iterator[BackgroundLoop]:
 @pytest.fixture(scope="session")
 def kernel_pools(loop: BackgroundLoop) -> Iterator[Pools]:
     """Real pools on that loop by their settings: each is opened once, when it is first asked for."""
-    opened: dict[tuple[Limits, int, str, str], KernelPool] = {}
+    opened: dict[tuple[Limits, int, str, str, int], KernelPool] = {}
 
-    def pool(limits: Limits, *, size: int = 3, backend: str = "fork", sandbox: SandboxKind = "bwrap") -> KernelPool:
+    def pool(
+        limits: Limits, *, size: int = 3, backend: str = "fork", sandbox: SandboxKind = "bwrap", depth: int = 0
+    ) -> KernelPool:
         if sandbox == "sandlock" and (problem := landlock.problem()):
             pytest.skip(problem)
-        settings = limits, size, backend, sandbox
+        settings = limits, size, backend, sandbox, depth
         if settings not in opened:
-            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox)
+            made = KernelPool(size=size, limits=limits, backend=backend, sandbox=sandbox, depth=depth)
             loop.run(made.__aenter__())
             opened[settings] = made
         return opened[settings]
