@@ -13,6 +13,7 @@ from repl_rl.engine.admission import Admission
 from repl_rl.rollout.scripted import ScriptedSlot
 
 LOGPROB = -0.25
+Script = Callable[[str], str | Sequence[str] | Awaitable[str]]
 
 
 class ScriptedEngine:
@@ -105,6 +106,49 @@ class AskedSlot:
             text = await text
         await asyncio.sleep(0)
         typed, finish = self._vocabulary.encode_output(f" {text}\n"), Finish.NEWLINE
+        if len(typed) > max_tokens:
+            typed, finish = typed[:max_tokens], Finish.LENGTH
+        return SampledLine(tuple(typed), (LOGPROB,) * len(typed), finish)
+
+
+class RecursiveEngine(AskedEngine):
+    """Sessions and sub-calls alike type `script(prompt)`: a list of lines, or a text as the answer to a question."""
+
+    def __init__(self, vocabulary: Vocabulary, script: Script, capacity_tokens: int = 1 << 30) -> None:
+        super().__init__(vocabulary, [], capacity_tokens=capacity_tokens)
+        self.given: list[tuple[int, ...]] = []
+        """Every list of ids that it was handed."""
+        self._script = script
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecursiveSlot]:  # type: ignore[override]
+        async with self.admission.reserve(tokens, depth):
+            self.held[depth] += 1
+            self.most[depth] = max(self.most[depth], self.held[depth])
+            try:
+                yield RecursiveSlot(self, self._vocabulary, self._script)
+            finally:
+                self.held[depth] -= 1
+
+
+class RecursiveSlot:
+    """Types one session, or answers one question."""
+
+    def __init__(self, engine: RecursiveEngine, vocabulary: Vocabulary, script: Script) -> None:
+        self._engine = engine
+        self._vocabulary = vocabulary
+        self._script = script
+        self._left: list[str] | None = None
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        self._engine.given.append(tuple(ids))
+        if self._left is None:
+            found = self._script(self._vocabulary.decode(ids))
+            if not isinstance(found, str | Sequence):
+                found = await found
+            self._left = [f" {found}\n"] if isinstance(found, str) else list(found)
+        await asyncio.sleep(0)
+        typed, finish = self._vocabulary.encode_output(self._left.pop(0)), Finish.NEWLINE
         if len(typed) > max_tokens:
             typed, finish = typed[:max_tokens], Finish.LENGTH
         return SampledLine(tuple(typed), (LOGPROB,) * len(typed), finish)

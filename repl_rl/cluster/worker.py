@@ -68,7 +68,7 @@ class RolloutActor:
             try:
                 engine = await asyncio.to_thread(open_engine, setup)
                 self._stack.callback(engine.close)
-                pool = await self._stack.enter_async_context(make_pool(setup.rollout.kernel))
+                pool = await self._stack.enter_async_context(make_pool(setup.rollout.kernel, setup.rollout.subcalls))
             except Exception as error:  # noqa: BLE001 - raised on the other side
                 await self._close()
                 return as_sent(error)

@@ -169,6 +169,11 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
+        if self.kernel.size < self.subcalls.depth:
+            raise ValueError(
+                f"subcalls.depth {self.subcalls.depth}: so many sessions wait for one another, each in a kernel, and "
+                f"kernel.size is {self.kernel.size}; set kernel.size: {self.subcalls.depth} or more, or a smaller depth"
+            )
         if self.engine.deterministic and self.budget.finish_share < 1:
             raise ValueError(
                 f"budget.finish_share {self.budget.finish_share} cuts what is late, which engine.deterministic can't "

@@ -245,10 +245,29 @@ class SubcallsConfig(Section):
     """Tokens of all answers."""
     call_tokens: int = Field(256, ge=1)
     """Tokens of one answer."""
+    depth: int = Field(1, ge=1, le=16)
+    """How deep sub-calls may go. 1: questions are answered at once. 2 brings `rlm_query`, which asks for a session with
+    an interpreter of its own, whose questions are answered at once; and so on. For each depth beyond 1, the pool keeps
+    one of its kernels."""
+    session_tokens: int = Field(1024, ge=1)
+    """Completion tokens of a session that `rlm_query` asks for, what it shows included. What it samples comes out of
+    `tokens`."""
     at_once: int = Field(16, ge=1)
-    """Questions of one trajectory that are answered at a time."""
+    """Questions of one session that are answered at a time."""
     seconds: float = Field(120.0, gt=0)
     """How long a server may take for an answer."""
+    train: bool = False
+    """Train what is sampled for sub-calls too: each answer of the policy, and each session, becomes a row of the batch
+    with the advantage of the line that asked."""
+
+    @model_validator(mode="after")
+    def _trains_its_own_answers(self) -> SubcallsConfig:
+        if self.train and self.model != "policy":
+            raise ValueError(
+                f"train: the answers are those of {self.model}, and only what the policy samples can be trained; set "
+                "model: policy, or leave train out"
+            )
+        return self
 
     @property
     def one_by_one(self) -> SubcallsConfig:

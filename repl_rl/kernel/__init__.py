@@ -11,6 +11,7 @@ from repl_rl.kernel.results import (
     HostReply,
     KernelSession,
     KernelSource,
+    NestingSource,
 )
 from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
 
@@ -25,6 +26,7 @@ __all__ = [
     "KernelSession",
     "KernelSource",
     "Limits",
+    "NestingSource",
     "PoolStats",
     "Profile",
     "SandboxReport",

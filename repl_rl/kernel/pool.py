@@ -152,13 +152,58 @@ class PooledKernel:
         return result
 
 
+class Places:
+    """Which sessions may have kernels, where sessions wait for others that they have asked for.
+
+    Those that the caller opens have a depth of 0, what they ask for has 1, and so on. All share the places, but for one
+    that is kept for each depth from 1 to `deepest`, and deeper ones go first: the deepest wait for nobody, so in the
+    end nobody waits forever.
+    """
+
+    def __init__(self, size: int, deepest: int) -> None:
+        self._shared = size - deepest
+        self._taken: Counter[int] = Counter()
+        self._waiting: dict[int, deque[asyncio.Future[None]]] = {}
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
+    @asynccontextmanager
+    async def place(self, depth: int) -> AsyncIterator[None]:
+        """Wait for a place, and hold it during the block."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(depth, deque()).append(turn)
+        self._let_in()
+        try:
+            await turn
+            yield
+        finally:
+            if turn.done() and not turn.cancelled():
+                self._taken[depth] -= 1
+            elif turn in self._waiting[depth]:
+                self._waiting[depth].remove(turn)
+            self._let_in()
+
+    def _let_in(self) -> None:
+        for depth in sorted(self._waiting, reverse=True):
+            waiting = self._waiting[depth]
+            while waiting and (self._taken.total() < self._shared or not self._taken[depth]):
+                turn = waiting.popleft()
+                if not turn.done():  # else its caller has gone away
+                    self._taken[depth] += 1
+                    turn.set_result(None)
+
+
 class KernelPool:
     """A `KernelSource`: at most `size` kernels at a time, `warm` of them waiting for a session.
 
     `backend` is "fork", kernels forked from a warm server, or the name of a Jupyter kernelspec. `start_concurrency`
     bounds how many come up at once (default: the number of cores). `memory_mb` is the budget of all kernels together
     (default: four fifths of what is available when the pool is opened); beyond it, sessions wait. `profile` is the name
-    of a sandbox profile, or the path of your own (docs/sessions.md). Entering the pool raises ConfigError,
+    of a sandbox profile, or the path of your own (docs/sessions.md). `depth` is how deep sessions may wait for sessions
+    that they have asked for: for each depth, one place is kept. Entering the pool raises ConfigError,
     DependencyError or SandboxError if no kernel could ever run here as asked.
     """
 
@@ -173,10 +218,17 @@ class KernelPool:
         start_concurrency: int | None = None,
         warm: int | None = None,
         memory_mb: float | None = None,
+        depth: int = 0,
     ) -> None:
         if size < 1:
             raise ConfigError(f"a kernel pool of size {size} holds no kernel; give it at least 1")
+        if size <= depth:
+            raise ConfigError(
+                f"a kernel pool of size {size} has no place for sessions that wait for {depth} more, one by one; "
+                f"give it at least {depth + 1} (kernel.size), or lower subcalls.depth"
+            )
         self.size = size
+        self.depth = depth
         self.stats = PoolStats()
         loaded = Profile.load(profile)
         self.limits = limits or loaded.limits
@@ -192,6 +244,9 @@ class KernelPool:
         self._ready: deque[Kernel] = deque()
         self._alive: set[Kernel] = set()
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
+        self._waited_for: set[asyncio.Future[Kernel]] = set()
+        """Those among `_waiting` for whose sessions others wait."""
+        self._places = Places(size, depth) if depth else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
@@ -223,17 +278,26 @@ class KernelPool:
         await self._backend.close()
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[PooledKernel]:
-        """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up."""
-        if not self._is_open:
-            raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
+    async def session(self, depth: int = 0) -> AsyncIterator[PooledKernel]:
+        """A fresh kernel, killed at exit. Waits while `size` are taken; raises KernelStartError if none comes up.
+
+        A session of another `depth` than 0 is one for which a session of one depth less waits. It goes first, so that
+        the two can't wait for each other; where it would wait for memory, which the others may hold until it has ended,
+        KernelStartError says so.
+        """
+        if depth > self.depth:
+            raise KernelError(f"a session at depth {depth}, and this pool keeps places down to depth {self.depth}")
         asked = time.monotonic()
-        kernel = await self._take()
-        self.stats.queue_s.append(time.monotonic() - asked)
-        self._top_up()
-        self.stats.sessions += 1
-        async with self._handed_out(kernel) as session:
-            yield session
+        async with AsyncExitStack() as stack:
+            if self._places is not None:
+                await stack.enter_async_context(self._places.place(depth))
+            if not self._is_open:
+                raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
+            kernel = await self._take(is_waited_for=depth > 0)
+            self.stats.queue_s.append(time.monotonic() - asked)
+            self._top_up()
+            self.stats.sessions += 1
+            yield await stack.enter_async_context(self._handed_out(kernel))
 
     @asynccontextmanager
     async def fork(
@@ -342,14 +406,18 @@ class KernelPool:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def _take(self) -> Kernel:
+    async def _take(self, is_waited_for: bool) -> Kernel:
         while self._ready:
             kernel = self._ready.popleft()
             if kernel.is_alive:
                 return kernel
             self._spawn(self._discard(kernel))
         waiter: asyncio.Future[Kernel] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
+        if is_waited_for:
+            self._waited_for.add(waiter)
+            self._waiting.appendleft(waiter)
+        else:
+            self._waiting.append(waiter)
         self._top_up()
         try:
             return await waiter
@@ -359,6 +427,8 @@ class KernelPool:
             elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self._hand_out(waiter.result())
             raise
+        finally:
+            self._waited_for.discard(waiter)
 
     def _top_up(self) -> None:
         """Start the kernels that are missing, as far as there is room."""
@@ -409,6 +479,11 @@ class KernelPool:
         self._let_forks_on()
         if is_held_back:
             self._top_up()
+        if self._waited_for and not self.stats.starting and not self._budget.has_room(0):
+            for waiter in [waiter for waiter in self._waiting if waiter in self._waited_for]:
+                self._waiting.remove(waiter)
+                if not waiter.done():
+                    waiter.set_exception(KernelStartError("the memory of the pool's sessions is used up"))
         self._count()
 
     def _hand_out(self, outcome: Kernel | KernelError) -> None:
@@ -457,7 +532,8 @@ class KernelPool:
         return task
 
     def _count(self) -> None:
-        self.stats.alive, self.stats.queued = len(self._alive), len(self._waiting)
+        self.stats.alive = len(self._alive)
+        self.stats.queued = len(self._waiting) + (0 if self._places is None else self._places.waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
         self.stats.restarts = self._backend.restarts
 

@@ -122,6 +122,18 @@ class KernelSource(Protocol):
 
 
 @runtime_checkable
+class NestingSource(KernelSource, Protocol):
+    """A source with places for sessions that other sessions wait for."""
+
+    depth: int
+    """How deep sessions may wait for sessions that they have asked for."""
+
+    def session(self, depth: int = 0) -> AbstractAsyncContextManager[KernelSession]:
+        """As `KernelSource.session`. A session of one depth less waits for one of another `depth` than 0, which itself
+        waits for nothing that such sessions hold. Raises KernelError if that can't be."""
+
+
+@runtime_checkable
 class ForkingSource(KernelSource, Protocol):
     """A source whose interpreters can be forked."""
 

@@ -18,7 +18,7 @@ from repl_rl.engine import Engine, Vocabulary
 from repl_rl.errors import ConfigError, EnvironmentFailure, ForkRefusedError
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.rollout.state import Prompt
-from repl_rl.rollout.subcalls import SubCalls, make_text_model
+from repl_rl.rollout.subcalls import Sessions, SubCalls, make_text_model
 from repl_rl.tools import Toolbox
 from repl_rl.tools.environments import EnvironmentSession
 from repl_rl.trajectory import Line, Message, Task, Trajectory
@@ -77,8 +77,10 @@ class Episode:
 class EpisodeMaker:
     """Makes the episode of each trajectory."""
 
-    def __init__(self, setup: RolloutSetup, engine: Engine) -> None:
+    def __init__(self, setup: RolloutSetup, engine: Engine, sessions: Sessions) -> None:
+        """`sessions` types those that environments ask for."""
         self._setup = setup
+        self._sessions = sessions
         self._model = make_text_model(setup.subcalls, engine, setup.vocabulary, setup.context_tokens, setup.chat)
         self._made_prompt: Any = lru_cache(_REMEMBERED_PROMPTS)(
             lambda dialect, question, history: make_prompt(dialect, setup.vocabulary, question, setup.chat, history)
@@ -87,12 +89,18 @@ class EpisodeMaker:
         self.dialect = self._dialect(setup.extensions.toolbox)
         """Offers the tools that every trajectory has."""
 
-    async def make(self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack) -> Episode:
-        """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure."""
+    async def make(
+        self, task: Task, sampling: SamplingConfig, stack: AsyncExitStack, subcalls: SubCalls | None = None
+    ) -> Episode:
+        """Make the episode of a task and open its environment, which closes with `stack`. Raises EnvironmentFailure.
+
+        `subcalls` are those of a session that another one has asked for.
+        """
         toolbox, factory = self._setup.extensions.toolbox, self._setup.extensions.environment
         if factory is None:
             return Episode(self.prompt(task), self.dialect, toolbox)
-        subcalls = SubCalls(self._model, self._setup.subcalls, sampling)
+        if subcalls is None:
+            subcalls = SubCalls(self._model, self._setup.subcalls, sampling, task.id, self._sessions)
         environment = EnvironmentSession(factory, model=subcalls)
         stack.push_async_callback(environment.close)
         stack.push_async_callback(subcalls.close)

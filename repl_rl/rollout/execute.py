@@ -21,6 +21,7 @@ from repl_rl.kernel import (
     HostReply,
     KernelSession,
     KernelSource,
+    NestingSource,
 )
 from repl_rl.rollout.state import Clock, Wait
 from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCall
@@ -47,13 +48,17 @@ class Interpreter:
         clock: Clock | None = None,
         setup: Sequence[str] = (),
         host: HostCalls | None = None,
+        depth: int = 0,
     ) -> None:
-        """`setup` runs in each kernel before its first cell. `host` answers calls of functions outside the sandbox."""
+        """`setup` runs in each kernel before its first cell. `host` answers calls of functions outside the sandbox.
+        `depth` is not 0 for a session that others wait for, whose `kernels` have places for such."""
         self._kernels = kernels
-        self._stack = stack
+        self._session = AsyncExitStack()
+        stack.push_async_exit(self._session)
         self._clock = clock or Clock()
         self._setup = tuple(filter(None, setup))
         self._host = host
+        self._depth = depth
         self._kernel: KernelSession | None = None
         self._has_state = False
         self._image_bytes = 0
@@ -61,7 +66,13 @@ class Interpreter:
     async def start(self) -> None:
         """Take a kernel. Raises KernelError if none starts."""
         with self._clock.waiting(Wait.QUEUE):
-            self._kernel = await self._stack.enter_async_context(self._kernels.session())
+            await self._session.aclose()  # one that has failed would keep its place
+            if self._depth:
+                assert isinstance(self._kernels, NestingSource)
+                session = self._kernels.session(self._depth)
+            else:
+                session = self._kernels.session()
+            self._kernel = await self._session.enter_async_context(session)
             for source in self._setup:
                 await self._kernel.prepare(source)
 

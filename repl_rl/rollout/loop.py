@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, overload
 
-from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
+from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Shown, dialect_name
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import KernelSource
+from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
@@ -31,7 +31,8 @@ from repl_rl.rollout.execute import Interpreter, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.state import Clock, TrajectoryState, Wait
+from repl_rl.rollout.state import Clock, Spent, TrajectoryState, Wait
+from repl_rl.rollout.subcalls import MOST_CHARS_PER_TOKEN, NoAnswerError, SubCalls
 from repl_rl.rollout.tree import ReplayDiffersError, Root, Start, Trees, Typed
 from repl_rl.tools import Toolbox
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
@@ -63,7 +64,13 @@ class Rollout:
         self.setup = setup
         self.environments: dict[int, Any] = {}
         """The environments of the last batch, by the index of the task."""
-        self._episodes = EpisodeMaker(setup, engine)
+        needed = 0 if setup.extensions.sampler is not None else setup.subcalls.depth - 1
+        if needed > (kernels.depth if isinstance(kernels, NestingSource) else 0):
+            raise ConfigError(
+                f"subcalls.depth {setup.subcalls.depth} lets sessions wait for sessions, and these kernels keep no "
+                f"places for that; give KernelPool(size, depth={needed}), or set subcalls.depth to 1"
+            )
+        self._episodes = EpisodeMaker(setup, engine, self.asked)
         self._encode_short = lru_cache(_REMEMBERED_OUTPUTS)(setup.vocabulary.encode_output)
 
     @property
@@ -267,12 +274,57 @@ class Rollout:
             self.environments[index] = episode.environment.instance
         return trajectory
 
+    async def asked(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
+        """The session about what another session asks, of at most `max_tokens` tokens; it asks `subcalls` in turn.
+
+        It takes its slot and its kernel at its own depth, in the same order as all sessions: there is always one for
+        each depth, so the deepest can go on, and in the end all can. Its seconds are those of the session that waits
+        for it. Aborted if the machinery fails. Raises NoAnswerError if it can't begin.
+        """
+        depth, clock, state = subcalls.depth - 1, Clock(), None
+        budget = self.setup.budget
+        budget = budget.model_copy(update={"tokens": min(budget.tokens, max_tokens)})
+        if len(task.question) > MOST_CHARS_PER_TOKEN * self.setup.context_tokens:
+            chars = f"{len(task.question):,}"
+            raise NoAnswerError("length", f"a prompt of {chars} characters does not fit; give long text as context")
+        async with AsyncExitStack() as stack:
+            try:
+                episode = await self._episodes.make(task, sampling, stack, subcalls)
+                dialect, spent = episode.dialect, Spent(seconds=subcalls.running_s())
+                state = TrajectoryState(
+                    task, episode.prompt, dialect.reader(), sampling, clock, None, dialect_name(dialect), None, spent,
+                    self.engine.version,
+                )  # fmt: skip
+                with clock.waiting(Wait.QUEUE):
+                    tokens = min(len(state.transcript) + budget.tokens, self.setup.context_tokens)
+                    slot = await stack.enter_async_context(self.engine.slot(tokens, depth))
+                host = episode.toolbox.host_calls()
+                interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host, depth=depth)
+                await interpreter.start()
+                state.begin()
+                await self.one(state, episode, interpreter, slot, budget=budget)
+                failure = None
+            except KernelError as error:
+                if state is None:
+                    raise NoAnswerError("session", str(error)) from error
+                state.stop, failure = StopReason.ABORTED, f"{type(error).__name__}: {error}"
+            clock.end()
+            return state.trajectory(failure)
+
     async def one(
-        self, state: TrajectoryState, episode: Episode, interpreter: Interpreter, slot: Slot, root: Root | None = None
+        self,
+        state: TrajectoryState,
+        episode: Episode,
+        interpreter: Interpreter,
+        slot: Slot,
+        root: Root | None = None,
+        budget: BudgetConfig | None = None,
     ) -> None:
         """The line loop. Its progress is kept in `state`, even if an exception ends it. A `root` forks as it goes."""
-        budget, context_tokens = self.setup.budget, self.setup.context_tokens
+        budget, context_tokens = budget or self.setup.budget, self.setup.context_tokens
         transcript, reader, spent = state.transcript, state.reader, state.spent
+        if episode.subcalls is not None:
+            episode.subcalls.running_s = lambda: spent.seconds + state.clock.running_s
         while state.stop is None:
             # The tightest of the token budgets, and the stop reason if the line exceeds it.
             allowed, reason = min(
@@ -288,8 +340,7 @@ class Rollout:
             # Sample. The end-of-text token is a key, not text: it does not reach the terminal.
             with state.clock.waiting(Wait.ENGINE):
                 sampled = await slot.sample_line(transcript.ids, allowed, state.sampling)
-            start, end = transcript.append_sampled(sampled.ids, sampled.logprobs)
-            state.note_versions(start, sampled.versions)
+            start, end = transcript.append_sampled(sampled.ids, sampled.logprobs, sampled.versions)
             at_eos = sampled.finish is Finish.EOS
             typed = sampled.ids[:-1] if at_eos else sampled.ids
             turn = reader.read(self.setup.vocabulary.bytes_of(typed), at_eos)

@@ -75,6 +75,7 @@ def _subcall_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "subcalls/seconds": _mean(call.duration_s for call in calls),
         "subcalls/refused": _mean(float(call.error_name is not None) for call in calls),
         "subcalls/depth": float(max(call.depth for call in calls)),
+        "subcalls/sessions": sum(call.lines > 0 for call in calls) / len(trajectories),
     }
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
+from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig, SubcallsConfig
 from repl_rl.dialect import Dialect, PythonDialect
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.environment import prepare_environment
@@ -38,47 +38,62 @@ async def type_session(
     kernels: KernelSource | None = None,
     environment: Any = None,
     answer: Callable[[str], str] = lambda prompt: "",
+    sessions: Mapping[str, str] | None = None,
+    subcalls: SubcallsConfig | None = None,
 ) -> Trajectory:
     """The trajectory of typing `text` as the answer to a task or question, with `model`'s vocabulary.
 
     `dialect` is `python` unless one is given. Without `kernels`, a pool is opened for this session. `environment` is
-    what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. Raises what
+    what a config names or a trainer takes; if it asks a language model, as `rlm` does, `answer` answers. If it asks for
+    sessions, as far as the depth in `subcalls` goes, `sessions` says what is typed for each question. Raises what
     `Rollout.many` raises.
     """
+    subcalls = subcalls or SubcallsConfig()
     prepare_environment()
     extensions = make_extensions(environment=environment)
     stops = (dialect or PythonDialect()).stops
     vocabulary = load_vocabulary(resolve_model(model), stops)
     async with AsyncExitStack() as stack:
         if kernels is None:
-            kernels = await stack.enter_async_context(KernelPool(1))
+            kernels = await stack.enter_async_context(KernelPool(subcalls.depth, depth=subcalls.depth - 1))
         setup = RolloutSetup(
             vocabulary,
             dialect or DialectConfig(),
             context_tokens=_NO_LIMIT,
             budget=BudgetConfig(line_tokens=_NO_LIMIT, lines=_NO_LIMIT, tokens=_NO_LIMIT),
+            subcalls=subcalls,
             chat=False,
             extensions=extensions,
         )
-        rollout = Rollout(ScriptedPolicy(vocabulary, text, answer), kernels, setup)
+        rollout = Rollout(ScriptedPolicy(vocabulary, text, answer, sessions or {}), kernels, setup)
         [trajectory] = await rollout.many([Task("typed", task, "") if isinstance(task, str) else task])
     return trajectory
 
 
 class ScriptedPolicy:
-    """An engine without a model: each slot types `text`, turn by turn, and each sub-call gets `answer(prompt)`."""
+    """An engine without a model: each slot types `text`, turn by turn, and each sub-call gets `answer(prompt)`.
+
+    In a session that another one asks for, what `sessions` has for its question is typed.
+    """
 
     version = 0
 
-    def __init__(self, vocabulary: Vocabulary, text: str, answer: Callable[[str], str] = lambda prompt: "") -> None:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        text: str,
+        answer: Callable[[str], str] = lambda prompt: "",
+        sessions: Mapping[str, str] | None = None,
+    ) -> None:
         self._vocabulary = vocabulary
         self._turns = turns(text, vocabulary.stops)
         self._answer = answer
+        self._sessions = sessions or {}
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedSlot | AnsweringSlot]:
         if depth:
-            yield AnsweringSlot(self._vocabulary, self._answer)
+            yield AnsweringSlot(self._vocabulary, self._answer, self._sessions)
         else:
             yield ScriptedSlot(self._vocabulary, iter(self._turns))
 
@@ -101,15 +116,23 @@ class ScriptedSlot:
 
 
 class AnsweringSlot:
-    """Answers one prompt, to its end of text."""
+    """Answers one prompt, to its end of text, or types the session about a question in it."""
 
-    def __init__(self, vocabulary: Vocabulary, answer: Callable[[str], str]) -> None:
+    def __init__(self, vocabulary: Vocabulary, answer: Callable[[str], str], sessions: Mapping[str, str]) -> None:
         self._vocabulary = vocabulary
         self._answer = answer
+        self._sessions = sessions
+        self._session: ScriptedSlot | None = None
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        """What `answer` makes of the prompt."""
-        return typed_line(self._vocabulary, self._answer(self._vocabulary.decode(ids)), True, max_tokens)
+        """The next turn of the session, or what `answer` makes of the prompt."""
+        if self._session is None:
+            prompt = self._vocabulary.decode(ids)
+            typed = [typed for question, typed in self._sessions.items() if question in prompt and question != prompt]
+            if not typed:
+                return typed_line(self._vocabulary, self._answer(prompt), True, max_tokens)
+            self._session = ScriptedSlot(self._vocabulary, iter(turns(typed[0], self._vocabulary.stops)))
+        return await self._session.sample_line(ids, max_tokens, sampling)
 
 
 def typed_line(vocabulary: Vocabulary, text: str, ends: bool, max_tokens: int) -> SampledLine:

@@ -171,7 +171,7 @@ class RolloutThread:
         self.at_once = setup.at_once or setup.kernel.size
         self._loop = BackgroundLoop()
         try:
-            self._pool = make_pool(setup.kernel)
+            self._pool = make_pool(setup.kernel, setup.subcalls)
             self._rollout = Rollout(engine, setup.kernels(self._pool), setup)
             self._loop.run(self._pool.__aenter__())
         except BaseException:
@@ -306,7 +306,7 @@ async def open_rollout(config: Config | Path | str, overrides: Sequence[str] = (
         loading.add_done_callback(_close_what_was_loaded)
         raise
     try:
-        async with make_pool(config.kernel) as pool:
+        async with make_pool(config.kernel, config.subcalls) as pool:
             yield Rollout(engine, pool, setup)
     finally:
         engine.close()
@@ -337,11 +337,16 @@ class AttachedKernels:
         self._pool = pool
         self._opened = opened
         self._done = done
+        self.depth = pool.depth
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[KernelSession]:
-        """A fresh interpreter. Raises KernelError if it has no Jupyter side."""
-        async with self._pool.session() as kernel:
+    async def session(self, depth: int = 0) -> AsyncIterator[KernelSession]:
+        """A fresh interpreter; one of another `depth` than 0 is not opened. Raises KernelError if it has no Jupyter
+        side."""
+        async with self._pool.session(depth) as kernel:
+            if depth:
+                yield kernel
+                return
             self._opened(await kernel.open_jupyter())
             yield kernel
             if kernel.is_alive:

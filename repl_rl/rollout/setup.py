@@ -205,8 +205,8 @@ def limits_of(config: KernelConfig) -> Limits:
     )
 
 
-def make_pool(config: KernelConfig) -> KernelPool:
-    """The pool that a config describes."""
+def make_pool(config: KernelConfig, subcalls: SubcallsConfig | None = None) -> KernelPool:
+    """The pool that a config describes, for sessions that may ask for sessions as `subcalls` says."""
     return KernelPool(
         size=config.size,
         limits=limits_of(config),
@@ -214,4 +214,5 @@ def make_pool(config: KernelConfig) -> KernelPool:
         sandbox=config.sandbox,
         profile=config.profile,
         memory_mb=config.budget_mb,
+        depth=0 if subcalls is None else subcalls.depth - 1,
     )

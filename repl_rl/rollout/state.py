@@ -41,8 +41,12 @@ class Transcript:
     No token is ever re-encoded.
     """
 
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
+    def __init__(self, prompt_ids: Sequence[int], version: int = 0) -> None:
         self.prompt_ids = tuple(prompt_ids)
+        self.version = version
+        """The weights of its first token; those of the engine before it is sampled."""
+        self.updates: list[tuple[int, int]] = []
+        """Where later weights took over: a place in the completion, and their version."""
         self.completion_ids: list[int] = []
         self.sampled_mask: list[bool] = []
         self.logprobs: list[float] = []
@@ -55,11 +59,17 @@ class Transcript:
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.completion_ids)
 
-    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float]) -> tuple[int, int]:
-        """Append what the policy sampled. Returns its start and end in the completion."""
+    def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Versions = ()) -> tuple[int, int]:
+        """Append what the policy sampled, and note with which weights. Returns its start and end in the completion."""
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs")
-        return self._append(ids, logprobs, sampled=True)
+        start, end = self._append(ids, logprobs, sampled=True)
+        for place, version in versions:
+            if start + place == 0:
+                self.version = version
+            elif version != (self.updates[-1][1] if self.updates else self.version):
+                self.updates.append((start + place, version))
+        return start, end
 
     def append_output(self, ids: Sequence[int]) -> tuple[int, int]:
         """Append interpreter output, masked. Returns its start and end in the completion."""
@@ -143,9 +153,7 @@ class TrajectoryState:
     """Where it branched off, for the record."""
     spent: Spent = NOTHING
     version: int = 0
-    """The weights of its first token; those of the engine before it is sampled."""
-    updates: list[tuple[int, int]] = field(default_factory=list)
-    """Where later weights took over: a place in the completion, and their version."""
+    """The weights of the engine before its first token is sampled."""
     lines: list[Line] = field(default_factory=list)
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
@@ -155,21 +163,13 @@ class TrajectoryState:
     """The text of the line that was sampled last."""
 
     def __post_init__(self) -> None:
-        self.transcript = Transcript(self.prompt.ids)
+        self.transcript = Transcript(self.prompt.ids, self.version)
 
     def begin(self) -> None:
         """Note that slot and kernel are ready."""
         self.clock.begin()
         if self.listener is not None:
             self.listener(events.Began(self.task, self.prompt.text, self.prompt.ids))
-
-    def note_versions(self, start: int, versions: Versions) -> None:
-        """Note which weights have sampled the line that begins at `start`, the first one included."""
-        for place, version in versions:
-            if start + place == 0:
-                self.version = version
-            elif version != (self.updates[-1][1] if self.updates else self.version):
-                self.updates.append((start + place, version))
 
     def sampled(self, turn: Turn, sampled: SampledLine) -> None:
         """Note that a line has been sampled, before any of it runs."""
@@ -209,8 +209,8 @@ class TrajectoryState:
             lines=tuple(lines),
             answer=self.answer,
             answer_forms=self.answer_forms,
-            version=self.version,
-            updates=tuple(self.updates),
+            version=transcript.version,
+            updates=tuple(transcript.updates),
             error=error,
             duration_s=self.clock.duration_s,
             engine_s=self.clock.waited_s[Wait.ENGINE],

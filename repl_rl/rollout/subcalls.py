@@ -1,8 +1,10 @@
 """Sub-calls: a session asks a language model, and goes on with the answers. Their tokens are not in its trajectory.
 
-`SubCalls` belongs to one trajectory: it keeps the budgets and records what was asked. Who answers is a `TextModel`:
-the policy itself, whose engine samples the answers among the lines of all trajectories (`PolicyModel`), or a server
-with OpenAI's API (`ServedModel`). No question can end a run: where there is no answer, a text in brackets says why.
+`SubCalls` belongs to one session: it keeps the budgets and records what was asked. A question is answered by a
+`TextModel`: the policy itself, whose engine samples the answers among the lines of all trajectories (`PolicyModel`), or
+a server with OpenAI's API (`ServedModel`). Or else the policy types a session about it, with an interpreter of its own
+(`Sessions`), which has a `SubCalls` of its own for questions one deeper; budgets are shared by all that comes of one
+trajectory. No question can end a run: where there is no answer, a text in brackets says why.
 
 A sub-call ends with the line that asked, and `close` waits until none is under way. So once a batch of trajectories has
 ended, the engine holds nothing of theirs, and weights may change. Weights that change while a trajectory is under way
@@ -11,32 +13,49 @@ ended, the engine holds nothing of theirs, and weights may change. Weights that 
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from repl_rl.config import SamplingConfig, SeededSampling, SubcallsConfig
 from repl_rl.engine import Engine, Finish, Vocabulary
 from repl_rl.errors import ModelError
-from repl_rl.trajectory import SubCall
+from repl_rl.rollout.state import Transcript
+from repl_rl.trajectory import Line, LineKind, StopReason, SubCall, Task, Trajectory
 from repl_rl.utils.text import cut_middle
 
 _RECORDED_CHARS = 4000
-_MOST_CHARS_PER_TOKEN = 16
+MOST_CHARS_PER_TOKEN = 16
 """On average, of any text worth asking. A prompt with more than fits by this measure is refused without encoding it,
 which for a whole context would hold up all trajectories."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A model's answer, and how many tokens it took."""
+    """A model's answer, and how many tokens it took.
+
+    `trajectory` is what the policy sampled for it, if it did. `error_name` is set if it came to no answer all the same;
+    `text` then says why.
+    """
 
     text: str
     prompt_tokens: int
     tokens: int
+    trajectory: Trajectory | None = None
+    error_name: str | None = None
+
+
+class Question(NamedTuple):
+    """What is asked. With `is_session`, a session is to be typed about it, in which `context` lies."""
+
+    prompt: str
+    context: Any = None
+    is_session: bool = False
 
 
 class NoAnswerError(Exception):
@@ -54,6 +73,13 @@ class TextModel(Protocol):
         """Answer with at most `max_tokens` tokens. Raises NoAnswerError."""
 
 
+class Sessions(Protocol):
+    """What types a session about a question (`Rollout.asked`)."""
+
+    async def __call__(self, task: Task, max_tokens: int, subcalls: SubCalls, sampling: SamplingConfig) -> Trajectory:
+        """The session, of at most `max_tokens` tokens; it asks `subcalls` in turn. Raises NoAnswerError."""
+
+
 class PolicyModel:
     """The model in `engine`, which gets each prompt as a user's message and answers up to its end of turn.
 
@@ -67,26 +93,46 @@ class PolicyModel:
         self._is_chat = vocabulary.has_chat_template if chat is None else chat
 
     async def complete(self, prompt: str, max_tokens: int, depth: int, sampling: SamplingConfig) -> Completion:
-        room = self._context_tokens - max_tokens
-        if len(prompt) > _MOST_CHARS_PER_TOKEN * max(room, 0):
+        began_s, room = time.monotonic(), self._context_tokens - max_tokens
+        if len(prompt) > MOST_CHARS_PER_TOKEN * max(room, 0):
             raise NoAnswerError("length", f"the prompt has {len(prompt):,} characters, and {room:,} tokens fit")
         try:
-            ids = list(self._encoded(prompt))
+            prompt_ids = self._encoded(prompt)
         except ModelError as error:
             raise NoAnswerError("template", str(error)) from error
-        prompt_tokens = len(ids)
+        prompt_tokens = len(prompt_ids)
         if not 0 < prompt_tokens <= room:
             raise NoAnswerError("length", f"the prompt has {prompt_tokens:,} tokens, and {room:,} fit")
-        typed: list[int] = []
+        transcript, lines, finish = Transcript(prompt_ids, self._engine.version), list[Line](), Finish.LENGTH
         async with self._engine.slot(prompt_tokens + max_tokens, depth) as slot:
-            while len(typed) < max_tokens:
-                line = await slot.sample_line(ids, max_tokens - len(typed), sampling)
-                ids += line.ids
-                typed += line.ids
-                if line.finish is Finish.EOS or not self._is_chat:
+            while (left := max_tokens - len(transcript.completion_ids)) > 0:
+                sampled = await slot.sample_line(transcript.ids, left, sampling)
+                start, end = transcript.append_sampled(sampled.ids, sampled.logprobs, sampled.versions)
+                finish = sampled.finish
+                kind = LineKind.OVERLONG if finish is Finish.LENGTH else LineKind.ANSWER
+                lines.append(Line(start, end, self._decoded(sampled.ids), kind, cells=()))
+                if finish is Finish.EOS or not self._is_chat:
                     break
-        text = self._vocabulary.decode([index for index in typed if index not in self._vocabulary.eos_ids])
-        return Completion(text.strip(), prompt_tokens, len(typed))
+        text = self._decoded(transcript.completion_ids).strip()
+        is_whole = finish is Finish.EOS or (finish is Finish.NEWLINE and not self._is_chat)
+        trajectory = Trajectory(
+            task_id="",
+            prompt=self._vocabulary.decode(prompt_ids) if self._is_chat else prompt,
+            prompt_ids=prompt_ids,
+            completion_ids=tuple(transcript.completion_ids),
+            sampled_mask=tuple(transcript.sampled_mask),
+            logprobs=tuple(transcript.logprobs),
+            stop_reason=StopReason.ANSWER if is_whole else StopReason.MAX_TOKENS,
+            lines=tuple(lines),
+            answer=(text,),
+            version=transcript.version,
+            updates=tuple(transcript.updates),
+            duration_s=time.monotonic() - began_s,
+        )
+        return Completion(text, prompt_tokens, len(transcript.completion_ids), trajectory)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return self._vocabulary.decode([index for index in ids if index not in self._vocabulary.eos_ids])
 
     def _encoded(self, prompt: str) -> tuple[int, ...]:
         if self._is_chat:
@@ -156,23 +202,53 @@ def make_text_model(
     return ServedModel(config.model, config.served_name, config.seconds)
 
 
-class SubCalls:
-    """The sub-calls of one trajectory: an environment's `model`. Belongs to one event loop."""
+@dataclass(slots=True)
+class _Left:
+    """What is left of the budgets of a trajectory and all that it asks, and how often they have asked."""
 
-    def __init__(self, model: TextModel, config: SubcallsConfig, sampling: SamplingConfig, depth: int = 1) -> None:
+    calls: int
+    tokens: int
+    batches: int = 0
+
+
+class SubCalls:
+    """The sub-calls of one session: an environment's `model`. Belongs to one event loop.
+
+    `name` is that of the session, for what it asks. `parent` belongs to the session that has asked for this one.
+    """
+
+    def __init__(
+        self,
+        model: TextModel,
+        config: SubcallsConfig,
+        sampling: SamplingConfig,
+        name: str = "",
+        sessions: Sessions | None = None,
+        parent: SubCalls | None = None,
+    ) -> None:
+        self.depth: int = 1 if parent is None else parent.depth + 1
+        """That of what it asks: 1 for the trajectory's own questions."""
+        self.running_s: Callable[[], float] = lambda: 0.0
+        """How much of `budget.seconds` the session has used."""
         self._model = model
         self._config = config
         self._sampling = sampling
-        self._depth = depth
-        self._calls_left = config.calls
-        self._tokens_left = config.tokens
-        self._batches = 0
+        self._name = name
+        self._sessions = sessions
+        self._left: _Left = _Left(config.calls, config.tokens) if parent is None else parent._left
         self._calls = 0
         self._permits = asyncio.Semaphore(config.at_once)
         self._asking: set[asyncio.Task[Any]] = set()
-        self._recorded: dict[int, SubCall] = {}
-        """By number, which is the order in which they were asked."""
+        self._recorded: dict[int, tuple[SubCall, ...]] = {}
+        """What was asked since the last `take`, each with what was asked about it in turn. By number, which is the
+        order in which they were asked."""
+        self._taken: list[SubCall] = []
         self._is_closed = False
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether `ask_sessions` begins any, here or in the sessions that asked for this one."""
+        return self._sessions is not None and self._config.depth > 1
 
     async def ask(self, prompts: Sequence[str]) -> list[str]:
         """The answers to prompts, in their order; they are sampled together, `subcalls.at_once` at a time.
@@ -180,15 +256,52 @@ class SubCalls:
         What each may take is set aside before the first is asked, in order, so that the budgets end at the same prompt
         whatever is answered first. Raises EngineError if the policy's engine can't go on.
         """
+        return await self._ask_all([Question(prompt) for prompt in prompts])
+
+    async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
+        """As `ask`, but a session is typed about each prompt. In it lies its context, or else the prompt, as `context`.
+
+        At the depth `subcalls.depth`, prompt and context are asked about as `ask` does. Raises ValueError unless there
+        is a context for each prompt.
+        """
+        given = [None] * len(prompts) if contexts is None else contexts
+        if len(given) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(given)} contexts; give each prompt one, or None")
+        is_session = self.has_sessions and self.depth < self._config.depth
+        return await self._ask_all(
+            [
+                Question(prompt, prompt if context is None else context, True)
+                if is_session
+                else Question(prompt if context is None else f"{prompt}\n\n{context}")
+                for prompt, context in zip(prompts, given, strict=True)
+            ]
+        )
+
+    async def take(self) -> tuple[SubCall, ...]:
+        """What was asked since the last time, in order, with texts that are too long for a record cut. What a session
+        asked follows the call that it belongs to.
+
+        Calls still under way are ended: the line that asked is over, and nothing waits for them.
+        """
+        await self._end()
+        return self._flushed()
+
+    async def close(self) -> None:
+        """End the calls under way, and wait for their end. From now on, questions get no answer."""
+        self._is_closed = True
+        await self._end()
+
+    async def _ask_all(self, questions: Sequence[Question]) -> list[str]:
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
-        batch, self._batches = self._batches, self._batches + 1
+        batch, self._left.batches = self._left.batches, self._left.batches + 1
         try:
             async with asyncio.TaskGroup() as group:
                 asked = []
-                for prompt in prompts:
-                    asked.append(group.create_task(self._call(prompt, self._set_aside(), batch, self._calls)))
+                for question in questions:
+                    tokens = self._set_aside(question)
+                    asked.append(group.create_task(self._call(question, tokens, batch, self._calls)))
                     self._calls += 1
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
@@ -196,62 +309,89 @@ class SubCalls:
             self._asking.discard(task)
         return [each.result() for each in asked]
 
-    async def take(self) -> tuple[SubCall, ...]:
-        """What was asked since the last time, in order, with texts that are too long for a record cut.
-
-        Calls still under way are ended: the line that asked is over, and nothing waits for them.
-        """
-        await self._end()
-        taken, self._recorded = self._recorded, {}
-        return tuple(call for _, call in sorted(taken.items()))
-
-    async def close(self) -> None:
-        """End the calls under way, and wait for their end. From now on, questions get no answer."""
-        self._is_closed = True
-        await self._end()
-
     async def _end(self) -> None:
         for task in (under_way := list(self._asking)):
             task.cancel()
         if under_way:
             await asyncio.wait(under_way)
 
-    def _set_aside(self) -> int | NoAnswerError:
+    def _flushed(self) -> tuple[SubCall, ...]:
+        recorded, self._recorded = self._recorded, {}
+        calls = [call for _, each in sorted(recorded.items()) for call in each]
+        self._taken += calls
+        return tuple(calls)
+
+    def _set_aside(self, question: Question) -> int | NoAnswerError:
         """Tokens for the next answer, or why there is none."""
-        config = self._config
+        config, left = self._config, self._left
         if self._is_closed:
             return NoAnswerError("closed", "the session is over")
-        if not self._calls_left:
+        if not left.calls:
             return NoAnswerError("calls", f"the budget of {config.calls} questions is used up")
-        if not self._tokens_left:
+        if not left.tokens:
             return NoAnswerError("tokens", f"the budget of {config.tokens} tokens for answers is used up")
-        tokens = min(config.call_tokens, self._tokens_left)
-        self._calls_left -= 1
-        self._tokens_left -= tokens
+        tokens = min(config.session_tokens if question.is_session else config.call_tokens, left.tokens)
+        left.calls -= 1
+        left.tokens -= tokens
         return tokens
 
-    async def _call(self, prompt: str, tokens: int | NoAnswerError, batch: int, number: int) -> str:
+    async def _call(self, question: Question, tokens: int | NoAnswerError, batch: int, number: int) -> str:
         sampling, spent, began_s = self._sampling, 0, time.monotonic()
         if isinstance(sampling, SeededSampling):
             sampling = sampling.model_copy(update={"seed": f"{sampling.seed}/sub-call {number}"})
-        prompt = prompt.encode("utf-8", "replace").decode()  # what a session sends may hold halves of characters
-        call = SubCall(_cut(prompt), "", batch=batch, depth=self._depth, error_name="cancelled")
+        prompt = question.prompt.encode("utf-8", "replace").decode()  # a session may send halves of characters
+        call = SubCall(_cut(prompt), "", batch=batch, depth=self.depth, error_name="cancelled")
+        name = f"{self._name}/{number}"
+        inner = SubCalls(self._model, self._config, sampling, name, self._sessions, self)
         try:
             if isinstance(tokens, NoAnswerError):
                 raise tokens
             async with self._permits:
                 began_s = time.monotonic()
-                made = await self._model.complete(prompt, tokens, self._depth, sampling)
-            text, spent = made.text, made.tokens
-            call = replace(call, text=_cut(text), prompt_tokens=made.prompt_tokens, tokens=made.tokens, error_name=None)
+                if question.is_session:
+                    assert self._sessions is not None
+                    inner.running_s = self.running_s
+                    task = Task(name, prompt, "", metadata={"context": question.context})
+                    made = _completion(await self._sessions(task, tokens, inner, sampling))
+                else:
+                    made = await self._model.complete(prompt, tokens, self.depth, sampling)
+            text, spent, sampled = made.text, made.tokens, made.trajectory
+            call = replace(
+                call,
+                text=_cut(text),
+                prompt_tokens=made.prompt_tokens,
+                tokens=made.tokens,
+                lines=len(sampled.lines) if question.is_session and sampled is not None else 0,
+                error_name=made.error_name,
+                trajectory=replace(sampled, task_id=name) if self._config.train and sampled is not None else None,
+            )
         except NoAnswerError as error:
             text = f"[no answer: {error}]"
             call = replace(call, text=_cut(text), error_name=error.kind)
         finally:
             if isinstance(tokens, int):
-                self._tokens_left += max(0, tokens - spent)
-            self._recorded[number] = replace(call, duration_s=time.monotonic() - began_s)
+                self._left.tokens += max(0, tokens - spent)
+            inner._flushed()
+            self._recorded[number] = (replace(call, duration_s=time.monotonic() - began_s), *inner._taken)
         return text
+
+
+def _completion(session: Trajectory) -> Completion:
+    """What a session came to. What it asked in turn is recorded beside it, and so not in its lines."""
+    own = replace(session, lines=tuple(replace(line, subcalls=()) for line in session.lines))
+    numbers = len(session.prompt_ids), session.sampled_tokens, own
+    if session.answer is not None:
+        return Completion(", ".join(map(_value_as_text, session.answer)), *numbers)
+    why = session.error or f"the session ended without one, {session.stop_reason}"
+    return Completion(f"[no answer: {why}]", *numbers, session.stop_reason.value)
+
+
+def _value_as_text(written: str) -> str:
+    """A value that was handed in, by its `repr`: text as it is."""
+    if written[:1] in ("'", '"'):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):  # it may be cut, or be prose
+            return str(ast.literal_eval(written))
+    return written
 
 
 def _cut(text: str) -> str:

@@ -54,9 +54,12 @@ from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
+    AskedRow,
+    add_asked_advantages,
     all_weights,
     as_dataset,
     asked_of_valid,
+    asked_rows,
     component_sum,
     task_of,
     token_advantages,
@@ -160,6 +163,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._own_reward_columns = len(self._table.component_names)
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
+        self._asked: list[AskedRow] = []
+        """The last batch's sub-calls, if they are trained: the rows after those of its trajectories."""
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
@@ -232,17 +237,44 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self.typed_mask = output["completion_mask"] * output["tool_mask"]
         self._correct_lengths()
         credited = self._credit()
-        completion_ids = output["completion_ids"]  # (B, T)
-        output["advantages"] = token_advantages(credited, completion_ids)
+        completion_ids, own = output["completion_ids"], len(credited)  # (B, T)
+        output["advantages"] = completion_ids.new_zeros(completion_ids.shape, dtype=torch.float32)
+        output["advantages"][:own] = token_advantages(credited, completion_ids[:own])
+        add_asked_advantages(output["advantages"], self._asked, credited)
         self._log_logprob_drift(output)
         if self.args.mask_overlong:
             self._mask_overlong(output, [item.trajectory for item in credited])
         is_in_loss = (output["completion_mask"] * output["tool_mask"]).any(dim=1).float()  # (B,)
         output["row_share"] = self.accelerator.gather(is_in_loss).mean()
-        self._log_own_advantages(output["advantages"], output["completion_mask"] * output["tool_mask"])
+        self._log_own_advantages(output["advantages"][:own], (output["completion_mask"] * output["tool_mask"])[:own])
         if self.model.training:
             self._keep(credited)
         return output
+
+    def _generate(self, prompts: list[Any]) -> Any:
+        """As TRL's. With `subcalls.train`, the rows of sub-calls follow those of the trajectories. They have no part in
+        rewards and baselines, nor in what is logged about completions. Void rows make the batch one that divides into
+        its steps, and as large in all processes."""
+        made = super()._generate(prompts)
+        self._asked = []
+        if not (self.model.training and self.args.subcalls.train):
+            return made
+        trajectories = [item.trajectory for item in self._last_scored]
+        self._asked = asked_rows(trajectories)
+        pad_id, steps = self.service.vocabulary.pad_id, self.args.steps_per_generation
+        largest = max(gather([len(trajectories) + len(self._asked)]))
+        void = {"prompt_ids": [pad_id], "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
+        rows = [training_row(row.trajectory, pad_id) for row in self._asked]
+        rows += [void] * (-(-largest // steps) * steps - len(trajectories) - len(rows))
+        prompt_ids, completion_ids, typed, _, logprobs, *_ = made
+        for row in rows:
+            prompt_ids.append(row["prompt_ids"])
+            completion_ids.append(row["completion_ids"])
+            typed.append(row["env_mask"])
+            logprobs.append(row["logprobs"])
+        self.typed_mask = pad([torch.tensor(mask) for mask in typed], padding_value=0)
+        self._log_values({"subcalls/rows": float(sum(gather([len(self._asked)])))})
+        return made
 
     def roll_out(self) -> dict[str, Any]:
         """Sample and score the current batch. Returns what TRL's `rollout_func` has to, one entry per task."""
@@ -337,7 +369,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> torch.Tensor:
         prompts[:] = [row["prompt"] for row in inputs]  # TRL read these before redrawing and logs them later
-        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        own = completion_ids_list[: len(prompts)]  # without those of sub-calls
+        rewards: torch.Tensor = super()._calculate_rewards(inputs, prompts, completions, own)
         self._rewards_per_func = rewards
         return rewards
 
@@ -369,9 +402,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         logged["completions/max_terminated_length"][-1] = float(max(lengths))
 
     def _mask_overlong(self, output: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
-        """Take trajectories that a budget ended out of the loss: out of the mask and out of the token count that
-        normalizes it."""
-        is_kept = torch.tensor([not trajectory.is_overlong for trajectory in trajectories])  # (B,)
+        """Take trajectories that a budget ended, and what they asked, out of the loss: out of the mask and out of the
+        token count that normalizes it."""
+        kept = [not trajectory.is_overlong for trajectory in trajectories]
+        kept += [kept[asker] and not trajectory.is_overlong for asker, _, trajectory in self._asked]
+        is_kept = torch.tensor(kept + [False] * (len(output["tool_mask"]) - len(kept)))  # (B,)
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
         typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
         output["num_items_in_batch"] = self.accelerator.gather(typed_tokens).sum()

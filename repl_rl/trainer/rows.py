@@ -12,7 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from datasets import Dataset
@@ -101,6 +101,42 @@ def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: tor
         if not item.trajectory.is_void:
             row[: len(item.token_advantages)] = torch.tensor(item.token_advantages)
     return advantages
+
+
+class AskedRow(NamedTuple):
+    """What the policy sampled for a sub-call: a row of its own, with the advantage of the line that asked for it.
+
+    `asker` is the place of the trajectory whose session asked, or asked for the session that did, and `line` that of
+    the line which it was doing then.
+    """
+
+    asker: int
+    line: int
+    trajectory: Trajectory
+
+
+def asked_rows(trajectories: Sequence[Trajectory]) -> list[AskedRow]:
+    """The sub-calls of a batch, in order: each token that was sampled for one that came to its end is in one of them.
+
+    None of void trajectories, which are in no loss, and none that was lost or ended with its line.
+    """
+    return [
+        AskedRow(asker, number, call.trajectory)
+        for asker, trajectory in enumerate(trajectories)
+        if not trajectory.is_void
+        for number, line in enumerate(trajectory.lines)
+        for call in line.subcalls
+        if call.trajectory is not None and not call.trajectory.is_void
+    ]
+
+
+def add_asked_advantages(
+    advantages: torch.Tensor, asked: Sequence[AskedRow], credited: Sequence[CreditedTrajectory]
+) -> None:
+    """Fill in the rows of sub-calls, which follow those of `credited` in (B, T)."""
+    for row, (asker, line, trajectory) in zip(advantages[len(credited) :], asked, strict=False):
+        advantage = credited[asker].trajectory.lines[line].advantage or 0.0
+        row[: len(trajectory.sampled_mask)] = torch.tensor(trajectory.sampled_mask, dtype=row.dtype) * advantage
 
 
 Rewards = list[float | None]

@@ -121,6 +121,11 @@ class SubCall:
     """1 if the trajectory itself asked; 2 if what it asked has asked in turn, and so on."""
     duration_s: float = 0.0
     error_name: str | None = None
+    lines: int = 0
+    """How many lines were typed for it, if it was answered by a session with an interpreter of its own."""
+    trajectory: Trajectory | None = None
+    """With `subcalls.train`, what the policy sampled for it. What it asked in turn is not in its lines, but follows it
+    in `Line.subcalls`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +341,16 @@ class Trajectory:
             cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
             if not cell["images"]:
                 del cell["images"]
-        for line in record["lines"]:
-            if not line["subcalls"]:
-                del line["subcalls"]
+        for line, kept in zip(self.lines, record["lines"], strict=True):
+            if not line.subcalls:
+                del kept["subcalls"]
+            for call, asked in zip(line.subcalls, kept.get("subcalls", ()), strict=True):
+                if not call.lines:
+                    del asked["lines"]
+                if call.trajectory is None:
+                    del asked["trajectory"]
+                else:
+                    asked["trajectory"] = call.trajectory.to_dict()
         numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
         numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
         numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]

@@ -313,7 +313,9 @@ def _read_line(raw: Any, notes: list[str] | None, folder: Path | None) -> Line |
     calls = _read_list(raw.get("calls", ()), "calls", notes) or ()
     values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
     asked = _read_list(raw.get("subcalls", ()), "subcalls", notes) or ()
-    values["subcalls"] = tuple(SubCall(**_read_fields(SubCall, call, notes)) for call in asked)
+    values["subcalls"] = tuple(
+        SubCall(**_read_fields(SubCall, call, notes), trajectory=_read_sampled(call, notes, folder)) for call in asked
+    )
     cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
     if cells is not None:
         values["cells"] = tuple(
@@ -321,6 +323,21 @@ def _read_line(raw: Any, notes: list[str] | None, folder: Path | None) -> Line |
             for cell in cells
         )
     return Line(**values)
+
+
+def _read_sampled(call: Any, notes: list[str] | None, folder: Path | None) -> Trajectory | None:
+    """What was sampled for a sub-call; None for what a lenient reader can't use."""
+    raw = call.get("trajectory") if isinstance(call, Mapping) else None
+    if raw is None:
+        return None
+    try:
+        read = from_record(raw, None if notes is None else [], folder)
+    except ValueError:
+        if notes is None:
+            raise
+        notes.append("what was sampled for a sub-call is not readable, and left out")
+        return None
+    return read.trajectory if read.has_tokens else None
 
 
 def _read_images(raw: Any, notes: list[str] | None, folder: Path | None) -> tuple[bytes, ...]:

@@ -1,7 +1,8 @@
 """Trajectories and tables for the terminal, drawn by rich.
 
 What the model typed is bold after `›`, what the interpreter wrote is dim after `‹`, and the prompt follows `¶`, so the
-origins can be told apart without colour.
+origins can be told apart without colour. What a line asked a language model follows it after `?`, with the answer, and
+what was asked about that in turn is indented.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.trajectory import Line, LineKind, Trajectory
+from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.run import number
 from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
-from repl_rl.view.words import FAULTS, counted, signed
+from repl_rl.view.words import FAULTS, cost, counted, one_line, short, signed
 
 TEXT_COLUMNS = 100
 """The width of `terminal_text`."""
+_SHOWN_SUBCALLS = 20
+_SUBCALL_CHARS = 200
 _STYLES = {Origin.PROMPT: "italic", Origin.TYPED: "bold cyan", Origin.INTERPRETER: "dim"}
 
 
@@ -55,6 +58,13 @@ def transcript_table(title: str, rows: Iterable[ScreenRow], credited: bool = Tru
         if credited:
             notes += [_column(line.reward for line in row.lines), _column(line.advantage for line in row.lines)]
         table.add_row(Text(row.mark, style=_STYLES[row.origin]), text, *notes)
+        asked = [call for line in row.lines for call in line.subcalls]
+        for call in asked[:_SHOWN_SUBCALLS]:
+            table.add_row(
+                Text("?"), _subcall(call), Text(visible(cost(call)), style="red" if call.error_name else "dim")
+            )
+        if len(asked) > _SHOWN_SUBCALLS:
+            table.add_row(Text("?"), Text(f"and {counted(len(asked) - _SHOWN_SUBCALLS, 'more question')}", style="dim"))
     return table
 
 
@@ -78,6 +88,11 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
     rates = [number(row, "solve_rate") for row in (before, after)]
     table.add_row("all", *_rate_cells(total, *rates), style="bold")
     return table
+
+
+def _subcall(call: SubCall) -> Text:
+    prompt, answer = (visible(one_line(short(text, _SUBCALL_CHARS))) for text in (call.prompt, call.text))
+    return Text.assemble("  " * (min(call.depth, 16) - 1), (prompt, "italic"), " → ", (answer, "dim"))
 
 
 def _kind(line: Line) -> Text:

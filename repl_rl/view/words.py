@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from repl_rl.trajectory import Line, LineKind, Trajectory
+from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import cut_middle
 
 FAULTS = frozenset({LineKind.SYNTAX_ERROR, LineKind.EXCEPTION, LineKind.TIMEOUT, LineKind.KILLED, LineKind.OVERLONG})
@@ -83,6 +83,14 @@ def counted(count: int, one: str, many: str = "") -> str:
 def one_line(text: str) -> str:
     """`text` with its line breaks replaced by a sign, for a place that has one row."""
     return text.replace("\n", "⏎")
+
+
+def cost(call: SubCall) -> str:
+    """What a sub-call took, or why there is no answer: `3 lines, 40 tokens`, `no answer: calls`."""
+    if call.error_name is not None:
+        return f"no answer: {call.error_name}"
+    lines = f"{counted(call.lines, 'line')}, " if call.lines else ""
+    return f"{lines}{counted(call.tokens, 'token')}"
 
 
 def short(text: str, limit_chars: int) -> str:

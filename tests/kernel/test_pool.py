@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from repl_rl.errors import DependencyError, KernelDiedError, KernelError, Kernel
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
+from repl_rl.kernel.pool import Places
 
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
@@ -243,3 +245,68 @@ def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.Mon
 
     with_pool(use, size=1)
     assert list(deep.iterdir()) == []
+
+
+def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
+    async def use(pool: KernelPool) -> None:
+        came: list[int] = []
+
+        async def come(depth: int, then: asyncio.Event) -> None:
+            async with pool.session(depth) as kernel:
+                assert (await kernel.execute("1 + 1")).output == "2\n"
+                came.append(depth)
+                await then.wait()
+
+        end, inner_end = asyncio.Event(), asyncio.Event()
+        outer = [asyncio.create_task(come(0, end)) for _ in range(3)]
+        await until(lambda: came == [0])
+        assert pool.stats.queued == 2, "one place is left free"
+        inner = [asyncio.create_task(come(1, inner_end)) for _ in range(2)]
+        await until(lambda: came == [0, 1])
+        assert pool.stats.alive == 2
+        outer[1].cancel()
+        await asyncio.wait([outer[1]])
+        inner_end.set()
+        await asyncio.gather(*inner)
+        end.set()
+        await asyncio.gather(outer[0], outer[2])
+        assert came == [0, 1, 1, 0]
+        with pytest.raises(KernelError, match="a session at depth 2, and this pool keeps places down to depth 1"):
+            await come(2, end)
+
+    with_pool(use, size=2, depth=1)
+
+
+def test_sessions_of_all_depths_end_in_a_pool_of_any_size() -> None:
+    """Trees of sessions, each of which ends only after all that it has asked for, in as few places as there may be."""
+
+    async def use(size: int, deepest: int, roots: int) -> None:
+        random = Random(f"{size} {deepest}")
+        places, held, most = Places(size, deepest), 0, 0
+
+        async def session(depth: int) -> None:
+            nonlocal held, most
+            async with places.place(depth):
+                held += 1
+                most = max(most, held)
+                try:
+                    await asyncio.sleep(0)
+                    asked = [
+                        asyncio.create_task(session(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))
+                    ]
+                    await asyncio.sleep(0)
+                    for each in asked:
+                        if random.random() < 0.1:
+                            each.cancel()
+                    await asyncio.gather(*asked, return_exceptions=True)
+                finally:
+                    held -= 1
+
+        async with asyncio.timeout(300):
+            await asyncio.gather(*(session(0) for _ in range(roots)))
+        assert (held, places.waiting, places._taken.total()) == (0, 0, 0)
+        assert most == size, "all places were used, and never more"
+
+    for deepest in range(4):
+        for size in range(deepest + 1, deepest + 4):
+            asyncio.run(use(size, deepest, roots=40))

@@ -112,14 +112,22 @@ class HalfScripted:
         """The engine is closed by who opened it."""
 
 
-def asking(engine: Any, vocabulary: Vocabulary, pool: KernelPool, typed: Sequence[str]) -> Rollout:
+def asking(
+    engine: Any,
+    vocabulary: Vocabulary,
+    pool: KernelPool,
+    typed: Sequence[str],
+    environment: Any = "rlm",
+    temperature: float = 0,
+    **options: Any,
+) -> Rollout:
     setup = RolloutSetup(
         vocabulary,
         context_tokens=CONTEXT_TOKENS,
         budget=BudgetConfig(line_tokens=200, tokens=400),
-        sampling=SamplingConfig(temperature=0),
-        subcalls=SubcallsConfig(call_tokens=32),
-        extensions=make_extensions(environment="rlm"),
+        sampling=SamplingConfig(temperature=temperature),
+        subcalls=SubcallsConfig(**{"call_tokens": 32, **options}),
+        extensions=make_extensions(environment=environment),
     )
     return Rollout(HalfScripted(engine, vocabulary, typed), pool, setup)
 
@@ -178,6 +186,48 @@ def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
 
     loop.run(go())
     assert held.total() == 0
+    assert_the_engine_holds_nothing(engine)
+
+
+QUESTIONS = ["What is 3 * 4?", "What is 17 + 25?", "What is the greatest common divisor of 12 and 18?"]
+
+
+class Consulting:
+    """Sessions of tasks may ask for answers and sessions; those that are asked for may not. Its prompt is short."""
+
+    def use_model(self, model: Any) -> None:
+        self._model = model
+
+    def reset(self, task: Task) -> Any:
+        return None if "context" in task.metadata else {"consult": self.consult}
+
+    async def consult(self) -> list[str]:
+        """Consult."""
+        return [*await self._model.ask(QUESTIONS), *await self._model.ask_sessions(QUESTIONS)]
+
+
+def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
+    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+) -> None:
+    """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
+    recording = RecordingEngine(engine._engine)
+    pool = kernel_pools(Limits(line_s=60), size=3, depth=1)
+    options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
+    rollout = asking(recording, vocabulary, pool, ["submit_final_answer(len(consult()))\n"], **options)
+    made = loop.run(rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)]))
+    assert {each.answer for each in made} == {("6",)}
+    calls = [call for each in made for line in each.lines for call in line.subcalls]
+    trained = [call.trajectory for call in calls if call.trajectory is not None]
+    assert len(trained) == len(calls) == 24
+    sessions = [call.trajectory for call in calls if call.lines and call.trajectory is not None]
+    assert len(sessions) == 12
+    assert any(len(session.lines) > 1 for session in sessions)
+    assert_the_engine_was_given_the_sequence_so_far(trained, recording.calls)
+    for session in sessions:
+        assert_masked_text_is_the_outputs(session, vocabulary)
+    assert all(call.tokens == call.trajectory.sampled_tokens for call in calls if call.trajectory is not None)
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
+    assert max(largest_logprob_difference(trajectory, model) for trajectory in trained) < 1e-3
     assert_the_engine_holds_nothing(engine)
 
 

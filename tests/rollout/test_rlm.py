@@ -201,6 +201,7 @@ def test_budgets_end_with_a_message(play: Play) -> None:
         "subcalls/seconds": pytest.approx(numbers["subcalls/seconds"]),
         "subcalls/refused": 0.5,
         "subcalls/depth": 1.0,
+        "subcalls/sessions": 0.0,
     }
 
 

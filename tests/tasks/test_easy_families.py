@@ -45,5 +45,6 @@ def test_null_is_the_ten_families_as_before() -> None:
 
 
 def test_a_misspelt_easy_family_is_told_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"unknown task family 'smal_sum', did you mean 'small_sum' or 'square_sum'\?.*small_product"):
+    message = r"unknown task family 'smal_sum', did you mean 'small_sum' or 'square_sum'\?.*small_product"
+    with pytest.raises(ConfigError, match=message):
         make_tasks(["smal_sum"], 1, 0, "train")

@@ -13,6 +13,7 @@ from trl.trainer.utils import RepeatSampler
 
 OVERRIDDEN = [
     (GRPOTrainer._generate_and_score_completions, ["self", "inputs"]),
+    (GRPOTrainer._generate, ["self", "prompts"]),
     (GRPOTrainer._calculate_rewards, ["self", "inputs", "prompts", "completions", "completion_ids_list"]),
     (GRPOTrainer._get_train_sampler, ["self", "dataset"]),
     (GRPOTrainer._save_rng_state, ["self", "output_dir"]),
@@ -32,6 +33,16 @@ RELIED_ON = [
         GRPOTrainer._generate,
         'self._metrics[mode]["completions/clipped_ratio"].append(',
         "what it logs about clipped and terminated completions is replaced",
+    ),
+    (
+        GRPOTrainer._generate,
+        "return prompt_ids, completion_ids, tool_mask, completions, logprobs, extra_fields, images, tool_images",
+        "the rows of sub-calls are added to these lists",
+    ),
+    (
+        GRPOTrainer._generate_and_score_completions,
+        "rewards_per_func = self._calculate_rewards(inputs, prompts, completions, completion_ids_list)",
+        "which has no rows of sub-calls besides the last of these",
     ),
     (GRPOTrainer._generate, 'extra_fields.pop("env_mask", None)', "env_mask becomes the mask of typed tokens"),
     (GRPOTrainer._generate, "self._last_loaded_step", "weights are synced once per step, by this attribute"),

@@ -3,13 +3,14 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import LineKind, write_jsonl
+from repl_rl.trajectory import LineKind, SubCall, write_jsonl
 from repl_rl.view import before_after_table, print_trajectory, view
 from repl_rl.view.words import signed
 from tests.view.conftest import eval_row, failed_trajectory, make_trajectory, solved_trajectory
@@ -38,6 +39,24 @@ def test_a_trajectory_with_its_marks_and_worth() -> None:
         "› >>> submit_final_answer(12) answer 0 -0.75",
         "stopped: answer answer: 12 graded 0 reward -0.10 2 lines, 6 tokens, 0.3 s",
     ]
+
+
+def test_what_a_line_asked_follows_it_with_the_answers() -> None:
+    made, screen = failed_trajectory(), console()
+    calls = (
+        SubCall("Count\x1b[2J", "4\n5", tokens=12, lines=3),
+        SubCall("why", "[no answer: used up]", depth=2, error_name="calls"),
+        *[SubCall("more", "yes", tokens=1)] * 20,
+    )
+    print_trajectory(screen, replace(made, lines=(replace(made.lines[0], subcalls=calls), made.lines[1])))
+    rows = shown(screen)
+    assert rows[3] == "› >>> math.gcd(12, 18) NameError -0.10 -0.75"
+    assert "\x1b" not in rows[4]
+    assert rows[4].startswith("? Count")
+    assert rows[4].endswith("→ 4⏎5 3 lines, 12 tokens")
+    assert rows[5] == "? why → [no answer: used up] no answer: calls"
+    assert rows[6:25] == [*["? more → yes 1 token"] * 18, "? and 2 more questions"]
+    assert rows[25] == "‹ Traceback (most recent call last):"
 
 
 def test_print_shows_the_transcript_and_repr_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from repl_rl.errors import RunError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import Line, LineKind, Record, RecordedCell, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import Line, LineKind, Record, RecordedCell, SubCall, ToolCall, Trajectory, write_jsonl
 from repl_rl.view.viewer import transcript as transcripts
 from repl_rl.view.viewer.api import NotFound, RunApi
 from repl_rl.view.viewer.indexer import update
@@ -132,6 +132,8 @@ def test_a_trajectory_on_its_screen(run_folder: Path) -> None:
         "tokens": 3,
         "duration_s": 0.0042,
         "calls": [],
+        "subcalls": [],
+        "subcalls_left_out": 0,
         "state_changed": None,
         "images": [],
         "images_left_out": 0,
@@ -190,6 +192,21 @@ def test_calls_of_tools_and_their_failures() -> None:
         {"name": "f", "error_name": None, "duration_s": 0.25},
         {"name": "g", "error_name": "ValueError", "duration_s": 0.5},
     ]
+
+
+def test_sub_calls_of_a_line_and_what_they_took() -> None:
+    calls = (
+        SubCall("Count", "4", tokens=12, lines=3, duration_s=0.5),
+        SubCall("why " * 1000, "", depth=2, error_name="calls"),
+        *[SubCall("more", "yes", tokens=1)] * 60,
+    )
+    placed = replace(made([line("f()")]), lines=(replace(made([line("f()")]).lines[0], subcalls=calls),))
+    shown = transcript(Record(placed), 1.0)["lines"]["0"]
+    first, second, *others = shown["subcalls"]
+    assert first == {"prompt": "Count", "text": "4", "depth": 1, "cost": "3 lines, 12 tokens", "duration_s": 0.5}
+    assert (second["depth"], second["cost"]) == (2, "no answer: calls")
+    assert len(second["prompt"]) < 1100
+    assert (len(others), shown["subcalls_left_out"]) == (48, 12)
 
 
 def test_tokens_of_a_line_and_of_all(run_folder: Path) -> None:

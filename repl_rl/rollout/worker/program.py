@@ -41,7 +41,7 @@ class Worker:
         async with AsyncExitStack() as stack:
             try:
                 setup = self._setup.result()
-                self._pool = await stack.enter_async_context(make_pool(setup.kernel))
+                self._pool = await stack.enter_async_context(make_pool(setup.kernel, setup.subcalls))
                 self._rollout = Rollout(self._engine, setup.kernels(self._pool), setup)
             except Exception as error:  # noqa: BLE001 - raised on the other side
                 self._channel.send(Numbers({}, as_sent(error)))

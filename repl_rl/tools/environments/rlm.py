@@ -3,7 +3,8 @@
 A long context is not in the prompt but in the session, as the variable `context`. The model reads it by typing Python,
 and asks a language model about pieces of it: `llm_query`, `llm_query_batched`. The answer is what lies in
 `answer["content"]` when `answer["ready"]` is set, or what is handed to `FINAL` or `FINAL_VAR`. The names that it needs
-are back after every line, whatever the line bound them to.
+are back after every line, whatever the line bound them to. With `subcalls.depth` above 1 there are also `rlm_query` and
+`rlm_query_batched`, which ask for sessions like this one.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ _MOST_CHARS = MOST_BYTES - (1 << 16)
 class AnswersPrompts(Protocol):
     """A model that an environment may ask (`repl_rl.rollout.subcalls.SubCalls`)."""
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether there are sessions to ask for."""
+
     async def ask(self, prompts: Sequence[str]) -> list[str]:
         """The answers, in the order of the prompts."""
+
+    async def ask_sessions(self, prompts: Sequence[str], contexts: Sequence[Any] | None = None) -> list[str]:
+        """What sessions about the prompts come to, each with its context, in the order of the prompts."""
 
 
 class RLM:
@@ -115,7 +123,10 @@ repl_tools.after_cell(watch)
             assert make is not None
             context = make(*task.metadata["operands"])
         self._described = described(context)
-        return {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
+        names = {"context": context, "llm_query": self.llm_query, "llm_query_batched": self.llm_query_batched}
+        if self._model is not None and self._model.has_sessions:
+            names |= {"rlm_query": self.rlm_query, "rlm_query_batched": self.rlm_query_batched}
+        return names
 
     def observe(self) -> str | None:
         """What the model is told, once: the context's type and size, and how to answer."""
@@ -141,6 +152,28 @@ repl_tools.after_cell(watch)
         """
         assert self._model is not None
         return await self._model.ask(prompts)
+
+    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    async def rlm_query(self, prompt: str, context: Any = None) -> str:
+        """Ask a language model with a Python session of its own, in which context is a variable.
+
+        Args:
+            prompt: The question.
+            context: What its session has as context; the prompt if there is none.
+        """
+        [answer] = await self.rlm_query_batched([prompt], [context])
+        return answer
+
+    @tool(where="host", timeout_s=_HOUR_S, at_once=_MANY)
+    async def rlm_query_batched(self, prompts: list[str], contexts: list[Any] | None = None) -> list[str]:
+        """Ask several such sessions at once; the answers have the order of the prompts.
+
+        Args:
+            prompts: The questions.
+            contexts: The context of each.
+        """
+        assert self._model is not None
+        return await self._model.ask_sessions(prompts, contexts)
 
 
 def described(context: Any) -> str:

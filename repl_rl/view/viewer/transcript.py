@@ -15,13 +15,16 @@ from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Line, Record, Trajectory
 from repl_rl.view.tokens import TokenTexts, load_token_texts, texts_fit, token_rows
 from repl_rl.view.transcript import screen_rows
-from repl_rl.view.words import FAULTS, line_logprob, short
+from repl_rl.view.words import FAULTS, cost, line_logprob, short
 
 MOST_TOKENS = 2000
 """How many tokens of a completion are shown at once."""
 MOST_IMAGE_BYTES = 1_500_000
 """Of the images of one answer."""
+MOST_SUBCALLS = 50
+"""How many sub-calls of a line are shown."""
 _TITLE_CHARS = 80
+_SUBCALL_CHARS = 1000
 _TIMES = ("engine_s", "kernel_s", "queue_s", "own_s", "duration_s")
 
 
@@ -109,6 +112,17 @@ def _line(
         "tokens": count,
         "duration_s": line.duration_s,
         "calls": [dataclasses.asdict(call) for call in line.calls],
+        "subcalls": [
+            {
+                "prompt": short(call.prompt, _SUBCALL_CHARS),
+                "text": short(call.text, _SUBCALL_CHARS),
+                "depth": call.depth,
+                "cost": cost(call),
+                "duration_s": call.duration_s,
+            }
+            for call in line.subcalls[:MOST_SUBCALLS]
+        ],
+        "subcalls_left_out": max(0, len(line.subcalls) - MOST_SUBCALLS),
         "state_changed": changed,
         "images": [base64.b64encode(image).decode() for image in images],
         "images_left_out": len(line.images) - len(images),

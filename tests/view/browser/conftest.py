@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, expect, sync_playwright
 
 from repl_rl.config import Config, dump_config
-from repl_rl.trajectory import LineKind, RecordedCell, StopReason, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import LineKind, RecordedCell, StopReason, SubCall, ToolCall, Trajectory, write_jsonl
 from tests.view.conftest import (
     FAMILIES,
     STEPS,
@@ -111,7 +111,12 @@ def aborted_trajectory() -> Trajectory:
     made = make_trajectory("gcd-train-13-1", "Look it up.", typed, stop=StopReason.ABORTED)
     calls = (ToolCall("look", None, 0.012), ToolCall("look", "TimeoutError", 1.5))
     cells = (RecordedCell("look('gcd')", "'a divisor'\n", (TWO_PIXELS,)),)
-    return replace(made, lines=(replace(made.lines[0], calls=calls, cells=cells),), error="the kernel went away")
+    asked = (
+        SubCall("Which?", "this one", tokens=7, lines=2, duration_s=0.25),
+        SubCall("Sure?", "yes", tokens=1, depth=2),
+    )
+    line = replace(made.lines[0], calls=calls, subcalls=asked, cells=cells)
+    return replace(made, lines=(line,), error="the kernel went away")
 
 
 def long_trajectory() -> Trajectory:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from playwright.sync_api import Page, expect
 
-from repl_rl.trajectory import LineKind, ToolCall, Trajectory, write_jsonl
+from repl_rl.trajectory import LineKind, SubCall, ToolCall, Trajectory, write_jsonl
 from repl_rl.view.viewer.api import RunApi
 from repl_rl.view.viewer.export import export
 from tests.view.browser.conftest import Visit
@@ -47,7 +47,8 @@ def evil_trajectory(number: int) -> Trajectory:
     ]
     made = make_trajectory(f"{payload}-train-{number}", EVIL, typed, answer=(EVIL, payload), grade=1.0)
     call = ToolCall(EVIL, payload, 0.1)
-    return replace(made, lines=(replace(made.lines[0], calls=(call,)), made.lines[1]), error=EVIL)
+    asked = SubCall(EVIL, payload, error_name=payload)
+    return replace(made, lines=(replace(made.lines[0], calls=(call,), subcalls=(asked,)), made.lines[1]), error=EVIL)
 
 
 @pytest.fixture(scope="module")

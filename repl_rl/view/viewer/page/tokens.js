@@ -31,11 +31,22 @@
       state, calls.length ? `called ${calls.join(", ")}` : null].filter(Boolean).join("; ") + ".";
   };
 
+  // What the line asked a language model; what was asked about that in turn is indented.
+  const asked = (line) => line.subcalls.length > 0 && h("div", { class: "asked" },
+    h("p", { class: "soft" }, `Asked ${view.count(line.subcalls.length + line.subcalls_left_out, "question", "questions")}:`),
+    h("ol", {}, line.subcalls.map((call) => {
+      const item = h("li", {}, h("code", { class: "prompt" }, call.prompt), " → ", h("code", {}, call.text),
+        h("span", { class: "soft" }, ` ${call.cost}, ${view.time(call.duration_s)}`));
+      item.style.setProperty("--depth", String(Math.max(0, Math.min(call.depth, 16) - 1)));
+      return item;
+    })),
+    line.subcalls_left_out > 0 && h("p", { class: "soft" }, `${view.count(line.subcalls_left_out, "question", "questions")} not shown here`));
+
   view.tokens = {
     // An element that fills itself; `line` is the line's record.
     strip: (source, id, line, elementId) => {
       const body = h("div", { class: "soft" }, "Loading the tokens.");
-      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), body);
+      const element = h("div", { class: "strip", id: elementId, role: "region", "aria-label": `Tokens of line ${line.index}` }, h("p", {}, sentence(line)), asked(line), body);
       source.tokens(id, line.index).then(
         ({ tokens }) => {
           const masked = tokens.some((token) => !token.sampled);

@@ -1,0 +1,230 @@
+"""`subcalls.train`: what the policy sampled for sub-calls is in the loss once, with the advantage of who asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, read_jsonl
+from repl_rl.errors import ConfigError
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory
+
+TASKS = make_tasks_named("a", "b")
+
+
+def asking(task: Task, place: int) -> Trajectory:
+    """The first of each group is right. Of task a, it asks two things in its first line, one of them cut by a budget,
+    and what it leaves behind counts for nothing; the wrong one asks for a session in its second line. Of task b, the
+    wrong one has asked and was cut."""
+    is_unfinished = (task.id, place) == ("b", 1)
+    made = recorded(
+        task, place, is_right=place == 0, stop_reason=StopReason.UNFINISHED if is_unfinished else StopReason.ANSWER
+    )
+    first, second = made.lines
+    one, two, three, lost = (recorded(Task(f"s{number}", "?", ""), number, lines=number) for number in (1, 2, 3, 4))
+    two = replace(two, stop_reason=StopReason.MAX_TOKENS)
+    lost = replace(lost, stop_reason=StopReason.ABORTED)
+    if (task.id, place) == ("a", 0):
+        first = replace(
+            first,
+            subcalls=(
+                SubCall("p", "t", trajectory=one),
+                SubCall("p", "t", trajectory=two),
+                SubCall("p", "", trajectory=lost, error_name="aborted"),
+                SubCall("p", "", error_name="cancelled"),
+            ),
+        )
+    else:
+        second = replace(second, subcalls=(SubCall("p", "t", lines=3, trajectory=three),))
+    return replace(made, lines=(first, second))
+
+
+def scored_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, Any]]:
+    trainer = recorded_trainer(folder, asking, TASKS, per_device_train_batch_size=4, **settings)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    rows = trainer.train_dataset.to_list()
+    return trainer, trainer._generate_and_score_completions([dict(rows[index]) for index in (0, 0, 1, 1)])
+
+
+def rows_of(output: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """What the loss sees of each row: prompt, completion, what is typed, its log-probabilities and advantages."""
+    rows = []
+    for index in range(len(output["completion_ids"])):
+        there, asked = output["completion_mask"][index].bool(), output["prompt_mask"][index].bool()
+        rows.append(
+            (
+                tuple(output["prompt_ids"][index][asked].tolist()),
+                tuple(output["completion_ids"][index][there].tolist()),
+                tuple(output["tool_mask"][index][there].bool().tolist()),
+                tuple(output["sampling_per_token_logps"][index][there].tolist()),
+                tuple(output["advantages"][index][there].tolist()),
+            )
+        )
+    return rows
+
+
+def expected(trajectory: Trajectory, advantages: Sequence[float]) -> tuple[Any, ...]:
+    """With the advantage of each of its lines."""
+    spread = [0.0] * len(trajectory.completion_ids)
+    for line, advantage in zip(trajectory.lines, advantages, strict=True):
+        spread[line.start : line.end] = [advantage] * (line.end - line.start)
+    return (
+        trajectory.prompt_ids,
+        trajectory.completion_ids,
+        trajectory.sampled_mask,
+        trajectory.logprobs,
+        tuple(spread),
+    )
+
+
+def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -> None:
+    trainer, output = scored_batch(tmp_path, subcalls={"train": True})
+    right, wrong = asking(TASKS[0], 0), asking(TASKS[0], 1)
+    one, two = (call.trajectory for call in right.lines[0].subcalls[:2])
+    [three] = (call.trajectory for call in wrong.lines[1].subcalls)
+    assert one is not None
+    assert two is not None
+    assert three is not None
+    rows = rows_of(output)
+    assert rows[:2] == [expected(right, [1.0, 1.0]), expected(wrong, [-1.0, -1.0])], "rloo: 1 less 0, and 0 less 1"
+    four = rows[4:]
+    later = asking(TASKS[1], 0).lines[1].subcalls[0].trajectory
+    assert later is not None
+    assert four == [
+        expected(one, [1.0]),
+        expected(two, [1.0] * 2),
+        expected(three, [-1.0] * 3),
+        expected(later, [0.0] * 3),
+    ], "alone in its group, the right one of b has an advantage of zero, and the other was cut"
+    typed = output["completion_mask"] * output["tool_mask"]
+    assert typed.sum(dim=1).tolist() == [6, 6, 6, 0, 3, 6, 9, 9]
+    assert output["num_items_in_batch"].item() == 45
+    assert output["row_share"].item() == 7 / 8
+    assert output["old_per_token_logps"].shape == output["completion_ids"].shape
+    logged = trainer._metrics["train"]
+    assert logged["subcalls/rows"] == [4.0]
+    assert (logged["completions/max_length"], logged["completions/mean_length"]) == ([6.0], [4.5])
+    assert len(trainer._logs["advantages"]) == len(trainer._logs["completion"]) == len(trainer._logs["prompt"]) == 4
+
+
+def test_without_train_the_batch_is_as_it_was(tmp_path: Path) -> None:
+    trainer, output = scored_batch(tmp_path)
+    assert len(output["completion_ids"]) == 4
+    assert "subcalls/rows" not in trainer._metrics["train"]
+
+
+def test_what_a_budget_ended_takes_its_sub_calls_out_of_the_loss(tmp_path: Path) -> None:
+    _, output = scored_batch(tmp_path, subcalls={"train": True}, mask_overlong=True)
+    assert (output["completion_mask"] * output["tool_mask"]).sum(dim=1).tolist() == [6, 6, 6, 0, 3, 0, 9, 9]
+    assert output["num_items_in_batch"].item() == 39
+
+
+@pytest.mark.parametrize(
+    "loss_type", ["dapo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grpo", "dr_grpo", "bnpo"))]
+)
+def test_steps_of_several_batches_train_each_token_once(tmp_path: Path, loss_type: str) -> None:
+    """With two micro-batches, the rows are made even, and the gradient is that of one micro-batch of all rows."""
+    gradients = []
+    for accumulated in (1, 2):
+        trainer = recorded_trainer(
+            tmp_path / str(accumulated),
+            uneven,
+            TASKS,
+            per_device_train_batch_size=4 // accumulated,
+            gradient_accumulation_steps=accumulated,
+            loss_type=loss_type,
+            subcalls={"train": True},
+            learning_rate=1.0,
+            optim="sgd",
+            max_grad_norm=1e9,
+        )
+        before = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+        trainer.train()
+        after = dict(trainer.model.named_parameters())
+        gradients.append(torch.cat([(before[name] - after[name].detach()).flatten() for name in before]))
+    if loss_type == "bnpo":  # a mean over the tokens of each micro-batch, as TRL has it
+        assert all(gradient.abs().max() > 0 for gradient in gradients)
+    else:
+        torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
+
+
+def uneven(task: Task, place: int) -> Trajectory:
+    """One sub-call in all: five rows, which two micro-batches don't divide."""
+    made = recorded(task, place, is_right=place == 0)
+    if (task.id, place) != ("a", 0):
+        return made
+    asked = SubCall("p", "t", trajectory=recorded(Task("s", "?", ""), 5, lines=3))
+    return replace(made, lines=(replace(made.lines[0], subcalls=(asked,)), made.lines[1]))
+
+
+class Consulting:
+    """An environment of a user's own that asks the policy after each line, and for a session about it once."""
+
+    def use_model(self, model: Any) -> None:
+        self._model = model
+        self._asked = False
+
+    def reset(self, task: Task) -> None:
+        self._is_inner = "context" in task.metadata
+
+    async def observe(self) -> str | None:
+        if self._is_inner:
+            return None
+        said = await self._model.ask([">>> #"])
+        if not self._asked and self._model.has_sessions:
+            self._asked = True
+            said += await self._model.ask_sessions(["What is 3 * 4?"], ["12"])
+        return " ".join(said)[:40]
+
+
+@pytest.mark.slow
+def test_steps_with_sub_calls_of_the_policy(tmp_path: Path) -> None:
+    """Real kernels, and nano's own lines, answers and sessions: as the sampler had them, so the trainer has them."""
+    args = ReplGRPOConfig(
+        output_dir=str(tmp_path),
+        rollout_dir=str(tmp_path / "rollouts"),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_steps=2,
+        learning_rate=1e-3,
+        bf16=False,
+        use_cpu=True,
+        model_init_kwargs={"dtype": "float32"},
+        gradient_checkpointing=False,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        kernel={"size": 4},
+        engine={"backend": "transformers", "context_tokens": 384, "places": 16},
+        budget={"lines": 3, "tokens": 200, "line_tokens": 32},
+        subcalls={"train": True, "depth": 2, "call_tokens": 16, "session_tokens": 64},
+    )
+    tasks = make_tasks_named("7 * 8", "5 * 5", "6 * 9", "2 * 4")
+    trainer = ReplGRPOTrainer(str(NANO_PATH), args, tasks, environment=Consulting)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    rows = [row for row in trainer.state.log_history if "reward" in row]
+    assert len(rows) == 2
+    for step, row in enumerate(rows, 1):
+        kept = list(read_jsonl(tmp_path / "rollouts" / f"step_{step:05d}.jsonl"))
+        calls = [call for each in kept for line in each.lines for call in line.subcalls]
+        assert row["subcalls/rows"] == sum(call.trajectory is not None for call in calls) > 8
+        assert any(call.lines for call in calls)
+        assert row["drift/logprob_max"] < 1e-3
+
+
+def test_answers_of_a_server_can_not_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"subcalls.*the answers are those of http://h:1, and only what the policy"):
+        ReplGRPOConfig(output_dir=str(tmp_path), subcalls={"train": True, "model": "http://h:1"})
