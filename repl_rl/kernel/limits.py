@@ -90,6 +90,13 @@ class Limits:
         }
         return {"RLIMIT_AS": (memory, memory + _REPLY_MB * _MIB), **{name: (v, v) for name, v in same.items()}}
 
+    def guest_rlimits(self) -> dict[str, tuple[int, int]]:
+        """As `rlimits` for kernels that are not ours. Many runtimes reserve far more addresses than they use, so what
+        counts is the private memory that a process may write to."""
+        rlimits = self.rlimits()
+        memory, _ = rlimits.pop("RLIMIT_AS")
+        return {"RLIMIT_DATA": (memory, memory), **rlimits}
+
 
 _LEAST: dict[str, float] = {
     "line_s": 0.05, "grace_s": 0.05, "start_s": 1.0, "session_s": 0.05, "memory_mb": 64, "cpu_s": 1, "processes": 8,

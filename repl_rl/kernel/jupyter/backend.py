@@ -34,7 +34,9 @@ from zmq.constants import SocketOption
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.border import MOST_BYTES
+from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter import provisioner
+from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.jupyter.messages import OTHERS_BYTES
 from repl_rl.kernel.limits import Limits, Profile
@@ -45,6 +47,9 @@ from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
 _MOST_SOCKETS = 1 << 16
+_MIB = 1024 * 1024
+_STARTING_MB = 256.0
+"""Memory of the pool's group for kernels that are not in groups of their own yet."""
 
 _unheard = logging.getLogger(f"{__name__}.jupyter_client")
 _unheard.setLevel(logging.CRITICAL + 1)
@@ -73,19 +78,33 @@ class KernelspecBackend:
         self._profile = profile or Profile.load()
         self._transport = transport
         self._guard: Guard | None = None
+        self._guest: Guest | None = None
+        self._group: PoolGroup | None = None
 
     async def open(self, memory_mb: float) -> None:
         """Raises what `require_kernelspec` raises."""
         self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
-        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL
+        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
+        if launcher == _LOCAL and kind == "bwrap":
+            self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
+            metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
+            words = {**self._spec.to_dict(), "metadata": metadata}
+            self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
+            limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
+            self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         self._require_places(kind)
-        self._home = await asyncio.to_thread(Home)
+        self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
         self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
         if self._is_ours:
             self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
+        if self._guest is not None:
+            self._sandbox = Sandbox(
+                kind, self._profile, self._limits, self._home, divides=True,
+                installation=self._guest.installation, shown=self._guest.shown,
+            )  # fmt: skip
         if self._is_local:
             self._guard = Guard(f"{MARK}={self._home.path}/")
 
@@ -105,8 +124,10 @@ class KernelspecBackend:
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         manager, words = self.manager()
-        mounts = self._profile.mounts if self._is_local else {}
-        kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, mounts=mounts)
+        kernel = KernelspecKernel(
+            manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, is_guest=self._guest is not None,
+            mounts=self._profile.mounts if self._is_local else {}, pool_group=self._group,
+        )  # fmt: skip
         try:
             await kernel.start(**words)
         except BaseException:
@@ -120,10 +141,12 @@ class KernelspecBackend:
         words: dict[str, Any] = {}
         if self._is_ours:
             words = {"sandbox": self._sandbox}
+        elif self._guest is not None:
+            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self._group}
         elif self._is_local:
             words = {"env": os.environ | self._python_path() | {MARK: str(connection_file)}}
         address: dict[str, Any] = {}
-        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
+        speaks_ipc = self._is_ours or self._guest is not None or (self._is_local and self._spec.language == "python")
         if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
             address = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
         manager = AsyncKernelManager(
@@ -147,6 +170,8 @@ class KernelspecBackend:
         self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
         await asyncio.to_thread(self._home.close)
 
 
@@ -167,14 +192,18 @@ def require_kernelspec(name: str, sandbox: SandboxKind) -> tuple[KernelSpec, San
     Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises.
     """
     spec = find_spec(name)
-    if _provisioner_name(spec) != provisioner.NAME and sandbox != "none":
+    launcher = _provisioner_name(spec)
+    if launcher not in (provisioner.NAME, _LOCAL) and sandbox != "none":
         raise ConfigError(
-            f"kernelspec {name!r} runs outside of our sandbox, with access to all that you can access; "
-            f"say `kernel.sandbox: none` if you want that, or take the kernelspec {OWN_NAME!r}"
+            f"kernelspec {name!r} is launched by its own provisioner {launcher!r}, outside of our sandbox, with access "
+            "to all that that one has; say `kernel.sandbox: none` if you want that, or take another kernelspec"
         )
     kind = require_sandbox(sandbox)
     if kind == "sandlock":
-        raise ConfigError(f"kernelspec {name!r} has no walls but bwrap's; take `kernel.backend: fork`")
+        raise ConfigError(
+            f"kernelspec {name!r} has no walls but bwrap's, and bwrap does not work here (`repl-rl doctor` says why); "
+            "take `kernel.backend: fork`, or `kernel.sandbox: none` for a kernel that may do all that you can do"
+        )
     return spec, kind
 
 

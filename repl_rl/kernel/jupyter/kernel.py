@@ -20,9 +20,10 @@ from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError
+from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.memory import tree_mb
+from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import exited, kill_family, kill_marked, tree
@@ -38,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 
 class KernelspecKernel:
-    """A `Kernel`. `is_ours` says that it is our own kernel, in our sandbox.
+    """A `Kernel`. `is_ours` says that it is our own kernel; `is_guest`, that it is another one in our sandbox.
 
-    `is_local` says that it is another kernel's process on this machine; it works in a folder beside its connection
+    `is_local` says that it is another kernel's process on this machine without a sandbox; it works in a folder beside its connection
     file, which has links to `mounts`.
     """
 
@@ -51,6 +52,8 @@ class KernelspecKernel:
         *,
         is_ours: bool,
         is_local: bool,
+        is_guest: bool = False,
+        pool_group: PoolGroup | None = None,
         mounts: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self._manager = manager
@@ -59,6 +62,9 @@ class KernelspecKernel:
         self._work = Path(manager.connection_file).with_suffix(".work")
         self._is_ours = is_ours
         self._is_local = is_local
+        self._is_guest = is_guest
+        self._pool_group = pool_group
+        self._group: SessionGroup | None = None
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
         self._output = CellOutput(self._text)
         self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
@@ -76,7 +82,7 @@ class KernelspecKernel:
 
     async def start(self, **words: Any) -> None:
         """Launch with `words` and wait until it answers; raises KernelStartError with what it printed."""
-        if self._is_ours:
+        if self._is_ours or self._is_guest:
             words["output_fd"] = self._printed.write_fd
         elif self._is_local:
             self._work.mkdir()
@@ -176,7 +182,13 @@ class KernelspecKernel:
 
     def memory_mb(self) -> float:
         """0 for a kernel that is not a process of this machine."""
-        return 0.0 if self._process is None else tree_mb(self._process.pid)
+        if self._group is not None:
+            return self._group.used_mb()
+        if self._process is None:
+            return 0.0
+        inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
+        stored_mb = 0.0 if inside is None else folder_mb(inside, ("/tmp", "/dev/shm")) + sockets_mb(inside)
+        return tree_mb(self._process.pid) + stored_mb
 
     def excess(self) -> str | None:
         return None
@@ -193,6 +205,8 @@ class KernelspecKernel:
     async def _come_up(self) -> None:
         self._process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
+        if self._pool_group is not None:
+            self._group = await asyncio.to_thread(self._pool_group.admit, self._process.pid)
         client = self._manager.client(context=self._manager.context)
         self._channels = Channels(client, None if self._is_ours else self._output.take_in)
         info = await self._unless_it_dies(asyncio.create_task(self._channels.greet()))
@@ -215,7 +229,7 @@ class KernelspecKernel:
 
     async def _watch(self) -> None:
         """Wait until the kernel is dead. If it is not a process of this machine, its provisioner is polled."""
-        if self._is_ours or self._is_local:
+        if self._is_ours or self._is_guest or self._is_local:
             await exited(self._process)
             return
         while await self._manager.is_alive():
@@ -258,6 +272,8 @@ class KernelspecKernel:
         self._manager.cleanup_connection_file()
         if self._is_local:
             await asyncio.to_thread(remove_tree, self._work)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
 
     async def _kill(self) -> None:
         """Kill a process of this machine directly: jupyter_client would interrupt it first, then poll every 0.1 s."""
@@ -266,7 +282,7 @@ class KernelspecKernel:
             return
         if self._is_local:
             await asyncio.to_thread(kill_marked, provisioner.process, self._manager.connection_file)
-        elif self._is_ours:
+        elif self._is_ours or self._is_guest:
             await provisioner.kill()
         else:
             await self._manager.shutdown_kernel(now=True)
