@@ -48,6 +48,8 @@ OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
 _MOST_SOCKETS = 1 << 16
 _MIB = 1024 * 1024
+_MOST_QUEUED = 32
+"""Messages of a guest that wait on our side; further ones wait on its own, where it pays for them."""
 _STARTING_MB = 256.0
 """Memory of the pool's group for kernels that are not in groups of their own yet."""
 
@@ -80,9 +82,11 @@ class KernelspecBackend:
         self._guard: Guard | None = None
         self._guest: Guest | None = None
         self._group: PoolGroup | None = None
+        self._home: Home | None = None
+        self._context: zmq.asyncio.Context | None = None
 
     async def open(self, memory_mb: float) -> None:
-        """Raises what `require_kernelspec` raises."""
+        """Raises what `require_kernelspec` and `Guest.of` raise, and SandboxError if files can't be shown as asked."""
         self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
         self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
@@ -91,22 +95,31 @@ class KernelspecBackend:
             metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
             words = {**self._spec.to_dict(), "metadata": metadata}
             self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
-            limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
-            self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         self._require_places(kind)
-        self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
+        try:
+            if self._guest is not None:
+                limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
+                self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
+            if self._is_ours:
+                self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
+            elif self._guest is not None:
+                self._sandbox = Sandbox(
+                    kind, self._profile, self._limits, self._home, divides=True,
+                    installation=self._guest.installation, shown=self._guest.shown,
+                )  # fmt: skip
+            elif self._is_local:
+                self._guard = Guard(f"{MARK}={self._home.path}/")
+        except BaseException:
+            await self.close()
+            raise
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
-        self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
-        if self._is_ours:
-            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
         if self._guest is not None:
-            self._sandbox = Sandbox(
-                kind, self._profile, self._limits, self._home, divides=True,
-                installation=self._guest.installation, shown=self._guest.shown,
-            )  # fmt: skip
-        if self._is_local:
-            self._guard = Guard(f"{MARK}={self._home.path}/")
+            self._context.setsockopt(SocketOption.MAXMSGSIZE, self._limits.read_mb * _MIB)
+            self._context.setsockopt(SocketOption.RCVHWM, _MOST_QUEUED)
+        else:
+            self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
 
     def _require_places(self, kind: SandboxKind) -> None:
         """Raises ConfigError if the profile shows folders that these kernels could not find."""
@@ -115,7 +128,8 @@ class KernelspecBackend:
                 f"sandbox profile {self._profile.name} has mounts, and without a sandbox kernels of {self.name!r} have "
                 "no folder of their own to find them in; take `kernel.backend: fork`"
             )
-        if (self._profile.mounts or self._profile.python_path) and not (self._is_ours or self._is_local):
+        is_here = self._is_ours or self._is_local or self._guest is not None
+        if (self._profile.mounts or self._profile.python_path) and not is_here:
             raise ConfigError(
                 f"sandbox profile {self._profile.name} has mounts or python_path, and kernels of {self.name!r} may run "
                 "on another machine, where these folders are not; take another profile"
@@ -137,6 +151,7 @@ class KernelspecBackend:
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
         """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
+        assert self._home is not None
         connection_file = self._home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
@@ -167,12 +182,14 @@ class KernelspecBackend:
         return {"PYTHONPATH": os.pathsep.join([*map(str, self._profile.python_path), *already])}
 
     async def close(self) -> None:
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
         if self._group is not None:
             await asyncio.to_thread(self._group.close)
-        await asyncio.to_thread(self._home.close)
+        if self._home is not None:
+            await asyncio.to_thread(self._home.close)
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]

@@ -4,8 +4,8 @@ Shown to it, read-only, are the system as the sandbox profile has it, and what t
 
 - the kernelspec's own folder, as `/kernelspec`;
 - files and folders that its arguments name;
-- where its program lies: a whole prefix of its own (a virtual environment with the Python under it, conda, `/opt/julia`);
-  of `/usr` and `/usr/local` only the folders called like the program or the language, such as `/usr/share/R`, `/etc/R`;
+- where its program lies: a whole prefix of its own (a virtual environment with the Python under it, conda); of `/usr`
+  and `/usr/local` only the folders called like the program or the language, such as `/usr/share/R` and `/etc/R`;
 - for a Python kernel of repl_rl's own environment, what sessions of our own have, at the same paths.
 
 What else a kernel needs, a sandbox profile of the user's own names in `also_read_only`.
@@ -61,7 +61,6 @@ class Guest:
             installation = Installation.current()
             words[0] = str(installation.executable_inside)
             environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
-            environment["PYTHONPATH"] = os.pathsep.join(str(inside) for _, inside in installation.packages_inside())
         else:
             words[0] = str(program)
             environment["PATH"] = f"{program.parent}:{environment.get('PATH', '/usr/bin:/bin')}"

@@ -68,12 +68,14 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
                     }
                 else:
                     argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+                    folders = [*filter(None, [guest.environment.get("PYTHONPATH")]), *sandbox.packages()]
                     record |= {
                         "argv": guest.argv,
-                        "environment": guest.environment,
+                        "environment": {**guest.environment, "PYTHONPATH": os.pathsep.join(folders)},
                         "rlimits": sandbox.limits.guest_rlimits(),
                         "walls": sandbox.kind,
                         "charged": group is not None,
+                        "lists_interfaces": True,
                         "tmp_mb": sandbox.limits.tmp_mb,
                         "readable": [],
                         "links": sandbox.links,
