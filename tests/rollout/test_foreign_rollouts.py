@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 from exactness import (
@@ -72,7 +71,7 @@ def pari_turns(n: int) -> Turns:
         (f" subst(p, x, {n + 1})\n", f"{2 * n + 1}\n>>>", LineKind.STATEMENT),
         (
             " 1/0\n",
-            "\n  ***   at top-level: 1/0\n  ***                  ^--\n  *** _/_: impossible inverse in gdiv: 0.\n>>>",
+            "  ***   at top-level: 1/0\n  ***                  ^--\n  *** _/_: impossible inverse in gdiv: 0.\n>>>",
             LineKind.EXCEPTION,
         ),
         (f" {n} * 3", f"{n * 3}\n", LineKind.STATEMENT),

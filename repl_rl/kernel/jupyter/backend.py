@@ -7,7 +7,7 @@ and files are not limited. They can access all that the user can, which `kernel.
 this machine start in an empty folder of their own.
 
 What other kernels can do, by the protocol:
-- Python kernels built on IPython get a `submit_final_answer`. In other languages there is no answer.
+- Python kernels built on IPython and R's IRkernel get a `submit_final_answer`. In other languages there is no answer.
 - `exit()` loses the state; a SystemExit that IPython catches is an exception like others. IPython shows tracebacks in
   its own form, and only the last of several expressions in a cell.
 - A cell that did not compile and that the kernel calls unfinished is `incomplete`. See `judge` for `compiled`.

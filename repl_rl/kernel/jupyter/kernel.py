@@ -22,7 +22,7 @@ from jupyter_client.manager import AsyncKernelManager
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError
 from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
-from repl_rl.kernel.jupyter.messages import SUBMIT, CellOutput, Channels, judge, setup_cell, traceback_text
+from repl_rl.kernel.jupyter.messages import SUBMITS, CellOutput, Channels, judge, setup_cell, traceback_text
 from repl_rl.kernel.limits import Limits
 from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
@@ -239,8 +239,8 @@ class KernelspecKernel:
             self._can_ask = await self.is_complete("1") in ("complete", "incomplete", "invalid")
             if not self._can_ask:
                 _say_that_lines_are_cells(self._manager.kernel_name, self.language)
-        elif not self._is_ours:
-            reply = await self._silently(_cell(SUBMIT, silent=True))
+        if not self._is_ours and self.language in SUBMITS:
+            reply = await self._silently(_cell(SUBMITS[self.language], silent=True))
             if reply["status"] != "ok":
                 raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
 

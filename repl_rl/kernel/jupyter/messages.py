@@ -47,6 +47,27 @@ submit_final_answer = submit_final_answer()
 shows, so no text can be mistaken for it. Code that sends such a message itself has submitted an answer, nothing
 more."""
 
+SUBMIT_IN_R = f"""
+attach(list(submit_final_answer = local({{
+    publish <- IRdisplay::publish_mimebundle
+    shown <- function(value) {{
+        if (length(value) != 1 || is.list(value) || is.na(value)) paste(deparse(value), collapse = "\\n")
+        else if (is.character(value)) encodeString(value, quote = "'")
+        else if (is.logical(value)) if (value) "True" else "False"
+        else if (is.numeric(value)) format(value, digits = 15, scientific = 15)
+        else paste(deparse(value), collapse = "\\n")
+    }}
+    function(value, ...) {{
+        publish(list("{ANSWER_MIME}" = list(values = lapply(list(value, ...), shown))))
+        invisible(NULL)
+    }}
+}})), name = "repl_rl", warn.conflicts = FALSE)
+"""
+"""The same for IRkernel. Numbers, strings and truth values are written as in Python, other values as R does."""
+
+SUBMITS = {"python": SUBMIT, "R": SUBMIT_IN_R}
+"""By the language that the kernel names."""
+
 _SETUP = """
 import sys, types
 main = sys.modules["__main__"].__dict__
