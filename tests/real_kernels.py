@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from jupyter_client.kernelspec import KernelSpecManager
 
 from repl_rl.kernel import KernelPool, Limits
 
@@ -23,37 +23,41 @@ LIMITS = Limits(
 
 @dataclass(frozen=True)
 class RealKernel:
-    """A kernelspec, and the sandbox profile that shows what it needs."""
+    """A kernelspec."""
 
     spec: str
-    profile: str = "default"
 
     def pool(self, size: int = 2, limits: Limits = LIMITS) -> KernelPool:
-        return KernelPool(size=size, limits=limits, backend=self.spec, sandbox="bwrap", profile=self.profile)
+        return KernelPool(size=size, limits=limits, backend=self.spec, sandbox="bwrap")
+
+
+def is_installed(name: str) -> bool:
+    return name in KernelSpecManager().find_kernel_specs()
 
 
 def r_kernel() -> RealKernel:
     """Skips where Debian's r-cran-irkernel, or IRkernel by other means, is not installed."""
-    try:
-        KernelSpecManager().get_kernel_spec("ir")
-    except NoSuchKernel:
+    if not is_installed("ir"):
         pytest.skip("there is no kernelspec `ir`: install R's kernel (Debian: apt-get install r-cran-irkernel)")
     return RealKernel("ir")
 
 
 def pari_kernel(folder: Path, setenv: Callable[[str, str], None]) -> RealKernel:
-    """Builds pari-jupyter into `folder`; skips where that needs what is not there (Debian: gcc, libpari-dev)."""
-    modules = folder / "modules"
+    """The kernelspec `pari_jupyter`. Where it is not installed, it is built into `folder`, and JUPYTER_PATH names that.
+
+    Skips where building needs what is not there (Debian: gcc, libpari-dev).
+    """
+    if is_installed("pari_jupyter"):
+        return RealKernel("pari_jupyter")
+    spec = folder / "kernels" / "pari_jupyter"
+    modules = spec / "modules"
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(modules), "pari-jupyter"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if built.returncode != 0:
         said = (built.stderr.strip().splitlines() or ["nothing"])[-1]
         pytest.skip(f"PARI/GP's kernel can't be built here (Debian: apt-get install gcc libpari-dev); pip says: {said}")
-    spec = folder / "kernels" / "pari"
-    spec.mkdir(parents=True)
     argv = ["python", "-m", "PARIKernel", "-f", "{connection_file}"]
-    (spec / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": "PARI/GP", "language": "gp"}))
+    stanza = {"argv": argv, "display_name": "PARI/GP", "language": "gp", "env": {"PYTHONPATH": str(modules)}}
+    (spec / "kernel.json").write_text(json.dumps(stanza))
     setenv("JUPYTER_PATH", str(folder))
-    profile = folder / "pari.toml"
-    profile.write_text(f"python_path = [{str(modules)!r}]\n")
-    return RealKernel("pari", str(profile))
+    return RealKernel("pari_jupyter")

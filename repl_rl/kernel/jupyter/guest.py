@@ -79,13 +79,11 @@ class Guest:
                 )
         if resources is not None and resources.is_dir():
             shown[resources.resolve()] = _RESOURCES_INSIDE
-        replaced = {"{resource_dir}": str(_RESOURCES_INSIDE)}
-        if resources is not None:
-            replaced[str(resources)] = str(_RESOURCES_INSIDE)
-        for before, after in replaced.items():
-            words = [word.replace(before, after) for word in words]
         # A kernelspec's variables may refer to others: to those inside, not to this process's.
         own = {key: Template(text).safe_substitute(environment) for key, text in spec.env.items()}
+        for before in ("{resource_dir}", *([] if resources is None else [str(resources)])):
+            words = [word.replace(before, str(_RESOURCES_INSIDE)) for word in words]
+            own = {key: text.replace(before, str(_RESOURCES_INSIDE)) for key, text in own.items()}
         return cls(tuple(words), environment | own, tuple(shown.items()), installation)
 
 
