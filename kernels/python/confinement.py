@@ -69,7 +69,11 @@ class Walls:
         self._capabilities = _known_capabilities()
         self._filter = None
         if self._kind != "none":
-            self._filter = seccomp_filter.Filter(may_fork=self._kind == "bwrap", may_share=boot["charged"])
+            self._filter = seccomp_filter.Filter(
+                may_fork=self._kind == "bwrap",
+                may_share=boot["charged"],
+                lists_interfaces=boot.get("lists_interfaces", False),
+            )
 
     def enter(self, request, server_pid):
         """Confine this process for good.

@@ -1,7 +1,7 @@
-"""The program in the sandbox: a fork server of many sessions, or a Jupyter kernel of one.
+"""The program in the sandbox: a fork server of many sessions, a Jupyter kernel of one, or what runs any other kernel.
 
-It reads a boot record (JSON) from an inherited descriptor. One with a "control" is a fork server's (fork_server.py).
-Otherwise it is that of a Jupyter kernel:
+It reads a boot record (JSON) from an inherited descriptor. One with a "control" is a fork server's (fork_server.py),
+one with an "argv" is that of a kernel of any language (repl_guest.py). Otherwise it is that of our own Jupyter kernel:
 
     connection     the contents of the Jupyter connection file; its sockets are not bound here, but inherited as
     sockets        listening descriptors: {"shell": 7, "control": 8, "iopub": 9, "stdin": 10, "hb": 11}
@@ -60,6 +60,10 @@ def main(boot_descriptor):
         boot = json.load(file)
     if "control" in boot:
         _fork_sessions(boot)
+    elif "argv" in boot:
+        from repl_guest import be_a_guest
+
+        be_a_guest(boot)
     else:
         _be_a_kernel(boot)
 

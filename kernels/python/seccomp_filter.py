@@ -4,7 +4,8 @@
 
 A refused call answers EPERM, so Python raises PermissionError: data, not a dead session. Calls that programs try first
 and fall back from (`clone3`, whose flags a filter can't read, and all newer than this file) answer ENOSYS. Sockets are
-AF_UNIX only; others answer EAFNOSUPPORT. Of `clone`, `fcntl`, `ioctl`, `madvise`, `mmap`, `prctl` and `setsockopt`,
+AF_UNIX only, and routing sockets where a kernel that is not ours lists its network interfaces; others answer
+EAFNOSUPPORT. Of `clone`, `fcntl`, `ioctl`, `madvise`, `mmap`, `prctl` and `setsockopt`,
 what is asked for decides. A call made through another architecture's table ends the process.
 
 One `clone` waits for the host's word: that with which a session forks itself into namespaces of its own (repl_fork.py).
@@ -152,6 +153,7 @@ _CLONE_FLAGS = 0x017D5FFF
 DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
 TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | signal.SIGCHLD
 """A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+_NETLINK_ROUTE = 0
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 
 _ALLOWED_OPTIONS = {
@@ -204,10 +206,11 @@ _RESULTS = {
 class Filter:
     """The filter, made before it is needed. Raises NotImplementedError on a machine that it is not written for."""
 
-    def __init__(self, *, may_fork=True, may_share=False):
-        """`may_share`: memory that is shared without a file."""
+    def __init__(self, *, may_fork=True, may_share=False, lists_interfaces=False):
+        """`may_share`: memory that is shared without a file. `lists_interfaces`: routing sockets (AF_NETLINK), with
+        which libraries list network interfaces; without capabilities, nothing can be changed through them."""
         self._asks = may_fork
-        program = build(platform.machine(), may_fork, may_share)
+        program = build(platform.machine(), may_fork, may_share, lists_interfaces)
         self._code = ctypes.create_string_buffer(program, len(program))
         self._header = _Program(len(program) // 8, ctypes.addressof(self._code))
 
@@ -253,7 +256,7 @@ def clone_number():
     return EXAMINED["clone"][_COLUMNS[platform.machine()]]
 
 
-def build(machine, may_fork, may_share=False):
+def build(machine, may_fork, may_share=False, lists_interfaces=False):
     """The filter as the kernel takes it: 8 bytes an instruction. Raises NotImplementedError for other machines."""
     if machine not in _COLUMNS or struct.calcsize("P") != 8:
         raise NotImplementedError(f"no seccomp filter for {machine!r}, {struct.calcsize('P') * 8} bit")
@@ -267,7 +270,7 @@ def build(machine, may_fork, may_share=False):
             (None, _JUMP_NOT_BELOW, _FIRST_UNKNOWN, "unknown", entry),
             ("unknown", _RETURN, _RESULTS["ENOSYS"]),
             *search,
-            *_examinations(may_fork, may_share),
+            *_examinations(may_fork, may_share, lists_interfaces),
             *((name, _RETURN, result) for name, result in _RESULTS.items()),
         ]
     )
@@ -304,7 +307,7 @@ def _search(ranges):
     return label, [(label, _JUMP_NOT_BELOW, ranges[middle][0], above, below), *below_code, *above_code]
 
 
-def _examinations(may_fork, may_share):
+def _examinations(may_fork, may_share, lists_interfaces):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
@@ -312,7 +315,10 @@ def _examinations(may_fork, may_share):
         ("flags", _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
         *(line for call in _ALLOWED_OPTIONS for line in _choice(call, may_fork)),
-        *_socket_examination("socket", may_fork),
+        *_socket_examination("socket", may_fork, "routes" if lists_interfaces else "EAFNOSUPPORT"),
+        ("routes", _JUMP_EQUAL, int(socket.AF_NETLINK), "routes protocol", "EAFNOSUPPORT"),
+        ("routes protocol", _LOAD, _argument_offset(2)),
+        (None, _JUMP_EQUAL, _NETLINK_ROUTE, "allow", "EAFNOSUPPORT"),
         *_socket_examination("socketpair", may_fork),
         ("mmap", _LOAD, _argument_offset(3)),
         (None, _JUMP_ANY_BIT, _MAP_HUGETLB, "EPERM", "allow" if may_share else "shared"),
@@ -338,11 +344,11 @@ def _choice(call, may_fork):
     ]
 
 
-def _socket_examination(call, may_fork):
+def _socket_examination(call, may_fork, otherwise="EAFNOSUPPORT"):
     """Where paths are the host's, a socket that takes an address with every message is refused: it would reach them."""
     return [
         (call, _LOAD, _argument_offset(0)),
-        (None, _JUMP_EQUAL, int(socket.AF_UNIX), f"{call} type", "EAFNOSUPPORT"),
+        (None, _JUMP_EQUAL, int(socket.AF_UNIX), f"{call} type", otherwise),
         (f"{call} type", _LOAD, _argument_offset(1)),
         (None, _JUMP_ANY_BIT, _WITHOUT_CONNECTION, "allow" if may_fork else "EAFNOSUPPORT", "allow"),
     ]

@@ -57,7 +57,8 @@ class KernelConfig(Section):
     size: int = Field(64, ge=1, le=4096)
     """Kernels alive at once, running and started ahead of need."""
     backend: str = Field("fork", min_length=1)
-    """`fork`: sessions forked from a warm server. Else the name of a Jupyter kernelspec."""
+    """`fork`: sessions forked from a warm server. Else the name of a Jupyter kernelspec, of any language.
+    docs/kernelspecs.md"""
     sandbox: Literal["auto", "bwrap", "sandlock", "none"] = "auto"
     """`auto`: bwrap where it works, else sandlock (Landlock)."""
     profile: str = Field("default", min_length=1)

@@ -24,6 +24,7 @@ from repl_rl.dialect.base import (
     Turn,
 )
 from repl_rl.dialect.fenced import FencedDialect
+from repl_rl.dialect.foreign import AskingReader
 from repl_rl.dialect.inline import InlineDialect
 from repl_rl.dialect.ipython import IPythonDialect
 from repl_rl.dialect.prose import PlainTextDialect, ProseDialect
@@ -34,9 +35,10 @@ from repl_rl.errors import ConfigError
 from repl_rl.utils.import_path import imported
 
 __all__ = [
-    "CONTINUATION_PROMPT", "DIALECTS", "PRIMARY_PROMPT", "SMALLEST_LIMIT_CHARS", "Cell", "CellRun", "ChatPrompt",
-    "Dialect", "OfferedTool", "ProseDialect", "PythonDialect", "PythonReader", "Reader", "Refusal", "Shown", "Template",
-    "TextDialect", "Turn", "dialect_class", "dialect_name", "make_dialect", "require_dialect", "truncate_middle",
+    "CONTINUATION_PROMPT", "DIALECTS", "PRIMARY_PROMPT", "SMALLEST_LIMIT_CHARS", "AskingReader", "Cell", "CellRun",
+    "ChatPrompt", "Dialect", "OfferedTool", "ProseDialect", "PythonDialect", "PythonReader", "Reader", "Refusal",
+    "Shown", "Template", "TextDialect", "Turn", "dialect_class", "dialect_name", "make_dialect", "require_dialect",
+    "truncate_middle",
 ]  # fmt: skip
 
 DIALECTS: dict[str, type[Any]] = {

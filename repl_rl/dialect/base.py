@@ -31,6 +31,8 @@ class Cell:
     source: str
     kind: LineKind
     refusal: Refusal | None = None
+    is_valid: bool = True
+    """False if the kernel of another language than Python has said that it can't be parsed. It runs, to say why."""
 
 
 @dataclass(frozen=True, slots=True)

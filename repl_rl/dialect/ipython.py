@@ -6,8 +6,11 @@ tracebacks are shown. Our own kernel shows CPython's tracebacks. IPython's own p
 As in IPython, a cell echoes its last statement only, and only if that is an expression without a semicolon after it.
 A comment is a cell, so that the numbers match IPython's own count, and `Out[3]` and `_3` mean what they say.
 
-Not covered: kernels of other languages, because we can't tell when their cells are complete. Our own kernel echoes
-`repr`, without IPython's way of breaking long lists into lines, and has neither `Out` nor magics.
+Cells of other languages end where their kernels say so (`repl_rl.dialect.foreign`). There, comments are no cells, and
+values are shown as the kernel sends them, without `Out[n]:`.
+
+Not covered: our own kernel echoes `repr`, without IPython's way of breaking long lists into lines, and has neither
+`Out` nor magics.
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ import io
 import re
 import tokenize
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
 from repl_rl.dialect.decoder import LineReader
+from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.prose import WHOLE_CELLS
 from repl_rl.dialect.python import idle_kind
 from repl_rl.dialect.syntax import holds_code, kind_of
@@ -103,6 +107,14 @@ class IPythonReader(LineReader):
         if end_of_input and self._pending:
             cells.append(self._end_cell())
         return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
+
+    def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
+        """As `read`, for a language that only its kernel can parse (`repl_rl.dialect.foreign`)."""
+        turn = self._typed.take(typed, end_of_input)
+        cells, idle = yield from cells_of(self._pending, turn.lines, end_of_input, language)
+        self._numbers = list(range(self._number, self._number + len(cells)))
+        self._number += len(cells)
+        return Turn(turn.text, tuple(cells), idle)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """Echoes with their numbers, and the next prompt after a blank line."""

@@ -9,11 +9,12 @@ a block where two of them make an empty line, and does not count it as a line in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from repl_rl.dialect.base import Cell, CellRun, Shown, Turn
 from repl_rl.dialect.decoder import LineReader
+from repl_rl.dialect.foreign import cells_of
 from repl_rl.dialect.syntax import holds_code, holds_statement, is_blank, is_complete, kind_of
 from repl_rl.dialect.texts import TextDialect
 from repl_rl.trajectory import LineKind, Message
@@ -60,6 +61,12 @@ class PythonReader(LineReader):
         if end_of_input and self._pending and (cell := self._feed("")):
             cells.append(cell)
         return Turn(turn.text, tuple(cells), idle_kind(turn.lines))
+
+    def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
+        """As `read`, for a language that only its kernel can parse (`repl_rl.dialect.foreign`)."""
+        turn = self._typed.take(typed, end_of_input)
+        cells, idle = yield from cells_of(self._pending, turn.lines, end_of_input, language)
+        return Turn(turn.text, tuple(cells), idle)
 
     def show(self, runs: Sequence[CellRun], goes_on: bool) -> tuple[Shown, ...]:
         """What the interpreter printed, and its next prompt."""

@@ -5,6 +5,7 @@ from repl_rl.kernel.pool import KernelPool, PoolStats
 from repl_rl.kernel.results import (
     ExecResult,
     ExecStatus,
+    ForeignSession,
     ForkingSource,
     HostCall,
     HostCalls,
@@ -18,6 +19,7 @@ from repl_rl.kernel.sandbox import SandboxReport, check_sandbox
 __all__ = [
     "ExecResult",
     "ExecStatus",
+    "ForeignSession",
     "ForkingSource",
     "HostCall",
     "HostCalls",

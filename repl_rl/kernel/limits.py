@@ -24,6 +24,8 @@ MATH = "math"
 _MIB = 1024 * 1024
 _REPLY_MB = 64
 """Memory beyond `memory_mb`, so that the kernel program can still answer after a cell that used up all of it."""
+_ALSO = "also_read_only"
+"""A key of own profiles: what is shown beside the default's `read_only`, or the profile's own."""
 _MOUNT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
@@ -92,6 +94,13 @@ class Limits:
         }
         return {"RLIMIT_AS": (memory, memory + _REPLY_MB * _MIB), **{name: (v, v) for name, v in same.items()}}
 
+    def guest_rlimits(self) -> dict[str, tuple[int, int]]:
+        """As `rlimits` for kernels that are not ours. Many runtimes reserve far more addresses than they use, so what
+        counts is the private memory that a process may write to."""
+        rlimits = self.rlimits()
+        memory, _ = rlimits.pop("RLIMIT_AS")
+        return {"RLIMIT_DATA": (memory, memory), **rlimits}
+
 
 _LEAST: dict[str, float] = {
     "line_s": 0.05, "grace_s": 0.05, "start_s": 1.0, "session_s": 0.05, "memory_mb": 64, "cpu_s": 1, "processes": 8,
@@ -145,20 +154,23 @@ class Profile:
             )
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-            keys = [each.name for each in dataclasses.fields(cls) if each.name not in ("name", "is_own")]
+            keys = [each.name for each in dataclasses.fields(cls) if each.name not in ("name", "is_own")] + [_ALSO]
             if unknown := sorted(set(table) - set(keys)):
                 near = difflib.get_close_matches(unknown[0], keys, n=1)
                 hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(keys)}"
                 raise ConfigError(f"sandbox profile {file} has {unknown}, which no profile has; {hint}")
             if name != "default":
                 default = tomllib.loads((folder / "default.toml").read_text(encoding="utf-8"))
-                for text in _texts(table, "read_only"):
-                    if text not in default["read_only"]:
-                        _require_harmless(Path(text).resolve(), f"sandbox profile {file}: read_only names {text!r}")
+                for key in ("read_only", _ALSO):
+                    for text in _texts(table, key):
+                        if key == _ALSO and not Path(text).is_absolute():
+                            raise ConfigError(f"sandbox profile {file}: {key} names {text!r}; give an absolute path")
+                        if text not in default["read_only"]:
+                            _require_harmless(Path(text).resolve(), f"sandbox profile {file}: {key} names {text!r}")
                 table = _over_default(table, default)
             return cls(
                 name=name,
-                read_only=_texts(table, "read_only"),
+                read_only=_texts(table, "read_only") + _texts(table, _ALSO),
                 environment=_named_texts(table, "environment"),
                 hostname=table["hostname"],
                 limits=Limits.from_mapping(table.get("limits", {})),

@@ -126,14 +126,15 @@ class Installation:
         """Every path at which repl_rl lies in a folder of packages."""
         folders = [*self.packages, *(self.prefix / folder for folder in self.base_packages())]
         for folder in dict.fromkeys(folders):
-            yield from (entry for entry in sorted(folder.iterdir()) if _is_ours(entry))
+            yield from (entry for entry in sorted(folder.iterdir()) if is_ours(entry))
 
     def shown_entries(self, folder: Path) -> list[Path]:
         """What a folder of packages holds besides repl_rl."""
-        return [entry for entry in sorted(folder.iterdir()) if not _is_ours(entry)]
+        return [entry for entry in sorted(folder.iterdir()) if not is_ours(entry)]
 
 
-def _is_ours(entry: Path) -> bool:
+def is_ours(entry: Path) -> bool:
+    """Whether it is a part of repl_rl in a folder of packages."""
     return "repl_rl" in entry.name.replace("-", "_").lower()
 
 

@@ -28,10 +28,18 @@ from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelSta
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
-from repl_rl.kernel.results import Backend, ExecResult, ExecStatus, HostCalls, Kernel, KernelSession
+from repl_rl.kernel.results import (
+    Backend,
+    ExecResult,
+    ExecStatus,
+    ForeignSession,
+    HostCalls,
+    Kernel,
+    KernelSession,
+)
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
 
-FORK = "fork"
+FORK, PYTHON = "fork", "python"
 
 _START_ATTEMPTS = 3
 _PATIENCE_S = 1.0
@@ -117,6 +125,16 @@ class PooledKernel:
     def is_alive(self) -> bool:
         """False once nothing can be run in it any more."""
         return self._kernel.is_alive
+
+    @property
+    def language(self) -> str:
+        """What the kernel interprets; "python" for all of our own."""
+        return getattr(self._kernel, "language", PYTHON)
+
+    async def is_complete(self, source: str) -> str:
+        """Jupyter's word for it, from a kernel of a language that only it can parse."""
+        kernel = self._kernel
+        return await kernel.is_complete(source) if isinstance(kernel, ForeignSession) else "unknown"
 
     async def open_jupyter(self) -> Path:
         """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""

@@ -114,6 +114,19 @@ class KernelSession(Protocol):
         """
 
 
+@runtime_checkable
+class ForeignSession(KernelSession, Protocol):
+    """An interpreter that says what it interprets."""
+
+    @property
+    def language(self) -> str:
+        """Its name, as the kernel gives it: "python", "R", "gp"."""
+
+    async def is_complete(self, source: str) -> str:
+        """Whether it would run `source`, or wait for another line: Jupyter's "complete", "incomplete", "invalid", or
+        "unknown" if it does not say."""
+
+
 class KernelSource(Protocol):
     """Where fresh interpreters come from."""
 

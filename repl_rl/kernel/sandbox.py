@@ -28,7 +28,7 @@ from repl_rl.errors import DependencyError, SandboxError
 from repl_rl.kernel import landlock
 from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.limits import Limits, Profile
-from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap
+from repl_rl.kernel.paths import PYTHON_INSIDE, Home, Installation, find_bwrap, is_ours
 from repl_rl.utils.folders import resource_folder
 
 SandboxKind = Literal["auto", "bwrap", "sandlock", "none"]
@@ -127,16 +127,21 @@ class Sandbox:
         home: Home | None,
         bwrap: Path | None = None,
         divides: bool = False,
+        installation: Installation | None = None,
+        shown: Sequence[tuple[Path, Path]] = (),
     ) -> None:
-        """`divides` is for a fork server, which may make namespaces for each of its sessions and drop to their users.
+        """`divides` is for a program that makes namespaces for its sessions and drops to their users.
 
-        Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign code.
+        `shown` are host paths, and where a kernel that is not ours finds them; `installation` has the packages that it
+        may import. Without a `home` there is no kernel program, and repl_rl is visible: for probes that run no foreign
+        code.
         """
         self.kind = kind
         self.limits = limits
         self.environment = dict(profile.environment)
         self.preload, self.warm_up, self.profile_name = profile.preload, profile.warm_up, profile.name
-        self.installation = Installation.current()
+        self.installation = installation or Installation.current()
+        self._shown = tuple(shown)
         self._profile = profile
         self._home = home
         self._bwrap = bwrap or find_bwrap()
@@ -173,7 +178,7 @@ class Sandbox:
         """Raises SandboxError if what is shown of the system or of Python contains what sessions must not see."""
         shown = [Path(path).resolve() for path in self._profile.read_only]
         shown += [path.resolve() for path, _ in self.installation.python_inside()]
-        shown += self.installation.packages
+        shown += [*self.installation.packages, *(path.resolve() for path, _ in self._shown)]
         package = resource_folder("configs").parent.resolve()
         is_installed = any(package.is_relative_to(folder) for folder in self.installation.packages)
         hidden = {} if is_installed else {"the checkout of repl_rl": package.parent}  # where installed, it is covered
@@ -191,7 +196,7 @@ class Sandbox:
 
     def _require_readable(self) -> None:
         """Raises SandboxError if what the profile shows is closed to other users than the host's."""
-        for path, _ in self._modules + self._mounts:
+        for path, _ in [*self._modules, *self._mounts, *self._shown]:
             wanted = 0o005 if path.is_dir() else 0o004
             if path.stat().st_mode & wanted != wanted:
                 raise SandboxError(
@@ -287,7 +292,7 @@ class Sandbox:
         # Read, it is the same; mapped, /dev/zero is memory that nobody can be charged for.
         words += ["--dev-bind", "/dev/full", "/dev/zero"]
         python, packages = self.installation.python_inside(), self.installation.packages_inside()
-        for folder, inside in [*python, *packages, *self._modules, *self._mounts]:
+        for folder, inside in [*python, *packages, *self._shown, *self._modules, *self._mounts]:
             words += [*_parents(inside), "--ro-bind", str(folder), str(inside)]
         for name in ("python3", "python"):
             words += ["--symlink", self.installation.executable_inside.name, str(PYTHON_INSIDE / "bin" / name)]
@@ -303,6 +308,9 @@ class Sandbox:
                     covers.append((shown_at[entry.parent] / entry.name, cover))
                 if any(entry.is_relative_to(path) for path in self._profile.read_only):
                     covers.append((entry, cover))
+            for folder, inside in self._shown:
+                ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
+                covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
             for place, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
                 words += ["--ro-bind", str(self._home.covers / cover), str(place)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]

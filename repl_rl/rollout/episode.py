@@ -42,9 +42,9 @@ class Episode:
 
     @property
     def setup(self) -> tuple[str, ...]:
-        """Code for the session before its first cell."""
+        """Code for the session before its first cell, after the dialect's."""
         own = "" if self.environment is None else self.environment.setup
-        return (self.dialect.setup, self.toolbox.setup_source(), own)
+        return (self.toolbox.setup_source(), own)
 
     async def fork(self, stack: AsyncExitStack) -> Episode:
         """The same around a copy of the environment, which closes with `stack`. Raises ForkRefusedError."""

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
-from repl_rl.dialect import Cell, CellRun, Dialect, Turn
-from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError
+from repl_rl.dialect import AskingReader, Cell, CellRun, Dialect, Reader, Turn
+from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError
 from repl_rl.kernel import (
     ExecResult,
     ExecStatus,
+    ForeignSession,
     ForkingSource,
     HostCall,
     HostCalls,
@@ -48,15 +49,23 @@ class Interpreter:
         clock: Clock | None = None,
         setup: Sequence[str] = (),
         host: HostCalls | None = None,
+        *,
+        dialect_setup: str = "",
         depth: int = 0,
     ) -> None:
-        """`setup` runs in each kernel before its first cell. `host` answers calls of functions outside the sandbox.
-        `depth` is not 0 for a session that others wait for, whose `kernels` have places for such."""
+        """`setup` runs in each kernel before its first cell, after `dialect_setup` if the kernel runs Python.
+
+        `host` answers calls of functions outside the sandbox. `depth` is not 0 for a session that others wait for,
+        whose `kernels` have places for such.
+        """
         self._kernels = kernels
         self._session = AsyncExitStack()
         stack.push_async_exit(self._session)
         self._clock = clock or Clock()
         self._setup = tuple(filter(None, setup))
+        self._dialect_setup = dialect_setup
+        self.language = "python"
+        """Of the kernel that it has, where kernels say it."""
         self._host = host
         self._depth = depth
         self._kernel: KernelSession | None = None
@@ -73,8 +82,19 @@ class Interpreter:
             else:
                 session = self._kernels.session()
             self._kernel = await self._session.enter_async_context(session)
+            if isinstance(self._kernel, ForeignSession):
+                self.language = self._kernel.language
+            if self._dialect_setup and self.language == "python":
+                await self._kernel.prepare(self._dialect_setup)
             for source in self._setup:
                 await self._kernel.prepare(source)
+
+    async def is_complete(self, source: str) -> str:
+        """What the kernel of another language says of a source (`repl_rl.dialect.foreign`)."""
+        if not isinstance(self._kernel, ForeignSession):
+            return "unknown"
+        with self._clock.waiting(Wait.KERNEL):
+            return await self._kernel.is_complete(source)
 
     def adopt(self, kernel: KernelSession) -> None:
         """Go on in a kernel in which something has run."""
@@ -155,6 +175,29 @@ class TurnResult:
         )
 
 
+async def read_turn(reader: Reader, interpreter: Interpreter, typed: bytes, end_of_input: bool) -> Turn:
+    """Read what was typed. Python is parsed here; kernels of other languages are asked where a cell ends.
+
+    Raises ConfigError if the dialect can't ask.
+    """
+    language = interpreter.language
+    if language == "python":
+        return reader.read(typed, end_of_input)
+    if not isinstance(reader, AskingReader):
+        raise ConfigError(
+            f"the dialect's {type(reader).__name__} reads Python, and the kernel runs {language}; take dialect.name "
+            "python or ipython, whose readers ask the kernel where a cell ends (docs/kernelspecs.md)"
+        )
+    reading = reader.reading(typed, end_of_input, language)
+    try:
+        source = next(reading)
+        while True:
+            source = reading.send(await interpreter.is_complete(source))
+    except StopIteration as end:
+        turn: Turn = end.value
+        return turn
+
+
 async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
     """Run the cells of a turn, in order, until one submits an answer or is killed.
 
@@ -200,6 +243,6 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
 def _kind(cell: Cell, result: ExecResult) -> LineKind:
     if result.answer is not None:
         return LineKind.ANSWER
-    if not result.compiled:
+    if not result.compiled or (not cell.is_valid and result.status is ExecStatus.ERROR):
         return LineKind.SYNTAX_ERROR
     return _KINDS.get(result.status, cell.kind)

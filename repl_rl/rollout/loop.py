@@ -27,7 +27,7 @@ from repl_rl.kernel import KernelSource, NestingSource
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
-from repl_rl.rollout.execute import Interpreter, run_turn
+from repl_rl.rollout.execute import Interpreter, read_turn, run_turn
 from repl_rl.rollout.scheduler import Cut, CutScope, Scheduler
 from repl_rl.rollout.score import graded_by
 from repl_rl.rollout.setup import RolloutSetup
@@ -254,7 +254,9 @@ class Rollout:
                         with clock.waiting(Wait.QUEUE):
                             slot = await stack.enter_async_context(self.engine.slot(most_tokens))
                         host = episode.toolbox.host_calls()
-                        interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host)
+                        interpreter = Interpreter(
+                            self.kernels, stack, clock, episode.setup, host, dialect_setup=episode.dialect.setup
+                        )
                         if begun.fork is not None:
                             interpreter.adopt(begun.fork.kernel)
                         elif episode.dialect.needs_kernel:
@@ -343,7 +345,7 @@ class Rollout:
             start, end = transcript.append_sampled(sampled.ids, sampled.logprobs, sampled.versions)
             at_eos = sampled.finish is Finish.EOS
             typed = sampled.ids[:-1] if at_eos else sampled.ids
-            turn = reader.read(self.setup.vocabulary.bytes_of(typed), at_eos)
+            turn = await read_turn(reader, interpreter, self.setup.vocabulary.bytes_of(typed), at_eos)
             state.sampled(turn, sampled)
             if sampled.finish is Finish.LENGTH:
                 state.stop = reason

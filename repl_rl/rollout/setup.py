@@ -20,7 +20,7 @@ from repl_rl.config import (
     SamplingConfig,
     SubcallsConfig,
 )
-from repl_rl.dialect import Dialect, OfferedTool, dialect_class, make_dialect
+from repl_rl.dialect import AskingReader, Dialect, OfferedTool, dialect_class, make_dialect
 from repl_rl.engine import Vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, KernelSource, Limits, Profile
@@ -62,6 +62,7 @@ class Extensions:
                 f"tool {names[0]!r} runs on the host, where no call comes from kernel.backend {kernel.backend!r}; take "
                 "kernel.backend fork, or where='sandbox'"
             )
+        require_readable(dialect, kernel)
         name = getattr(self.environment, "__name__", "of the factory")
         if getattr(self.environment, "session_setup", ""):
             if kernel.backend != "fork":
@@ -95,6 +96,22 @@ class Extensions:
             raise
         except Exception as error:  # an object's own __reduce__ may raise anything
             raise ConfigError(f"environment, sampler or grader can't be sent to another process: {error}") from error
+
+
+def require_readable(dialect: DialectConfig, kernel: KernelConfig) -> None:
+    """Raises ConfigError if the dialect reads Python and the kernelspec is of another language, or there is none."""
+    kind = dialect_class(dialect)
+    if kernel.backend == "fork" or not getattr(kind, "needs_kernel", True):
+        return
+    from repl_rl.kernel.jupyter.backend import find_spec
+
+    language = find_spec(kernel.backend).language
+    if language.lower() in ("python", "") or isinstance(kind(dialect, ()).reader(), AskingReader):
+        return
+    raise ConfigError(
+        f"dialect.name {dialect.name!r} reads Python, and kernel.backend {kernel.backend!r} runs {language}; take "
+        "python or ipython, which ask the kernel where a cell ends"
+    )
 
 
 def _extensions(data: bytes) -> Extensions:

@@ -34,7 +34,7 @@ from repl_rl.dialect import Reader
 from repl_rl.errors import ConfigError, ForkRefusedError
 from repl_rl.kernel import KernelSession
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.execute import Interpreter, TurnResult, run_turn
+from repl_rl.rollout.execute import Interpreter, TurnResult, read_turn, run_turn
 from repl_rl.rollout.state import NOTHING, Prompt, Spent, TrajectoryState
 from repl_rl.trajectory import Branch, Line, LineKind, Task
 
@@ -81,7 +81,7 @@ class Start:
         if self.prompt is not None and self.prompt.ids[: len(asked)] != asked:
             raise ReplayDiffersError
         for turn in self.turns:
-            read = reader.read(turn.text, turn.at_eos)
+            read = await read_turn(reader, interpreter, turn.text, turn.at_eos)
             if self.fork is None:
                 again = await run_turn(interpreter, read)
                 if again.stop is None:

@@ -165,12 +165,20 @@ def test_a_kernelspec_without_its_provisioner_is_refused(kernelspecs: Path) -> N
         asyncio.run(KernelspecBackend("far", LIMITS, "none").open(4000))
 
 
-def test_a_foreign_kernelspec_needs_a_user_who_wants_no_sandbox(caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(ConfigError, match=r"'python3' runs outside of our sandbox.*say `kernel.sandbox: none`"):
-        asyncio.run(KernelspecBackend(STOCK, LIMITS).open(4000))
+def test_a_kernel_without_walls_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         typed(ECHO, "x")
     assert "WITHOUT a sandbox" in caplog.text
+
+
+def test_a_kernelspec_with_its_own_provisioner_needs_a_user_who_wants_no_sandbox(
+    kernelspecs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = EntryPoint("elsewhere", f"{__name__}:Elsewhere", KernelProvisionerFactory.GROUP_NAME)
+    monkeypatch.setitem(KernelProvisionerFactory.instance().provisioners, "elsewhere", entry)
+    add_spec(kernelspecs, "remote", ["far"], metadata={"kernel_provisioner": {"provisioner_name": "elsewhere"}})
+    with pytest.raises(ConfigError, match=r"'remote' is launched by its own provisioner 'elsewhere'.*sandbox: none`"):
+        asyncio.run(KernelspecBackend("remote", LIMITS).open(4000))
 
 
 @pytest.mark.slow

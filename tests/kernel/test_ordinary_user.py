@@ -14,7 +14,7 @@ from repl_rl.kernel.paths import Installation, find_bwrap
 
 ORDINARY_UID = "12345"
 MODULES = ("test_isolation.py", "test_limits.py", "test_ordinary_user.py")
-SLOW_MODULES = ("test_budget.py", "test_forks.py")
+SLOW_MODULES = ("test_budget.py", "test_forks.py", "test_guest_kernels.py")
 LEFT_OUT = "ignores or sleeping or endless_output or handles or refused"
 """Tests that wait for time to run out, or need no kernel: nothing in them depends on the user."""
 

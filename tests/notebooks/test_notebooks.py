@@ -7,6 +7,7 @@ every CPU, `varies` holds times, addresses or chance and is compared by kind alo
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import nbformat
 import pytest
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
+from real_kernels import pari_kernel, r_kernel
 
 from repl_rl.engine.environment import has_nvidia_driver
 
@@ -27,6 +29,7 @@ NAMES = (
     "04_write_a_dialect",
     "05_attach_to_a_live_kernel",
     "06_fork_a_thought",
+    "07_other_languages",
 )
 MACHINE_PATH = re.compile(r"/(?:home|root|work|Users|tmp|var|opt)/[\w.-]+/|site-packages|\.pyenv|\.venv")
 LARGEST_BYTES = 1_500_000
@@ -91,7 +94,12 @@ def executed(name: str, kernel: str, folder: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NAMES)
-def test_it_runs_and_gives_what_is_committed(name: str, this_interpreter: str, tmp_path: Path) -> None:
+def test_it_runs_and_gives_what_is_committed(
+    name: str, this_interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "07_other_languages":
+        r_kernel()
+        pari_kernel(tmp_path / "pari", lambda key, path: monkeypatch.setenv(key, f"{os.environ[key]}:{path}"))
     (tmp_path / "here").mkdir()
     fresh = executed(name, this_interpreter, tmp_path / "here")
     for old, new in zip(code_cells(committed(name)), code_cells(fresh), strict=True):

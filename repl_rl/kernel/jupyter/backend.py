@@ -7,7 +7,7 @@ and files are not limited. They can access all that the user can, which `kernel.
 this machine start in an empty folder of their own.
 
 What other kernels can do, by the protocol:
-- Python kernels built on IPython get a `submit_final_answer`. In other languages there is no answer.
+- Python kernels built on IPython and R's IRkernel get a `submit_final_answer`. In other languages there is no answer.
 - `exit()` loses the state; a SystemExit that IPython catches is an exception like others. IPython shows tracebacks in
   its own form, and only the last of several expressions in a cell.
 - A cell that did not compile and that the kernel calls unfinished is `incomplete`. See `judge` for `compiled`.
@@ -34,7 +34,9 @@ from zmq.constants import SocketOption
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel.border import MOST_BYTES
+from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter import provisioner
+from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.jupyter.messages import OTHERS_BYTES
 from repl_rl.kernel.limits import Limits, Profile
@@ -45,6 +47,11 @@ from repl_rl.kernel.sandbox import Sandbox, SandboxKind, require_sandbox
 OWN_NAME = "repl_rl"
 _LOCAL = "local-provisioner"
 _MOST_SOCKETS = 1 << 16
+_MIB = 1024 * 1024
+_MOST_QUEUED = 32
+"""Messages of a guest that wait on our side; further ones wait on its own, where it pays for them."""
+_STARTING_MB = 256.0
+"""Memory of the pool's group for kernels that are not in groups of their own yet."""
 
 _unheard = logging.getLogger(f"{__name__}.jupyter_client")
 _unheard.setLevel(logging.CRITICAL + 1)
@@ -73,21 +80,46 @@ class KernelspecBackend:
         self._profile = profile or Profile.load()
         self._transport = transport
         self._guard: Guard | None = None
+        self._guest: Guest | None = None
+        self._group: PoolGroup | None = None
+        self._home: Home | None = None
+        self._context: zmq.asyncio.Context | None = None
 
     async def open(self, memory_mb: float) -> None:
-        """Raises what `require_kernelspec` raises."""
+        """Raises what `require_kernelspec` and `Guest.of` raise, and SandboxError if files can't be shown as asked."""
         self._spec, kind = await asyncio.to_thread(require_kernelspec, self.name, self._kind)
         launcher = _provisioner_name(self._spec)
-        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL
+        self._is_ours, self._is_local = launcher == provisioner.NAME, launcher == _LOCAL and kind == "none"
+        if launcher == _LOCAL and kind == "bwrap":
+            self._guest = await asyncio.to_thread(Guest.of, self.name, self._spec, self._profile)
+            metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
+            words = {**self._spec.to_dict(), "metadata": metadata}
+            self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
         self._require_places(kind)
-        self._home = await asyncio.to_thread(Home)
+        try:
+            if self._guest is not None:
+                limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
+                self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
+            if self._is_ours:
+                self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
+            elif self._guest is not None:
+                self._sandbox = Sandbox(
+                    kind, self._profile, self._limits, self._home, divides=True,
+                    installation=self._guest.installation, shown=self._guest.shown,
+                )  # fmt: skip
+            elif self._is_local:
+                self._guard = Guard(f"{MARK}={self._home.path}/")
+        except BaseException:
+            await self.close()
+            raise
         self._context = zmq.asyncio.Context()
         self._context.max_sockets = _MOST_SOCKETS
-        self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
-        if self._is_ours:
-            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
-        if self._is_local:
-            self._guard = Guard(f"{MARK}={self._home.path}/")
+        if self._guest is not None:
+            self._context.setsockopt(SocketOption.MAXMSGSIZE, self._limits.read_mb * _MIB)
+            self._context.setsockopt(SocketOption.RCVHWM, _MOST_QUEUED)
+        else:
+            self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
 
     def _require_places(self, kind: SandboxKind) -> None:
         """Raises ConfigError if the profile shows folders that these kernels could not find."""
@@ -96,7 +128,8 @@ class KernelspecBackend:
                 f"sandbox profile {self._profile.name} has mounts, and without a sandbox kernels of {self.name!r} have "
                 "no folder of their own to find them in; take `kernel.backend: fork`"
             )
-        if (self._profile.mounts or self._profile.python_path) and not (self._is_ours or self._is_local):
+        is_here = self._is_ours or self._is_local or self._guest is not None
+        if (self._profile.mounts or self._profile.python_path) and not is_here:
             raise ConfigError(
                 f"sandbox profile {self._profile.name} has mounts or python_path, and kernels of {self.name!r} may run "
                 "on another machine, where these folders are not; take another profile"
@@ -105,8 +138,10 @@ class KernelspecBackend:
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         manager, words = self.manager()
-        mounts = self._profile.mounts if self._is_local else {}
-        kernel = KernelspecKernel(manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, mounts=mounts)
+        kernel = KernelspecKernel(
+            manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, is_guest=self._guest is not None,
+            mounts=self._profile.mounts if self._is_local else {}, pool_group=self._group,
+        )  # fmt: skip
         try:
             await kernel.start(**words)
         except BaseException:
@@ -116,14 +151,17 @@ class KernelspecBackend:
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
         """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
+        assert self._home is not None
         connection_file = self._home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
             words = {"sandbox": self._sandbox}
+        elif self._guest is not None:
+            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self._group}
         elif self._is_local:
             words = {"env": os.environ | self._python_path() | {MARK: str(connection_file)}}
         address: dict[str, Any] = {}
-        speaks_ipc = self._is_ours or (self._is_local and self._spec.language == "python")
+        speaks_ipc = self._is_ours or self._guest is not None or (self._is_local and self._spec.language == "python")
         if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
             address = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
         manager = AsyncKernelManager(
@@ -144,10 +182,14 @@ class KernelspecBackend:
         return {"PYTHONPATH": os.pathsep.join([*map(str, self._profile.python_path), *already])}
 
     async def close(self) -> None:
-        self._context.destroy(linger=0)
+        if self._context is not None:
+            self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
-        await asyncio.to_thread(self._home.close)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
+        if self._home is not None:
+            await asyncio.to_thread(self._home.close)
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]
@@ -167,14 +209,18 @@ def require_kernelspec(name: str, sandbox: SandboxKind) -> tuple[KernelSpec, San
     Raises ConfigError for a kernelspec that can't be used as asked, else what `require_sandbox` raises.
     """
     spec = find_spec(name)
-    if _provisioner_name(spec) != provisioner.NAME and sandbox != "none":
+    launcher = _provisioner_name(spec)
+    if launcher not in (provisioner.NAME, _LOCAL) and sandbox != "none":
         raise ConfigError(
-            f"kernelspec {name!r} runs outside of our sandbox, with access to all that you can access; "
-            f"say `kernel.sandbox: none` if you want that, or take the kernelspec {OWN_NAME!r}"
+            f"kernelspec {name!r} is launched by its own provisioner {launcher!r}, outside of our sandbox, with access "
+            "to all that that one has; say `kernel.sandbox: none` if you want that, or take another kernelspec"
         )
     kind = require_sandbox(sandbox)
     if kind == "sandlock":
-        raise ConfigError(f"kernelspec {name!r} has no walls but bwrap's; take `kernel.backend: fork`")
+        raise ConfigError(
+            f"kernelspec {name!r} has no walls but bwrap's, and bwrap does not work here (`repl-rl doctor` says why); "
+            "take `kernel.backend: fork`, or `kernel.sandbox: none` for a kernel that may do all that you can do"
+        )
     return spec, kind
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,9 +21,10 @@ from jupyter_client.manager import AsyncKernelManager
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel.border import BorderError
+from repl_rl.kernel.cgroups import PoolGroup, SessionGroup
 from repl_rl.kernel.jupyter.messages import CellOutput, Channels, judge, setup_cell, submit_cell, traceback_text
 from repl_rl.kernel.limits import Limits
-from repl_rl.kernel.memory import tree_mb
+from repl_rl.kernel.memory import folder_mb, sockets_mb, tree_mb
 from repl_rl.kernel.output import CellText, PrintedPipe
 from repl_rl.kernel.paths import remove_tree
 from repl_rl.kernel.processes import exited, kill_family, kill_marked, tree
@@ -33,15 +35,21 @@ _PRINTED_BYTES = 4000
 _LAST_WORDS_S = 0.1
 """How long to wait for messages that a kernel sent before its death."""
 _POLL_S = 1.0
+_WHAT_HELPS = (
+    ". In the sandbox it sees little of this machine, has no network, and may take `kernel.memory_mb`; name what it "
+    "lacks in `also_read_only` of a profile (docs/kernelspecs.md), or run it without walls by `kernel.sandbox: none`"
+)
+_FLOOD = 4
+"""How many times `read_mb` the messages about one cell may take, unless they are to end the session."""
 
 _log = logging.getLogger(__name__)
 
 
 class KernelspecKernel:
-    """A `Kernel`. `is_ours` says that it is our own kernel, in our sandbox.
+    """A `Kernel`. `is_ours` says that it is our own kernel; `is_guest`, that it is another one in our sandbox.
 
-    `is_local` says that it is another kernel's process on this machine; it works in a folder beside its connection
-    file, which has links to `mounts`.
+    `is_local` says that it is another kernel's process on this machine without a sandbox; it works in a folder beside
+    its connection file, which has links to `mounts`.
     """
 
     def __init__(
@@ -51,6 +59,8 @@ class KernelspecKernel:
         *,
         is_ours: bool,
         is_local: bool,
+        is_guest: bool = False,
+        pool_group: PoolGroup | None = None,
         mounts: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self._manager = manager
@@ -59,6 +69,9 @@ class KernelspecKernel:
         self._work = Path(manager.connection_file).with_suffix(".work")
         self._is_ours = is_ours
         self._is_local = is_local
+        self._is_guest = is_guest
+        self._pool_group = pool_group
+        self._group: SessionGroup | None = None
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
         self._output = CellOutput(self._text)
         self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
@@ -68,7 +81,10 @@ class KernelspecKernel:
         self._closing: asyncio.Task[None] | None = None
         self._process: Any = None
         self._has_run = False
-        self._language = ""
+        self.language = ""
+        """As the kernel gives it, from its start on."""
+        self._can_ask = True
+        """Whether it says of a source if it is complete."""
 
     @property
     def is_alive(self) -> bool:
@@ -76,7 +92,7 @@ class KernelspecKernel:
 
     async def start(self, **words: Any) -> None:
         """Launch with `words` and wait until it answers; raises KernelStartError with what it printed."""
-        if self._is_ours:
+        if self._is_ours or self._is_guest:
             words["output_fd"] = self._printed.write_fd
         elif self._is_local:
             self._work.mkdir()
@@ -104,8 +120,8 @@ class KernelspecKernel:
         if self._has_run:
             raise KernelError("a kernel is prepared before its first cell, and this one has run cells")
         try:
-            if self._language != "python":
-                what = f"runs {self._language}, and tools are for Python; do without, or take another kernel"
+            if self.language != "python":
+                what = f"runs {self.language}, and tools are for Python; do without, or take another kernel"
                 raise self._no_start(what)
             if self._is_ours:
                 request = _cell(source, silent=True) | {"repl_rl_setup": True}
@@ -138,12 +154,8 @@ class KernelspecKernel:
             request.cancel()
         if is_late and not result.state_lost:
             result = dataclasses.replace(result, status=ExecStatus.TIMEOUT)
-        elif not result.compiled and not self._is_ours:  # nothing of it has run: it may need another line
-            question = self._request("is_complete_request", {"code": source})
-            with contextlib.suppress(TimeoutError):
-                answer = await asyncio.wait_for(question, self._limits.grace_s)
-                if answer.get("status") == "incomplete":
-                    result = ExecResult(ExecStatus.INCOMPLETE)
+        elif not (result.compiled or self._is_ours) and await self.is_complete(source) == "incomplete":
+            result = ExecResult(ExecStatus.INCOMPLETE)  # nothing of it has run: it needs another line
         if result.state_lost:
             await self.close()
         self._printed.drain()
@@ -151,8 +163,22 @@ class KernelspecKernel:
         text, omitted_bytes = self._text.take()
         if result.status is ExecStatus.INCOMPLETE:
             text, omitted_bytes = "", 0
+        if self.language != "python" and result.status in (ExecStatus.ERROR, ExecStatus.TIMEOUT) and text:
+            text = text.rstrip("\n") + "\n"  # what a kernel says of an error may lack it, and a prompt comes next
         duration_s = time.monotonic() - started
         return dataclasses.replace(result, output=text, omitted_bytes=omitted_bytes, duration_s=duration_s)
+
+    async def is_complete(self, source: str) -> str:
+        """Jupyter's word for it: "complete", "incomplete", "invalid"; "unknown" if the kernel does not say so in the
+        time of a line, or is gone."""
+        if not self._can_ask or not self.is_alive:
+            return "unknown"
+        question = asyncio.create_task(self._request("is_complete_request", {"code": _clean(source)}))
+        try:
+            said = question.result().get("status") if await self._ends(question, self._limits.line_s) else None
+        finally:
+            question.cancel()
+        return said if said in ("complete", "incomplete", "invalid") else "unknown"
 
     def _judged(self, request: asyncio.Task[dict[str, Any]]) -> ExecResult:
         try:
@@ -176,7 +202,13 @@ class KernelspecKernel:
 
     def memory_mb(self) -> float:
         """0 for a kernel that is not a process of this machine."""
-        return 0.0 if self._process is None else tree_mb(self._process.pid)
+        if self._group is not None:
+            return self._group.used_mb()
+        if self._process is None:
+            return 0.0
+        inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
+        stored_mb = 0.0 if inside is None else folder_mb(inside, ("/tmp", "/dev/shm")) + sockets_mb(inside)
+        return tree_mb(self._process.pid) + stored_mb
 
     def excess(self) -> str | None:
         return None
@@ -193,12 +225,23 @@ class KernelspecKernel:
     async def _come_up(self) -> None:
         self._process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
+        if self._pool_group is not None:
+            self._group = await asyncio.to_thread(self._pool_group.admit, self._process.pid)
         client = self._manager.client(context=self._manager.context)
-        self._channels = Channels(client, None if self._is_ours else self._output.take_in)
+        if self._is_guest:
+            most_bytes = self._limits.read_mb * _MIB
+            self._channels = Channels(client, self._output.take_in, most_bytes, _FLOOD * most_bytes, self._end)
+        else:
+            self._channels = Channels(client, None if self._is_ours else self._output.take_in)
         info = await self._unless_it_dies(asyncio.create_task(self._channels.greet()))
-        self._language = str(info["language_info"]["name"])
-        if not self._is_ours and self._language == "python":
-            reply = await self._silently(_cell(submit_cell(), silent=True))
+        self.language = str(info["language_info"]["name"])
+        if self.language != "python":
+            self._can_ask = await self.is_complete("1") in ("complete", "incomplete", "invalid")
+            if not self._can_ask:
+                _say_that_lines_are_cells(self._manager.kernel_name, self.language)
+        submit = None if self._is_ours else submit_cell(self.language)
+        if submit is not None:
+            reply = await self._silently(_cell(submit, silent=True))
             if reply["status"] != "ok":
                 raise self._no_start(f"can't be given submit_final_answer: {traceback_text(reply)}")
 
@@ -215,7 +258,7 @@ class KernelspecKernel:
 
     async def _watch(self) -> None:
         """Wait until the kernel is dead. If it is not a process of this machine, its provisioner is polled."""
-        if self._is_ours or self._is_local:
+        if self._is_ours or self._is_guest or self._is_local:
             await exited(self._process)
             return
         while await self._manager.is_alive():
@@ -242,7 +285,18 @@ class KernelspecKernel:
 
     async def _request(self, msg_type: str, content: dict[str, Any]) -> dict[str, Any]:
         assert self._channels is not None
-        return await self._channels.request(msg_type, content, self._limits.grace_s)
+        if not self._is_guest:
+            return await self._channels.request(msg_type, content, self._limits.grace_s)
+        reply = await self._channels.request(msg_type, content, self._limits.line_s + self._limits.grace_s)
+        if not self._channels.heard_all:
+            self._end("messages of it were lost: one of them was too long")
+        return reply
+
+    def _end(self, why: str) -> None:
+        """End a guest that sends what no kernel sends."""
+        if self.is_alive:
+            _log.warning("a session is ended: %s", why)
+            self.kill()
 
     async def _close(self) -> None:
         if self._channels is not None:
@@ -258,6 +312,8 @@ class KernelspecKernel:
         self._manager.cleanup_connection_file()
         if self._is_local:
             await asyncio.to_thread(remove_tree, self._work)
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close)
 
     async def _kill(self) -> None:
         """Kill a process of this machine directly: jupyter_client would interrupt it first, then poll every 0.1 s."""
@@ -266,7 +322,7 @@ class KernelspecKernel:
             return
         if self._is_local:
             await asyncio.to_thread(kill_marked, provisioner.process, self._manager.connection_file)
-        elif self._is_ours:
+        elif self._is_ours or self._is_guest:
             await provisioner.kill()
         else:
             await self._manager.shutdown_kernel(now=True)
@@ -278,12 +334,26 @@ class KernelspecKernel:
     def _no_start(self, what: str) -> KernelStartError:
         self._printed.drain()
         printed = (self._text if self._is_ours else self._aside).take()[0].strip()
-        return KernelStartError(f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}")
+        helps = _WHAT_HELPS if self._is_guest else ""
+        return KernelStartError(
+            f"kernel {self._manager.kernel_name!r} {what}; it printed: {printed or 'nothing'}{helps}"
+        )
+
+
+def _clean(source: str) -> str:
+    return source.encode("utf-8", "replace").decode()
+
+
+@cache
+def _say_that_lines_are_cells(name: str, language: str) -> None:
+    _log.warning(
+        "kernel %r does not say when a cell of %s is complete: each line runs as a cell of its own", name, language
+    )
 
 
 def _cell(source: str, *, silent: bool = False) -> dict[str, Any]:
     return {
-        "code": source.encode("utf-8", "replace").decode(),
+        "code": _clean(source),
         "silent": silent,
         "store_history": not silent,
         "user_expressions": {},

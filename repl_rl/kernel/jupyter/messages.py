@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_client.asynchronous import AsyncKernelClient
 
-from repl_rl.kernel.border import MOST_IMAGES, forms_of, images_of, parsed, result_of, text_of
+from repl_rl.kernel.border import MOST_IMAGES, BorderError, forms_of, images_of, parsed, result_of, text_of
 from repl_rl.kernel.output import CellText
 from repl_rl.kernel.paths import program_folder
 from repl_rl.kernel.results import ExecResult, ExecStatus
@@ -23,6 +23,7 @@ from repl_rl.kernel.results import ExecResult, ExecStatus
 ANSWER_MIME = "application/vnd.repl-rl.answer+json"
 OTHERS_BYTES = 64 << 20
 """The longest message of a kernel that is not ours, whose text comes in messages."""
+_MOST_ANSWERS = 1_000
 SYNTAX_ERRORS = frozenset({"SyntaxError", "IndentationError", "TabError", "_IncompleteInputError"})
 
 _SUBMIT = '''
@@ -49,6 +50,24 @@ def submit_final_answer():
     return submit_final_answer
 submit_final_answer = submit_final_answer()
 '''
+_SUBMIT_IN_R = f"""
+attach(list(submit_final_answer = local({{
+    publish <- IRdisplay::publish_mimebundle
+    shown <- function(value) {{
+        if (length(value) != 1 || is.list(value) || is.na(value)) paste(deparse(value), collapse = "\\n")
+        else if (is.character(value)) encodeString(value, quote = "'")
+        else if (is.logical(value)) if (value) "True" else "False"
+        else if (is.numeric(value)) format(value, digits = 15, scientific = 15)
+        else paste(deparse(value), collapse = "\\n")
+    }}
+    function(value, ...) {{
+        publish(list("{ANSWER_MIME}" = list(values = lapply(list(value, ...), shown))))
+        invisible(NULL)
+    }}
+}})), name = "repl_rl", warn.conflicts = FALSE)
+"""
+"""The same for IRkernel. Numbers, strings and truth values are written as in Python, other values as R does."""
+
 _SETUP = """
 import sys, types
 main = sys.modules["__main__"].__dict__
@@ -70,12 +89,16 @@ _SUBSCRIBED_S = 0.2
 _log = logging.getLogger(__name__)
 
 
-def submit_cell() -> str:
-    """A cell that defines `submit_final_answer` in a kernel built on IPython.
+def submit_cell(language: str) -> str | None:
+    """A cell that defines `submit_final_answer` in a kernel built on IPython, or in IRkernel; None for other languages.
 
     It sends the answer as a message of a type that nothing shows, so no text can be mistaken for it. Code that sends
     such a message itself has submitted an answer, nothing more.
     """
+    if language == "R":
+        return _SUBMIT_IN_R
+    if language != "python":
+        return None
     answer = (program_folder() / "repl_answer.py").read_text(encoding="utf-8")
     return _SUBMIT.format(answer=answer, mime=ANSWER_MIME)
 
@@ -104,9 +127,11 @@ class CellOutput:
         elif msg_type in ("execute_result", "display_data"):
             data = content["data"]
             if ANSWER_MIME in data:
-                values, forms = data[ANSWER_MIME]["values"], data[ANSWER_MIME].get("forms")
-                self._answers += [str(value) for value in values]
-                self._forms += forms if isinstance(forms, list) and len(forms) == len(values) else [None] * len(values)
+                values, forms = data[ANSWER_MIME]["values"][:_MOST_ANSWERS], data[ANSWER_MIME].get("forms")
+                forms = forms[:_MOST_ANSWERS] if isinstance(forms, list) else []
+                self._answers += [text_of(str(value)) or "" for value in values]
+                self._forms += forms if len(forms) == len(values) else [None] * len(values)
+                del self._answers[_MOST_ANSWERS:], self._forms[_MOST_ANSWERS:]
                 return
             if "text/plain" in data:
                 self._show(_whole_lines(str(data["text/plain"])))
@@ -152,7 +177,7 @@ def judge(reply: Mapping[str, Any] | None, output: CellOutput) -> ExecResult:
         return ExecResult(ExecStatus.KILLED, error_name="SystemExit", **said)
     if reply.get("status") == "ok":
         return ExecResult(ExecStatus.OK, **said)
-    name = str(reply.get("ename") or "Error")
+    name = text_of(str(reply.get("ename") or ("Interrupted" if reply.get("status") == "abort" else "Error"))) or "Error"
     compiled = name not in SYNTAX_ERRORS or _ANY_FRAME in traceback_text(reply)
     message = text_of(f"{name}: {reply['evalue']}" if reply.get("evalue") else name)
     return ExecResult(ExecStatus.ERROR, error_name=name, compiled=compiled, error_message=message, **said)
@@ -176,10 +201,28 @@ class Channels:
     iopub channel, and the kernel is ours.
     """
 
-    def __init__(self, client: AsyncKernelClient, show: Callable[[str, Mapping[str, Any]], None] | None) -> None:
+    def __init__(
+        self,
+        client: AsyncKernelClient,
+        show: Callable[[str, Mapping[str, Any]], None] | None,
+        most_bytes: int = OTHERS_BYTES,
+        most_bytes_in_all: int | None = None,
+        refuse: Callable[[str], None] | None = None,
+    ) -> None:
+        """`most_bytes` is the longest message of a kernel that is not ours.
+
+        For a kernel whose messages may be meant to do harm, `most_bytes_in_all` is for those between a request and the
+        next. `refuse` is called with the reason if there are more, or if one can't be read; else it is dropped.
+        """
+        most_marks = most_bytes if refuse is None else most_bytes // 4
         client.session.unpack = (
-            parsed if show is None else partial(parsed, most_bytes=OTHERS_BYTES, most_marks=OTHERS_BYTES)
+            parsed if show is None else partial(parsed, most_bytes=most_bytes, most_marks=most_marks)
         )
+        self._most_bytes_in_all = most_bytes_in_all
+        self._bytes = 0
+        self._refuse = refuse
+        self.heard_all = True
+        """False if the last reply came without the message that ends those about its request."""
         client.session.digest_history_size = 0  # it would keep whatever a kernel calls a signature
         self._client = client
         self._show = show
@@ -203,7 +246,7 @@ class Channels:
         """
         while True:
             _, reply = await self._exchange(msg_type, content, idle_s)
-            if reply.get("status") not in ("aborted", "abort"):
+            if reply.get("status") != "aborted":  # "abort" is how IRkernel says that it was interrupted
                 return reply
             await asyncio.sleep(_SUBSCRIBED_S)
 
@@ -219,22 +262,31 @@ class Channels:
         loop = asyncio.get_running_loop()
         message = self._client.session.msg(msg_type, content)
         exchange = _Exchange(loop.create_future(), loop.create_future())
+        self._bytes = 0
         self._exchanges[message["header"]["msg_id"]] = exchange
         try:
             self._client.shell_channel.send(message)
             reply = await exchange.reply
             if self._show is not None:
                 await asyncio.wait({exchange.idle}, timeout=idle_s)
+                self.heard_all = exchange.idle.done()
             return exchange, reply
         finally:
             del self._exchanges[message["header"]["msg_id"]]
 
     async def _receive(self, channel: Any, take_in: Callable[[dict[str, Any]], None]) -> None:
         while True:
+            frames = await channel.socket.recv_multipart()
+            self._bytes += sum(map(len, frames))
             try:
-                take_in(await channel.get_msg())
+                if self._most_bytes_in_all is not None and self._bytes > self._most_bytes_in_all:
+                    raise BorderError("its messages are too many or too long")
+                _, parts = self._client.session.feed_identities(frames)
+                take_in(self._client.session.deserialize(parts))
             except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
                 _log.debug("a kernel sent what is not a Jupyter message: %s", type(error).__name__)
+                if self._refuse is not None:
+                    self._refuse(str(error) if isinstance(error, BorderError) else "it sends what can't be read")
             await asyncio.sleep(0)  # other tasks run even during a flood of messages
 
     def _on_reply(self, message: dict[str, Any]) -> None:

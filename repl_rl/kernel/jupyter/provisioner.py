@@ -12,6 +12,8 @@ from typing import Any
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
 from traitlets import Unicode
 
+from repl_rl.kernel.cgroups import PoolGroup
+from repl_rl.kernel.jupyter.guest import Guest
 from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Home, listening, remove_sockets
 from repl_rl.kernel.processes import exited
@@ -32,8 +34,14 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     _home: Home | None = None
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
-        """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one."""
+        """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one.
+
+        With a `guest`, that kernel is started in place of `cmd`, which is then a kernelspec's that knows nothing of us;
+        with a `group`, it is a session of that control group.
+        """
         sandbox: Sandbox | None = kwargs.get("sandbox")
+        guest: Guest | None = kwargs.get("guest")
+        group: PoolGroup | None = kwargs.get("group")
         if sandbox is None:
             profile = Profile.load(self.profile)
             self._home = Home()
@@ -43,23 +51,42 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         info_read, info_write = os.pipe()
         try:
             with listening(self.connection_info) as sockets:
-                record = {  # as kernels/python/program.py documents
+                record: dict[str, Any] = {  # as kernels/python/program.py and repl_guest.py document
                     "connection": connection | {"key": self.connection_info["key"].decode()},
                     "sockets": sockets,
-                    "rlimits": sandbox.limits.rlimits(),
                     "uid": sandbox.uid(),
                     "lifeline": sandbox.lifeline,
-                    "watches_parent": sandbox.kind == "none",
-                    "site_packages": sandbox.packages(),
                 }
-                self.process = sandbox.launch(
+                if guest is None:
                     # The kernelspec's arguments, for the interpreter that the sandbox shows: the environment's base
                     # interpreter.
-                    [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]],
+                    argv = [word.replace("{program_dir}", str(sandbox.program_inside)) for word in cmd[1:]]
+                    record |= {
+                        "rlimits": sandbox.limits.rlimits(),
+                        "watches_parent": sandbox.kind == "none",
+                        "site_packages": sandbox.packages(),
+                    }
+                else:
+                    argv = ["-s", "-S", "-P", f"{sandbox.program_inside}/launch.py"]
+                    folders = [*filter(None, [guest.environment.get("PYTHONPATH")]), *sandbox.packages()]
+                    record |= {
+                        "argv": guest.argv,
+                        "environment": {**guest.environment, "PYTHONPATH": os.pathsep.join(folders)},
+                        "rlimits": sandbox.limits.guest_rlimits(),
+                        "walls": sandbox.kind,
+                        "charged": group is not None,
+                        "lists_interfaces": True,
+                        "tmp_mb": sandbox.limits.tmp_mb,
+                        "readable": [],
+                        "links": sandbox.links,
+                    }
+                self.process = sandbox.launch(
+                    argv,
                     record,
                     output=kwargs.get("output_fd", subprocess.DEVNULL),
                     descriptors=[*sockets.values(), *lifeline],
                     info_fd=info_write,
+                    group=group,
                     cwd="/tmp" if sandbox.kind == "none" else "/",
                 )
         except BaseException:
@@ -77,7 +104,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
             return
         if signum in (signal.SIGKILL, signal.SIGTERM):
             self._kill_tree()
-        elif (pid := self._kernel_pid()) is not None:
+        elif (pid := self.kernel_pid()) is not None:
             _signal(pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
@@ -126,7 +153,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def _kernel_pid(self) -> int | None:
+    def kernel_pid(self) -> int | None:
         """The kernel is the first child of the sandbox's first process; without a sandbox it is the process itself."""
         assert self.process is not None
         self._read_info()

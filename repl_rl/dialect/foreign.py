@@ -1,0 +1,54 @@
+"""Lines of a language that we don't parse: the kernel that runs it says where its cells end.
+
+A reader asks by yielding the source so far, and is sent Jupyter's word for it: "complete", "incomplete", "invalid" or
+"unknown". Incomplete sources wait for another line; all others run. So with a kernel that can't say, each line is a
+cell of its own.
+
+Lines of nothing but a comment do not run, and count as comments, if the language is one of `COMMENTS`. In other
+languages, and where a comment begins in other ways, they are cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Protocol, runtime_checkable
+
+from repl_rl.dialect.base import Cell, Reader, Turn
+from repl_rl.trajectory import LineKind
+
+COMMENTS = {
+    "bash": ("#",), "gap": ("#",), "gp": ("\\\\",), "julia": ("#",), "lean": ("--",), "lean4": ("--",),
+    "octave": ("%", "#"), "r": ("#",), "ruby": ("#",), "singular": ("//",),
+}  # fmt: skip
+"""How a comment of one line begins, by the first word of the language's name."""
+
+
+@runtime_checkable
+class AskingReader(Reader, Protocol):
+    """A reader for languages that only their kernels can parse."""
+
+    def reading(self, typed: bytes | str, end_of_input: bool, language: str) -> Generator[str, str, Turn]:
+        """As `read`: yields sources, is sent what the kernel says of each, returns the turn."""
+
+
+def cells_of(
+    pending: list[str], lines: Sequence[str], end_of_input: bool, language: str
+) -> Generator[str, str, tuple[list[Cell], LineKind]]:
+    """The cells that these lines complete, and the turn's kind if there are none. `pending` holds the open cell."""
+    signs = COMMENTS.get(language.lower().partition(" ")[0], ())
+    cells, idle = [], LineKind.BLANK
+    for line in lines:
+        is_comment = line.lstrip().startswith(signs)
+        if line.strip():
+            idle = LineKind.OPEN if not is_comment or idle is LineKind.OPEN else LineKind.COMMENT
+        if not pending and (is_comment or not line.strip()):
+            continue
+        pending.append(line)
+        source = "\n".join(pending)
+        if (said := (yield source)) != "incomplete":
+            pending.clear()
+            cells.append(Cell(source, LineKind.STATEMENT, is_valid=said != "invalid"))
+    if end_of_input and pending:
+        cells.append(Cell("\n".join(pending), LineKind.STATEMENT))
+        pending.clear()
+    return cells, idle

@@ -1,0 +1,127 @@
+"""What a kernel of any kernelspec needs of this machine to run behind our walls: its command, environment and files.
+
+Shown to it, read-only, are the system as the sandbox profile has it, and what the kernelspec itself points at:
+
+- the kernelspec's own folder, as `/kernelspec`;
+- files and folders that its arguments name;
+- where its program lies: a whole prefix of its own (a virtual environment with the Python under it, conda); of `/usr`
+  and `/usr/local` only the folders called like the program or the language, such as `/usr/share/R` and `/etc/R`;
+- for a Python kernel of repl_rl's own environment, what sessions of our own have, at the same paths.
+
+What else a kernel needs, a sandbox profile of the user's own names in `also_read_only`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from string import Template
+
+from jupyter_client.kernelspec import KernelSpec
+
+from repl_rl.errors import ConfigError
+from repl_rl.kernel.limits import Profile
+from repl_rl.kernel.paths import Installation
+
+_RESOURCES_INSIDE = Path("/kernelspec")
+_SHARED_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
+_OWN_FOLDERS = ("lib", "lib64", "libexec", "share")
+"""Of a prefix that a program shares with everything else, where its folder may lie."""
+_OURS_ONLY = ("MPLBACKEND",)
+"""Variables of the profile that are for our own kernels: repl_figures is no module of others."""
+_CONNECTION_FILE = "{connection_file}"
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """How a kernelspec's program is run inside: `shown` are host paths and where it finds them."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    shown: tuple[tuple[Path, Path], ...]
+    installation: Installation
+    """The Python that puts up the walls, and those of its packages that the kernel may import."""
+
+    @classmethod
+    def of(cls, name: str, spec: KernelSpec, profile: Profile) -> Guest:
+        """Raises ConfigError, which names the kernelspec, if its program is not there or can't be shown."""
+        resources = Path(spec.resource_dir) if spec.resource_dir else None
+        words = [str(word) for word in spec.argv]
+        if not words:
+            raise ConfigError(f"kernelspec {name!r} has no argv, so there is nothing to launch")
+        program = _program(name, words[0], spec.env.get("PATH"))
+        installation = replace(Installation.current(), packages=())
+        environment = {key: text for key, text in profile.environment.items() if key not in _OURS_ONLY}
+        shown: dict[Path, Path] = {}
+        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and _is_python(program):
+            installation = Installation.current()
+            words[0] = str(installation.executable_inside)
+            environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
+        else:
+            words[0] = str(program)
+            environment["PATH"] = f"{program.parent}:{environment.get('PATH', '/usr/bin:/bin')}"
+            for path in _files_of(program, spec.language, profile):
+                shown[path] = path
+        for word in words[1:]:
+            path = Path(word)
+            in_resources = resources is not None and path.is_relative_to(resources)
+            if path.is_absolute() and path.exists() and not in_resources and not _is_in(path, profile.read_only):
+                shown[path] = path
+        for path in shown:
+            if path.resolve().is_relative_to("/tmp"):
+                raise ConfigError(
+                    f"kernelspec {name!r} needs {path}, and sessions have a /tmp of their own in its place; "
+                    "install the kernel elsewhere"
+                )
+        if resources is not None and resources.is_dir():
+            shown[resources.resolve()] = _RESOURCES_INSIDE
+        # A kernelspec's variables may refer to others: to those inside, not to this process's.
+        own = {key: Template(text).safe_substitute(environment) for key, text in spec.env.items()}
+        for before in ("{resource_dir}", *([] if resources is None else [str(resources)])):
+            words = [word.replace(before, str(_RESOURCES_INSIDE)) for word in words]
+            own = {key: text.replace(before, str(_RESOURCES_INSIDE)) for key, text in own.items()}
+        return cls(tuple(words), environment | own, tuple(shown.items()), installation)
+
+
+def _program(name: str, word: str, path: str | None) -> Path:
+    if word in {"python", "python3", f"python3.{sys.version_info.minor}"}:
+        return Path(sys.executable)  # as jupyter_client reads it
+    found = shutil.which(word, path=None if path is None else Template(path).safe_substitute(os.environ))
+    if found is None:
+        raise ConfigError(
+            f"kernelspec {name!r} is installed, and its program {word!r} is not, or can't be run; install it, "
+            f"or remove the kernelspec (`jupyter kernelspec remove {name}`)"
+        )
+    return Path(found).absolute()
+
+
+def _is_python(program: Path) -> bool:
+    return program.name.startswith("python")
+
+
+def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
+    """Where a program and what belongs to it lie, besides the system."""
+    prefix, actual = program.parent.parent, program.resolve()
+    if (prefix / "pyvenv.cfg").is_file():
+        python = (prefix / "bin" / "python").resolve()
+        base = Installation(python, python.parent.parent, ())
+        return [prefix, *(path for path, _ in base.python_inside() if not _is_in(path, profile.read_only))]
+    shown = []
+    for place in dict.fromkeys((program, actual)):
+        prefix = place.parent.parent if place.parent.name in ("bin", "sbin") else place.parent
+        if prefix not in _SHARED_PREFIXES:
+            shown.append(prefix)
+            continue
+        shown += [] if _is_in(place, profile.read_only) else [place]
+        roots = [base / folder for base in _SHARED_PREFIXES for folder in _OWN_FOLDERS] + [Path("/etc")]
+        own = [root / name for root in roots for name in dict.fromkeys((place.name, language)) if name]
+        shown += [path for path in own if path.is_dir() and not _is_in(path, profile.read_only)]
+    return list(dict.fromkeys(path for path in shown if path.exists()))
+
+
+def _is_in(path: Path, folders: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(folder) for folder in folders)

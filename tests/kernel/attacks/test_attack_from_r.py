@@ -1,0 +1,308 @@
+"""What a hostile model might type into R's kernel behind bwrap. The host, and a sibling session, have to be well after.
+
+The attacks on Python's interpreter are others' (the rest of this folder). These are those on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kernel.attacks.arena import CHECKOUT, FROM_FORKS, MARK, PATIENCE_S, SECRET, descendants
+from real_kernels import LIMITS, r_kernel
+
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
+from repl_rl.kernel.pool import PooledKernel
+from repl_rl.utils.threads import BackgroundLoop
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(FROM_FORKS, reason="kernels behind Jupyter's channels can't be forked"),
+]
+OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
+SHORT = replace(LIMITS, line_s=5.0)
+"""For attacks that end only because their time does."""
+TOOLS = """
+tried <- function(x) tryCatch(x, error = function(e) "refused", warning = function(w) "refused")
+run <- function(command) suppressWarnings(tried(system(paste(command, "2>/dev/null"), intern = TRUE)))
+kernel <- function() { for (frame in sys.frames()) if (exists("executor", frame)) return(get(".self", frame)) }
+parent <- function(pid) strsplit(sub(".*[)] ", "", readLines(sprintf("/proc/%d/stat", pid))), " ")[[1]][2]
+"""
+
+
+class Hall:
+    """A pool of R kernels with a sibling session that has state."""
+
+    def __init__(self, loop: BackgroundLoop, limits: Limits) -> None:
+        self.loop = loop
+        self.pool: KernelPool = r_kernel().pool(3, limits)
+        loop.run(self.pool.__aenter__())
+        self._session = self.pool.session()
+        self.sibling: PooledKernel = loop.run(self._session.__aenter__())
+        loop.run(self.sibling.execute("held <- 'kept'"))
+
+    @property
+    def home(self) -> Path:
+        path: Path = self.pool._backend._home.path  # type: ignore[attr-defined]
+        return path
+
+    def pid_of_sibling(self) -> int:
+        pid: int = self.sibling._kernel._process.pid  # type: ignore[attr-defined]
+        return descendants(pid)[-1]
+
+    def attack(self, *cells: str) -> list[ExecResult]:
+        """The results of `cells` in a session of their own; asserts that its processes end, and the sibling lives."""
+
+        async def typed() -> tuple[list[ExecResult], list[int]]:
+            async with self.pool.session() as kernel:
+                pid = kernel._kernel._process.pid  # type: ignore[attr-defined]
+                results, pids = [], [pid, *descendants(pid)]
+                for cell in (TOOLS, *cells):
+                    results.append(await kernel.execute(cell))
+                    pids += descendants(pid)
+                    if results[-1].state_lost:
+                        break
+                return results[1:], pids
+
+        results, pids = self.loop.run(typed())
+        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        held = self.loop.run(self.sibling.execute("held"))
+        assert (held.status, held.output) == (OK, "[1] 'kept'\n".replace("'", '"'))
+        return results
+
+    def close(self) -> None:
+        self.loop.run(self._session.__aexit__(None, None, None))
+        home = self.home
+        self.loop.run(self.pool.__aexit__(None, None, None))
+        assert not home.exists()
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (is_met := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return is_met
+
+
+@pytest.fixture(scope="module")
+def hall(loop: BackgroundLoop) -> Iterator[Hall]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("A_SECRET_TOKEN", SECRET)
+        hall = Hall(loop, LIMITS)
+        yield hall
+        hall.close()
+
+
+@pytest.fixture(scope="module")
+def hasty(loop: BackgroundLoop) -> Iterator[Hall]:
+    hall = Hall(loop, SHORT)
+    yield hall
+    hall.close()
+
+
+def text(path: object) -> str:
+    return '"' + str(path).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def test_it_reads_nothing_of_the_host(hall: Hall, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(SECRET)
+    files = [secret, "/etc/shadow", CHECKOUT / "pyproject.toml", Path.home() / ".bashrc", *hall.home.glob("*.json")]
+    files += ["/proc/1/environ", f"/proc/{os.getpid()}/environ", "/proc/1/root/etc/shadow", "/proc/kcore", "/dev/mem"]
+    folders = [Path.home(), CHECKOUT, hall.home, tmp_path, "/root", "/home", "/var", "/sys", "/run", "/etc/ssl"]
+    [read, listed, environment, around] = hall.attack(
+        f"for (f in c({', '.join(map(text, files))})) print(tried(readLines(f)))",
+        f"for (f in c({', '.join(map(text, folders))})) print(length(list.files(f, all.files = TRUE, no.. = TRUE)))",
+        "cat(paste(names(Sys.getenv()), Sys.getenv()))",
+        "cat(list.files('/proc/self/fd', full.names = TRUE)); cat(readLines('/proc/self/mountinfo'), sep = '\\n')",
+    )
+    assert read.output == '[1] "refused"\n' * len(files)
+    assert listed.output == "[1] 0\n" * len(folders)
+    assert SECRET not in read.output + environment.output
+    assert str(CHECKOUT) not in environment.output
+    assert "A_SECRET_TOKEN" not in environment.output
+    assert around.status is OK
+
+
+def test_its_own_tmp_is_its_own(hall: Hall) -> None:
+    hall.loop.run(hall.sibling.execute("writeLines('theirs', '/tmp/theirs'); writeLines('theirs', '/dev/shm/theirs')"))
+    [found, left] = hall.attack(
+        "file.exists('/tmp/theirs', '/dev/shm/theirs')", f"writeLines('mine', '/tmp/{MARK}'); list.files('/tmp')"
+    )
+    assert found.output == "[1] FALSE FALSE\n"
+    assert MARK in left.output
+    assert list(Path("/tmp").glob(f"**/{MARK}")) == []
+
+
+def test_it_reaches_no_network(hall: Hall) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        reached: list[object] = []
+        server.settimeout(0.1)
+        stop = threading.Event()
+
+        def listen() -> None:
+            while not stop.is_set():
+                try:
+                    reached.append(server.accept())
+                except TimeoutError:
+                    continue
+
+        listener = threading.Thread(target=listen)
+        listener.start()
+        [connection, url, shell, local, raw] = hall.attack(
+            f"tried(socketConnection('127.0.0.1', {port}, open = 'r+', timeout = 2))",
+            "tried(readLines(url('http://1.1.1.1/')))",
+            f"run(\"bash -c 'echo hello > /dev/tcp/127.0.0.1/{port}; echo $?'\")",
+            f"run({text('cat ' + str(hall.home) + '/1-ipc-1; ls /run/dbus /var/run')})",
+            "run('ip link add x type dummy; ping -c 1 1.1.1.1')",
+        )
+        stop.set()
+        listener.join()
+    assert reached == []
+    assert (connection.output, url.output) == ('[1] "refused"\n', '[1] "refused"\n')
+    assert '"1"' in shell.output
+    assert (local.output, raw.output) == ('[1] "refused"\n', '[1] "refused"\n')
+
+
+def test_it_ends_no_process_of_the_host(hall: Hall) -> None:
+    pids = [os.getpid(), os.getppid(), hall.pid_of_sibling(), hall.sibling._kernel._process.pid]  # type: ignore[attr-defined]
+    [signalled, last] = hall.attack(
+        f"print(tools::pskill(c({', '.join(map(str, pids))}), 9))", "run('kill -9 -1'); Sys.sleep(600)"
+    )
+    assert "TRUE" not in signalled.output
+    assert last.status is KILLED
+
+
+@pytest.mark.parametrize("signum", [9, 19], ids=["kill", "stop"])
+def test_what_it_does_to_the_process_that_runs_it_it_does_to_itself(hasty: Hall, signum: int) -> None:
+    [result] = hasty.attack(f"tools::pskill(as.integer(parent(Sys.getpid())), {signum}); Sys.sleep(600)")
+    assert result.status is KILLED
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "system(\"bash -c ':(){ :|:& };:'\")",
+        "repeat tried(parallel::mcparallel(Sys.sleep(600)))",
+        "for (i in 1:200) system('sleep 600 &')",
+    ],
+    ids=["bash", "forks", "shells"],
+)
+def test_a_fork_bomb_ends_with_its_session(hasty: Hall, bomb: str) -> None:
+    results = hasty.attack(bomb)
+    assert results[-1].status in (OK, ERROR, TIMEOUT, KILLED)
+
+
+def test_a_process_that_leaves_its_group_ends_with_the_session(hall: Hall) -> None:
+    sleep = f"3600.{os.getpid()}"
+    [started] = hall.attack(f"system('setsid setsid sleep {sleep} >/dev/null 2>&1 &')")
+    assert started.status is OK
+    assert eventually(lambda: not any(sleep in line for line in command_lines()))
+
+
+def command_lines() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            yield path.read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+
+
+@pytest.mark.parametrize(
+    ("bomb", "says"),
+    [
+        ("x <- numeric(2e8)", "cannot allocate vector"),
+        ("l <- list(); repeat l[[length(l) + 1]] <- numeric(1e6)", "cannot allocate vector"),
+        ("x <- strrep('x', 2e9)", "cannot allocate|could not allocate"),
+    ],
+    ids=["at-once", "by-and-by", "a-string"],
+)
+def test_memory_beyond_the_limit_is_the_sessions_loss(hall: Hall, bomb: str, says: str) -> None:
+    [result] = hall.attack(bomb)
+    assert result.status is KILLED or (result.status is ERROR and re.search(says, result.output)), result
+
+
+def test_memory_of_all_its_processes_is_limited_where_there_are_groups(hall: Hall) -> None:
+    if hall.pool._backend._group is None:  # type: ignore[attr-defined]
+        pytest.skip("no control groups can be made here")
+    hungry = "python3 -c 'x = bytearray(300 << 20); import time; time.sleep(2)'"
+    [result] = hall.attack(f"for (i in 1:6) system({text(hungry + ' &')}); Sys.sleep(8); run('echo alive')")
+    assert result.status in (OK, KILLED)
+    assert hall.pool.stats.used_mb < 3 * LIMITS.session_bytes() / (1 << 20)
+
+
+@pytest.mark.parametrize("folder", ["/tmp", "/dev/shm"])
+def test_files_are_limited(hall: Hall, folder: str) -> None:
+    [bytes_, names, held] = hall.attack(
+        f"run('for i in $(seq 40); do head -c 1000000 /dev/zero > {folder}/$i || break; done; ls {folder} | wc -l')",
+        f"for (i in 1:4000) if (identical(tried(file.create(sprintf('{folder}/n%d', i))), 'refused')) break; i",
+        f"run('du -sm {folder} | cut -f1')",
+    )
+    assert bytes_.status is OK
+    assert int(names.output.split()[1]) <= LIMITS.tmp_mb * 256 + 1
+    assert int(re.findall(r'"(\d+)"', held.output)[0]) <= LIMITS.tmp_mb
+
+
+def test_it_writes_to_nothing_of_the_system(hall: Hall) -> None:
+    places = ("/usr/bin", "/usr/lib/R", "/etc", "/etc/R", "/kernel", "/kernelspec", "/python", "/", "/proc", "/dev")
+    [result, mounts] = hall.attack(
+        f"for (f in c({', '.join(map(text, places))})) print(tried(file.create(file.path(f, 'x'))))",
+        "run('mount -t tmpfs none /etc; unshare -r true && echo out; chroot / true && echo out; "
+        "mknod /tmp/d b 8 0 && echo out; su -c true && echo out')",
+    )
+    assert result.output == '[1] "refused"\n' * len(places)
+    assert "out" not in mounts.output
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        "repeat cat(strrep('x', 1e5))",
+        "repeat print(1)",
+        "system('yes')",
+        "cat(strrep('x', 3e7))",
+        "repeat message('again')",
+        "repeat warning('again')",
+    ],
+    ids=["cat", "print", "a-process", "one-message", "messages", "warnings"],
+)
+def test_a_flood_is_kept_within_limits(hasty: Hall, flood: str) -> None:
+    [result, *_] = hasty.attack(flood)
+    assert len(result.output) < 2 * SHORT.output_bytes
+    assert result.status in (OK, ERROR, TIMEOUT, KILLED)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "for (i in 1:5000) pbdZMQ::zmq.send(k$sockets$iopub, as.raw(rep(255, 1e5)))",
+        "pbdZMQ::zmq.send(k$sockets$iopub, as.raw(rep(91, 1e7)))",
+        "k$send_response('stream', k$executor$current_request, 'iopub', list(name = 'stdout', text = list(1, 'two')))",
+        "k$send_response('stream', k$executor$current_request, 'iopub', list(text = strrep('[', 1e6)))",
+        "k$send_response('execute_reply', k$executor$current_request, 'shell', list(status = list('ok')))",
+        "k$send_response('execute_reply', k$executor$current_request, 'shell', list(status = 'error', ename = 1:9))",
+        "k$send_response('display_data', k$executor$current_request, 'iopub', list(data = 3))",
+        "k$sockets$iopub <- NULL; rm(list = ls(k), envir = k)",
+    ],
+    ids=["raw", "long", "typed-wrong", "deep", "status-listed", "name-listed", "no-data", "gone"],
+)
+def test_hostile_messages_cost_their_session_alone(hasty: Hall, message: str) -> None:
+    results = hasty.attack(f"k <- kernel(); {message}", "1 + 1")
+    assert all(result.answer is None for result in results)
+    assert results[0].status in (OK, ERROR, TIMEOUT, KILLED)
+
+
+def test_an_answer_is_forged_by_no_text(hall: Hall) -> None:
+    [printed, handed_in] = hall.attack(
+        'cat(\'{"application/vnd.repl-rl.answer+json": {"values": ["5"]}}\')', "submit_final_answer(6 * 7)"
+    )
+    assert (printed.answer, handed_in.answer) == (None, ("42",))

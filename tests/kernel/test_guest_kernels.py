@@ -1,0 +1,317 @@
+"""Kernels of any kernelspec behind bwrap: a kernel in a language of its own, what it sees, and how it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_client.kernelspec import KernelSpec
+from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors
+from kernel.kernelspecs import add_spec
+
+from repl_rl.errors import ConfigError, KernelStartError
+from repl_rl.kernel import ExecResult, ExecStatus, Profile
+from repl_rl.kernel.jupyter.backend import KernelspecBackend
+from repl_rl.kernel.jupyter.guest import Guest
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+
+NAME = "told"
+KERNEL = '''
+import os, time
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
+
+class Told(Kernel):
+    """Does what it is told in Python, and knows its own language by its ends: a cell ends with a full stop."""
+    implementation = banner = "told"
+    implementation_version = "1"
+    language_info = {"name": "told", "mimetype": "text/plain", "file_extension": ".txt"}
+
+    def do_is_complete(self, code):
+        if code.startswith("mute"):
+            time.sleep(600)
+        return {"status": "invalid" if code.startswith("!") else "complete" if code.endswith(".") else "incomplete"}
+
+    async def do_execute(self, code, silent, *args, **kwargs):
+        if code.startswith("!"):
+            content = {"ename": "Unreadable", "evalue": code, "traceback": []}
+            self.send_response(self.iopub_socket, "error", content)
+            return {"status": "error", "execution_count": 0, **content}
+        try:
+            text = str(eval(code.rstrip(".")))
+        except Exception as error:
+            content = {"ename": type(error).__name__, "evalue": str(error), "traceback": []}
+            return {"status": "error", "execution_count": 0, **content}
+        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text + "\\n"})
+        return {"status": "ok", "execution_count": 0, "payload": [], "user_expressions": {}}
+
+IPKernelApp.launch_instance(kernel_class=Told)
+'''
+Use = Callable[[KernelspecKernel], Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of kernelspecs with this one in it. Its program lies in its own folder."""
+    argv = ["python", "{resource_dir}/told.py", "-f", "{connection_file}"]
+    add_spec(tmp_path, NAME, argv, language="told", env={"OF_SPEC": "${USER} of $HOME"})
+    (tmp_path / "kernels" / NAME / "told.py").write_text(KERNEL)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    monkeypatch.setenv("OF_HOST", "a secret")
+    return tmp_path
+
+
+@asynccontextmanager
+async def backend(name: str = NAME, **limits: Any) -> AsyncIterator[KernelspecBackend]:
+    backend = KernelspecBackend(name, dataclasses.replace(LIMITS, **limits), "bwrap")
+    await backend.open(4000)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+async def in_one_kernel(*cells: str, **limits: Any) -> list[ExecResult]:
+    async with backend(**limits) as opened:
+        kernel = await opened.start()
+        try:
+            results = []
+            for cell in cells:
+                results.append(await kernel.execute(cell))
+                if results[-1].state_lost:
+                    break
+            return results
+        finally:
+            await kernel.close()
+
+
+def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
+    looks = (
+        "sorted(os.environ.items()).",
+        "sorted(os.listdir('/')).",
+        "sorted(os.listdir('/tmp')).",
+        f"[os.path.exists(path) for path in ({str(told)!r}, {str(Path.home())!r}, {os.getcwd()!r}, '/etc/shadow')].",
+        "os.getuid(), open('/proc/self/status').read().count('CapEff:\\t0000000000000000').",
+        "len([name for name in os.listdir('/proc') if name.isdigit()]) < 5.",
+        "open('/kernelspec/told.py', 'a').",
+    )
+
+    async def use() -> tuple[list[ExecResult], str]:
+        async with backend() as opened:
+            kernel = await opened.start()
+            transport = json.loads((await kernel.open_jupyter()).read_text())["transport"]
+            results = [await kernel.execute(look) for look in looks]
+            await kernel.close()
+            return results, transport
+
+    results, transport = asyncio.run(use())
+    environment, root, own, paths, user, processes, written = [result.output for result in results]
+    assert transport == "ipc"
+    assert "('OF_SPEC', 'user of /tmp')" in environment
+    assert "secret" not in environment
+    assert "MPLBACKEND" not in environment
+    assert not {"root", "home", "work", "sys", "run", "var"} & set(json.loads(root.replace("'", '"')))
+    assert own == "['.ipython', '.jupyter-kernel']\n"
+    assert paths == "[False, False, False, False]\n"
+    assert user == "(1000, 1)\n"
+    assert processes == "True\n"
+    # Which of the two walls an attempt meets first depends on whether root runs this.
+    assert (written, results[-1].status) == ("", ExecStatus.ERROR)
+    assert results[-1].error_name in ("OSError", "PermissionError")
+
+
+def test_what_it_says_of_a_source_is_passed_on() -> None:
+    async def use() -> tuple[list[str], ExecResult]:
+        async with backend() as opened:
+            kernel = await opened.start()
+            said = [await kernel.is_complete(source) for source in ("1.", "1", "1\n+ 1.", "!", "\ud800.")]
+            invalid = await kernel.execute("!")
+            await kernel.close()
+            return said, invalid
+
+    said, invalid = asyncio.run(use())
+    assert said == ["complete", "incomplete", "complete", "invalid", "complete"]
+    assert (invalid.status, invalid.output, invalid.error_name) == (ExecStatus.ERROR, "Unreadable: !\n", "Unreadable")
+
+
+@pytest.mark.slow
+def test_a_kernel_that_stops_answering_is_not_waited_for() -> None:
+    async def use() -> str:
+        async with backend(line_s=1.0) as opened:
+            kernel = await opened.start()
+            said = await kernel.is_complete("mute")
+            await kernel.close()
+            return said
+
+    assert asyncio.run(use()) == "unknown"
+
+
+@pytest.mark.slow
+def test_memory_processes_and_files_are_limited() -> None:
+    cells = (
+        "len(bytearray(10 ** 9)).",
+        "[os.fork() == 0 and time.sleep(60) for _ in range(100)].",
+        "len([open('/dev/null') for _ in range(100)]).",
+        "open('/tmp/x', 'wb').write(bytes(64 << 20)).",
+        "6 * 7.",
+    )
+    memory, processes, files, file, alive = asyncio.run(in_one_kernel(*cells))
+    assert memory.error_name == "MemoryError"
+    assert processes.error_name == "BlockingIOError"
+    assert (files.error_name, files.error_message) == (
+        "OSError",
+        "OSError: [Errno 24] Too many open files: '/dev/null'",
+    )
+    assert (file.error_name, file.error_message) == ("OSError", "OSError: [Errno 27] File too large")
+    assert alive.output == "42\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "[self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 900_000}) for _ in range(9)].",
+        "self.send_response(self.iopub_socket, 'stream', {'text': 'x' * 3_000_000}).",
+        "self.send_response(self.iopub_socket, 'stream', {'text': [[]] * 300_000}).",
+        "self.iopub_thread.send_multipart([b'', self.session.delim, b'no', b'signature']).",
+    ],
+    ids=["a-flood", "too-long", "too-many-parts", "not-a-message"],
+)
+def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
+    async def use() -> tuple[ExecResult, ExecResult]:
+        async with backend(read_mb=1, line_s=4.0) as opened:
+            hostile, sibling = await opened.start(), await opened.start()
+            attack = await hostile.execute(cell)
+            held = await sibling.execute("6 * 7.")
+            await hostile.close()
+            await sibling.close()
+            return attack, held
+
+    attack, held = asyncio.run(use())
+    assert (held.status, held.output) == (ExecStatus.OK, "42\n")
+    assert attack.answer is None
+    assert len(attack.output) < 2 * LIMITS.output_bytes
+
+
+@pytest.mark.slow
+def test_nothing_is_left_after_it() -> None:
+    counts = in_a_process_of_its_own(descriptors_after_each_of_three, os.environ["JUPYTER_PATH"])
+    assert counts[0] == counts[1] == counts[2]
+
+
+def descriptors_after_each_of_three(path: str) -> list[int]:
+    os.environ["JUPYTER_PATH"] = path
+    sleeper = ["setsid", "sleep", f"3600.{os.getpid()}"]
+    counts: list[int] = []
+
+    async def use() -> None:
+        async with backend() as opened:
+            folder = opened._home.path
+            before = sorted(os.listdir(folder))
+            for _ in range(3):
+                kernel = await opened.start()
+                await kernel.execute(f"__import__('subprocess').Popen({sleeper}).")
+                assert running(" ".join(sleeper[1:])) == 1
+                kernel.kill()
+                await kernel.close()
+                assert running(" ".join(sleeper[1:])) == 0
+                counts.append(open_descriptors())
+            assert sorted(os.listdir(folder)) == before
+        assert not folder.exists()
+
+    asyncio.run(use())
+    return counts
+
+
+def running(text: str) -> int:
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            found += text in path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("import sys; sys.exit('no licence')", "'bad' ended as it started; it printed: no licence"),
+        (
+            "import socket; socket.socket(socket.AF_INET)",
+            "'bad' ended as it started(.|\n)*Address family not supported",
+        ),
+    ],
+)
+def test_a_kernel_that_dies_at_once_says_why(program: str, message: str, told: Path) -> None:
+    add_spec(told, "bad", ["python", "-c", program, "{connection_file}"])
+
+    async def use() -> None:
+        async with backend("bad") as opened:
+            with pytest.raises(KernelStartError, match=message) as raised:
+                await opened.start()
+            assert "docs/kernelspecs.md" in str(raised.value)
+
+    asyncio.run(use())
+
+
+def test_a_program_that_is_not_there_is_refused_by_name(told: Path) -> None:
+    add_spec(told, "bad", ["no-such-program", "{connection_file}"])
+    with pytest.raises(ConfigError, match=r"kernelspec 'bad' is installed, and its program 'no-such-program' is not"):
+        asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+
+
+def test_a_program_in_the_temporary_folder_is_refused(told: Path) -> None:
+    program = told / "bin" / "kernel"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    add_spec(told, "bad", [str(program), "{connection_file}"])
+    with pytest.raises(ConfigError, match=r"kernelspec 'bad' needs .*, and sessions have a /tmp of their own"):
+        asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_say_is_told_of_once(told: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = told / "kernels" / NAME
+    text = KERNEL.replace('{"status": "invalid" if', '{"status": "unknown" if 1 else "invalid" if')
+    (folder / "told.py").write_text(text)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(in_one_kernel("1."))
+    assert "'told' does not say when a cell of told is complete: each line runs as a cell of its own" in caplog.text
+
+
+def guest(argv: list[str], **more: Any) -> Guest:
+    return Guest.of("spec", KernelSpec(argv=argv, **more), Profile.load())
+
+
+def test_of_the_system_only_what_belongs_to_the_program_is_shown() -> None:
+    shown = {str(path) for path, _ in guest(["/bin/sh", "-c", "true"], language="dpkg").shown}
+    assert shown == {path for path in ("/usr/share/dpkg", "/usr/libexec/dpkg", "/etc/dpkg") if os.path.isdir(path)}
+
+
+def test_a_python_of_this_environment_is_ours() -> None:
+    found = guest([sys.executable, "-m", "x"], language="python")
+    assert found.argv[0] == f"/python/bin/python3.{sys.version_info.minor}"
+    assert found.shown == ()
+    assert found.installation.packages
+
+
+def test_the_home_folder_is_not_shown_whole(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from repl_rl.errors import SandboxError
+
+    monkeypatch.setenv("IPYTHONDIR", str(told / "ipython"))
+    monkeypatch.setenv("HOME", "/usr/share/dpkg")
+    add_spec(told, "bad", ["/bin/sh", "{connection_file}"], language="dpkg")
+    if os.path.isdir("/usr/share/dpkg"):
+        with pytest.raises(SandboxError, match="the home folder, /usr/share/dpkg, lies in /usr/share/dpkg"):
+            asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
