@@ -301,7 +301,9 @@ class Rollout:
                     tokens = min(len(state.transcript) + budget.tokens, self.setup.context_tokens)
                     slot = await stack.enter_async_context(self.engine.slot(tokens, depth))
                 host = episode.toolbox.host_calls()
-                interpreter = Interpreter(self.kernels, stack, clock, setup=episode.setup, host=host, depth=depth)
+                interpreter = Interpreter(
+                    self.kernels, stack, clock, episode.setup, host, dialect_setup=dialect.setup, depth=depth
+                )
                 await interpreter.start()
                 state.begin()
                 await self.one(state, episode, interpreter, slot, budget=budget)
