@@ -112,6 +112,9 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
+    if config.is_split_by_date:  # both sides are of one split
+        config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
+        heldout = _HELDOUT_SHARE
     if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
         return _data_split(TasksConfig(dataset=heldout), "heldout")
     split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split

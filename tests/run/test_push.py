@@ -196,7 +196,9 @@ def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.C
     shutil.rmtree(here / "run/rollouts")
     shutil.rmtree(here / "run/eval")
     assert main(["push", "run", "--to", "./out"]) == 0
-    assert "holds no rollouts" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "holds no rollouts" in said
+    assert "pushed to out/model\n" in said
     assert [path.name for path in (here / "out").iterdir()] == ["model"]
     assert "A rollout" not in (here / "out/model/README.md").read_text()
 

@@ -182,6 +182,16 @@ def test_dates_are_for_other_sets_too(tmp_path: Path) -> None:
         load_tasks(config, "train", 0, 9)
 
 
+def test_a_preset_that_is_for_evaluation_can_be_split_by_date(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text(
+        (FILES / "aime.jsonl").read_text().replace('"2025"', "2025").replace(" 90", ' "90"')
+    )
+    keys = {"dataset": "aime", "folder": str(tmp_path), "after": 2024, "columns": {"date": "year"}}
+    config = TasksConfig.model_validate(keys)
+    assert sorted(task.answer for task in load_tasks(config, "heldout", 0, 9)) == ["030", "903"]
+    assert sorted(task.answer for task in load_tasks(config, "train", 0, 9)) == ["001", "90"]
+
+
 def test_rows_without_a_date_are_named(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"problem": "?", "answer": 7}\n')

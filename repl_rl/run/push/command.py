@@ -59,7 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
             if target.is_dir():
                 target.rmdir()
             (Path(made) / "out").rename(target)
-        _say(console, notes, f"{target / 'model'}" + ("" if options.no_rollouts else f" and {target / 'rollouts'}"))
+        _say(console, notes, " and ".join(str(path) for path in sorted(target.iterdir())))
         return 0
     _require_hub_id(to)
     user = _require_token(to)
