@@ -193,6 +193,12 @@ class Config(Section):
                 f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "
                 "don't reach; leave them out"
             )
+        if self.budget.compact_at is not None and (self.rollout is not None or self.branch is not None):
+            other = "branch" if self.rollout is None else "rollout"
+            raise ValueError(
+                f"budget.compact_at {self.budget.compact_at}: branches begin with all of a session's lines, and a "
+                f"rollout of your own is not compacted; leave compact_at out, or {other}"
+            )
         self.credit.require_group(self.train.group_size)
         self._trees_go_together()
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":

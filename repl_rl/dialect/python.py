@@ -46,6 +46,15 @@ class PythonDialect(TextDialect):
     def reader(self) -> PythonReader:
         return PythonReader(self.truncate)
 
+    def summary(self, text: str) -> str:
+        """What stands for left out lines in a compacted transcript, between one prompt of the interpreter and the
+        next: `text` as comments."""
+        return as_comments(text).removeprefix(PRIMARY_PROMPT) + PRIMARY_PROMPT
+
+    def may_follow_summary(self, output: str) -> bool:
+        """Whether the line after this output begins at the interpreter's first prompt, as it does after a summary."""
+        return output.endswith(PRIMARY_PROMPT)
+
 
 @dataclass(slots=True)
 class PythonReader(LineReader):

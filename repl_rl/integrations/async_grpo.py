@@ -357,6 +357,8 @@ def _require_groups_of_their_own(config: Config) -> None:
         )
     for name, value, none in [
         ("budget.finish_share", config.budget.finish_share, 1),
+        ("budget.compact_at", config.budget.compact_at, None),
+        ("subcalls.train", config.subcalls.train, False),
         ("train.redraws", config.train.redraws, 0),
         ("rollout", config.rollout, None),
         ("cluster", config.cluster, None),

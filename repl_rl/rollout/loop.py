@@ -24,6 +24,7 @@ from repl_rl.dialect import Shown, dialect_name
 from repl_rl.engine import Engine, Finish, SampledLine, Slot, Vocabulary
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSource, NestingSource
+from repl_rl.rollout.compact import Compactor
 from repl_rl.rollout.custom import SamplerEngine, run_sampler
 from repl_rl.rollout.episode import Episode, EpisodeMaker
 from repl_rl.rollout.events import Event, Listener, event_stream
@@ -180,6 +181,11 @@ class Rollout:
         self.environments.clear()
         if branch is not None:
             setup.extensions.require_no_model()
+            if setup.budget.compact_at is not None:
+                raise ConfigError(
+                    f"budget.compact_at {setup.budget.compact_at} takes lines out of a transcript that branches would "
+                    "begin with; leave compact_at or branch out"
+                )
         trees = None if branch is None else Trees(branch, tasks, setup.budget.lines, sampling)
         batch = _Batch(tasks, sampling, time.monotonic(), listener, trees)
 
@@ -327,6 +333,11 @@ class Rollout:
         """The line loop. Its progress is kept in `state`, even if an exception ends it. A `root` forks as it goes."""
         budget, context_tokens = budget or self.setup.budget, self.setup.context_tokens
         transcript, reader, spent = state.transcript, state.reader, state.spent
+        compactor = None
+        if budget.compact_at is not None:
+            compactor = Compactor(budget, context_tokens, self.setup.vocabulary, episode.dialect, interpreter)
+            if (await compactor.open()).state_lost:
+                state.stop = StopReason.KILLED
         if episode.subcalls is not None:
             episode.subcalls.running_s = lambda: spent.seconds + state.clock.running_s
         while state.stop is None:
@@ -372,13 +383,24 @@ class Rollout:
             shown = reader.show(ran.cells, goes_on=state.stop is None)
             ids, text = self._encoded(shown, sampled)
             if state.stop is None:
-                if len(transcript) + len(ids) >= context_tokens:
+                if compactor is None and len(transcript) + len(ids) >= context_tokens:
                     state.stop = StopReason.CONTEXT
                 elif spent.tokens + len(transcript.completion_ids) + len(ids) >= budget.tokens:
                     state.stop = StopReason.MAX_TOKENS
                 else:
                     transcript.append_output(ids)
             state.add(await episode.recorded(ran.as_line(start, end, turn.text, text, episode.dialect)))
+
+            # Compact, unless that leaves no room for another line either.
+            if compactor is not None and state.stop is None:
+                if compactor.is_due(state):
+                    listed = await compactor.compact(state)
+                    if listed.answer is not None:  # of a thread that the session has left behind
+                        state.answer, state.stop = listed.answer, StopReason.ANSWER
+                    elif listed.state_lost:
+                        state.stop = StopReason.KILLED
+                if state.stop is None and len(transcript) >= context_tokens:
+                    state.stop = StopReason.CONTEXT
 
             # Fork.
             if root is not None and state.stop is None:

@@ -49,6 +49,8 @@ def batch_metrics(trajectories: Sequence[Trajectory], seconds: float) -> dict[st
         values[f"time/{name}"] = _mean(getattr(trajectory, name) for trajectory in valid)
     if begun := [trajectory.branch.by for trajectory in valid if trajectory.branch is not None]:
         values |= {f"branches/{by}": begun.count(by) / len(begun) for by in ("fork", "replay", "anew")}
+    if any(trajectory.compactions for trajectory in valid):
+        values["compactions_per_trajectory"] = _mean(len(trajectory.compactions) for trajectory in valid)
     values |= _subcall_metrics(valid)
     sampled = sum(trajectory.sampled_tokens for trajectory in valid)
     return {

@@ -175,6 +175,16 @@ class RolloutSetup:
     """Wraps that pool; the rollouts take their kernels from the result."""
     extensions: Extensions = field(default_factory=Extensions)
 
+    def __post_init__(self) -> None:
+        named = self.dialect
+        made = dialect_class(named) if isinstance(named, DialectConfig) else named
+        if self.budget.compact_at is not None and not callable(getattr(made, "summary", None)):
+            name = named.name if isinstance(named, DialectConfig) else type(named).__name__
+            raise ConfigError(
+                f"budget.compact_at {self.budget.compact_at}: dialect {name!r} has no form for the summary of a "
+                "transcript; take dialect.name python, or leave compact_at out"
+            )
+
     @classmethod
     def from_config(
         cls,

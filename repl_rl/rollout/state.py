@@ -12,7 +12,7 @@ from repl_rl.config import SamplingConfig
 from repl_rl.dialect import Reader, Turn
 from repl_rl.engine import SampledLine, Versions
 from repl_rl.rollout import events
-from repl_rl.trajectory import Branch, Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.trajectory import Branch, Compaction, Line, LineKind, StopReason, Task, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +47,28 @@ class Transcript:
         """The weights of its first token; those of the engine before it is sampled."""
         self.updates: list[tuple[int, int]] = []
         """Where later weights took over: a place in the completion, and their version."""
+        self.compactions: list[Compaction] = []
         self.completion_ids: list[int] = []
         self.sampled_mask: list[bool] = []
         self.logprobs: list[float] = []
 
     @property
     def ids(self) -> list[int]:
-        """What the engine gets for the next line: the prompt and the completion so far."""
-        return [*self.prompt_ids, *self.completion_ids]
+        """What the engine gets for the next line: the prompt and the completion so far, or since it was compacted."""
+        prompt, place = self._window
+        return [*prompt, *self.completion_ids[place:]]
 
     def __len__(self) -> int:
-        return len(self.prompt_ids) + len(self.completion_ids)
+        """The length of `ids`."""
+        prompt, place = self._window
+        return len(prompt) + len(self.completion_ids) - place
+
+    @property
+    def _window(self) -> tuple[tuple[int, ...], int]:
+        """The prompt of what is sampled next, and where in the completion it ends."""
+        return (
+            (self.compactions[-1].prompt_ids, self.compactions[-1].place) if self.compactions else (self.prompt_ids, 0)
+        )
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Versions = ()) -> tuple[int, int]:
         """Append what the policy sampled, and note with which weights. Returns its start and end in the completion."""
@@ -218,4 +229,5 @@ class TrajectoryState:
             queue_s=self.clock.waited_s[Wait.QUEUE],
             dialect=self.dialect,
             branch=self.branch,
+            compactions=tuple(each for each in transcript.compactions if lines and each.place <= lines[-1].start),
         )

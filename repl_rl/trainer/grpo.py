@@ -54,13 +54,14 @@ from repl_rl.trainer.packed import base_of
 from repl_rl.trainer.redraw import Batch, further_rows, redraw
 from repl_rl.trainer.resume import ResumableTrainer
 from repl_rl.trainer.rows import (
-    AskedRow,
-    add_asked_advantages,
+    FurtherRow,
     all_weights,
     as_dataset,
     asked_of_valid,
     asked_rows,
     component_sum,
+    fill_in_advantages,
+    later_rows,
     task_of,
     token_advantages,
     training_row,
@@ -163,8 +164,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         self._own_reward_columns = len(self._table.component_names)
         self._rows: list[dict[str, Any]] = []
         self._last_scored: list[ScoredTrajectory] = []
-        self._asked: list[AskedRow] = []
-        """The last batch's sub-calls, if they are trained: the rows after those of its trajectories."""
+        self._further: list[FurtherRow] = []
+        """The rows after those of the last batch's trajectories."""
         self._taken_at: float | None = None
         """When the last rollouts were complete."""
         self._rewards_per_func: torch.Tensor | None = None
@@ -240,7 +241,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         completion_ids, own = output["completion_ids"], len(credited)  # (B, T)
         output["advantages"] = completion_ids.new_zeros(completion_ids.shape, dtype=torch.float32)
         output["advantages"][:own] = token_advantages(credited, completion_ids[:own])
-        add_asked_advantages(output["advantages"], self._asked, credited)
+        fill_in_advantages(output["advantages"], self._further, credited)
         self._log_logprob_drift(output)
         if self.args.mask_overlong:
             self._mask_overlong(output, [item.trajectory for item in credited])
@@ -252,19 +253,21 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return output
 
     def _generate(self, prompts: list[Any]) -> Any:
-        """As TRL's. With `subcalls.train`, the rows of sub-calls follow those of the trajectories. They have no part in
-        rewards and baselines, nor in what is logged about completions. Void rows make the batch one that divides into
-        its steps, and as large in all processes."""
+        """As TRL's. After the rows of trajectories come those of what they sampled after they were compacted and, with
+        `subcalls.train`, in sub-calls. They have no part in rewards and baselines, nor in what is logged about
+        completions. Void rows make the batch one that divides into its steps, and as large in all processes."""
         made = super()._generate(prompts)
-        self._asked = []
-        if not (self.model.training and self.args.subcalls.train):
+        self._further = []
+        trains, compacts = self.args.subcalls.train, self.args.budget.compact_at is not None
+        if not (self.model.training and (trains or compacts)):
             return made
         trajectories = [item.trajectory for item in self._last_scored]
-        self._asked = asked_rows(trajectories)
+        asked = asked_rows(trajectories) if trains else []
+        self._further = [*later_rows(trajectories), *asked]
         pad_id, steps = self.service.vocabulary.pad_id, self.args.steps_per_generation
-        largest = max(gather([len(trajectories) + len(self._asked)]))
+        largest = max(gather([len(trajectories) + len(self._further)]))
         void = {"prompt_ids": [pad_id], "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
-        rows = [training_row(row.trajectory, pad_id) for row in self._asked]
+        rows = [training_row(row.trajectory, pad_id) for row in self._further]
         rows += [void] * (-(-largest // steps) * steps - len(trajectories) - len(rows))
         prompt_ids, completion_ids, typed, _, logprobs, *_ = made
         for row in rows:
@@ -273,7 +276,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             typed.append(row["env_mask"])
             logprobs.append(row["logprobs"])
         self.typed_mask = pad([torch.tensor(mask) for mask in typed], padding_value=0)
-        self._log_values({"subcalls/rows": float(sum(gather([len(self._asked)])))})
+        if trains:
+            self._log_values({"subcalls/rows": float(sum(gather([len(asked)])))})
         return made
 
     def roll_out(self) -> dict[str, Any]:
@@ -396,6 +400,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         lengths = [tokens for is_overlong, is_void, tokens in ends if not is_overlong and not is_void]
         lengths = lengths or [0]  # what TRL logs, too, if there are none
         logged = self._metrics["train" if self.model.training else "eval"]
+        if any(gather([bool(t.compactions) for t in trajectories])):  # TRL has seen their first parts
+            typed = [0 if is_void else tokens for _, is_void, tokens in ends]
+            logged["completions/mean_length"][-1] = sum(typed) / len(typed)
+            logged["completions/min_length"][-1] = float(min(typed))
+            logged["completions/max_length"][-1] = float(max(typed))
         logged["completions/clipped_ratio"][-1] = sum(is_overlong for is_overlong, *_ in ends) / len(ends)
         logged["completions/mean_terminated_length"][-1] = sum(lengths) / len(lengths)
         logged["completions/min_terminated_length"][-1] = float(min(lengths))
@@ -405,7 +414,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """Take trajectories that a budget ended, and what they asked, out of the loss: out of the mask and out of the
         token count that normalizes it."""
         kept = [not trajectory.is_overlong for trajectory in trajectories]
-        kept += [kept[asker] and not trajectory.is_overlong for asker, _, trajectory in self._asked]
+        kept += [kept[asker] and not trajectory.is_overlong for asker, _, trajectory in self._further]
         is_kept = torch.tensor(kept + [False] * (len(output["tool_mask"]) - len(kept)))  # (B,)
         output["tool_mask"] = output["tool_mask"] * is_kept[:, None].to(output["tool_mask"])  # (B, T)
         typed_tokens = (output["completion_mask"] * output["tool_mask"]).sum()
@@ -471,7 +480,9 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         """The share of typed tokens that would change if transcripts were decoded and encoded again."""
         vocabulary = self.service.vocabulary
         encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
-        found = reencoded([t for t in trajectories if not t.is_void], vocabulary.token_bytes, encode)
+        found = reencoded(
+            [part for t in trajectories if not t.is_void for part in t.parts], vocabulary.token_bytes, encode
+        )
         return {"drift/reencoded_share": found.share} if found.sampled else {}
 
     def _log_logprob_drift(self, output: dict[str, Any]) -> None:

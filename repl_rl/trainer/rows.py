@@ -78,7 +78,8 @@ def _conversation(prompt: Any) -> tuple[str, tuple[Message, ...]]:
 
 
 def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
-    """A trajectory as TRL's lists; a void one becomes a single masked padding token, because TRL refuses empty ones."""
+    """A trajectory as TRL's lists, up to where it was first compacted; a void one becomes a single masked padding
+    token, because TRL refuses empty ones."""
     if trajectory.is_void:
         return {
             "prompt_ids": list(trajectory.prompt_ids),
@@ -86,6 +87,7 @@ def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
             "logprobs": [0.0],
             "env_mask": [0],
         }
+    trajectory = trajectory.parts[0]
     return {
         "prompt_ids": list(trajectory.prompt_ids),
         "completion_ids": list(trajectory.completion_ids),
@@ -95,48 +97,65 @@ def training_row(trajectory: Trajectory, pad_id: int) -> dict[str, Any]:
 
 
 def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: torch.Tensor) -> torch.Tensor:
-    """Advantages of shape (B, T), zero on outputs, padding and void trajectories."""
+    """Advantages of shape (B, T), zero on outputs, padding and void trajectories; of those that were compacted, up to
+    where they were first."""
     advantages = torch.zeros(completion_ids.shape, dtype=torch.float32, device=completion_ids.device)  # (B, T)
     for row, item in zip(advantages, credited, strict=True):
         if not item.trajectory.is_void:
-            row[: len(item.token_advantages)] = torch.tensor(item.token_advantages)
+            length = len(item.trajectory.parts[0].completion_ids)
+            row[:length] = torch.tensor(item.token_advantages[:length])
     return advantages
 
 
-class AskedRow(NamedTuple):
-    """What the policy sampled for a sub-call: a row of its own, with the advantage of the line that asked for it.
+class FurtherRow(NamedTuple):
+    """What a trajectory has sampled besides its first row: in a sub-call, or after it was compacted.
 
-    `asker` is the place of the trajectory whose session asked, or asked for the session that did, and `line` that of
-    the line which it was doing then.
+    `owner` is the place of the trajectory, and `lines` are its lines whose advantages the lines here have.
     """
 
-    asker: int
-    line: int
+    owner: int
+    lines: Sequence[int]
     trajectory: Trajectory
 
 
-def asked_rows(trajectories: Sequence[Trajectory]) -> list[AskedRow]:
+def later_rows(trajectories: Sequence[Trajectory]) -> list[FurtherRow]:
+    """What was sampled after transcripts were compacted, in order. None of void trajectories."""
+    rows: list[FurtherRow] = []
+    for owner, trajectory in enumerate(trajectories):
+        if trajectory.is_void:
+            continue
+        first, *later = trajectory.parts
+        known = len(first.lines)
+        for part in later:
+            rows.append(FurtherRow(owner, range(known, known + len(part.lines)), part))
+            known += len(part.lines)
+    return rows
+
+
+def asked_rows(trajectories: Sequence[Trajectory]) -> list[FurtherRow]:
     """The sub-calls of a batch, in order: each token that was sampled for one that came to its end is in one of them.
 
-    None of void trajectories, which are in no loss, and none that was lost or ended with its line.
+    They have the advantage of the line that asked, or asked for the session that did. None of void trajectories, which
+    are in no loss, and none that was lost or ended with its line.
     """
     return [
-        AskedRow(asker, number, call.trajectory)
-        for asker, trajectory in enumerate(trajectories)
+        FurtherRow(owner, [number] * len(part.lines), part)
+        for owner, trajectory in enumerate(trajectories)
         if not trajectory.is_void
         for number, line in enumerate(trajectory.lines)
         for call in line.subcalls
         if call.trajectory is not None and not call.trajectory.is_void
+        for part in call.trajectory.parts
     ]
 
 
-def add_asked_advantages(
-    advantages: torch.Tensor, asked: Sequence[AskedRow], credited: Sequence[CreditedTrajectory]
+def fill_in_advantages(
+    advantages: torch.Tensor, further: Sequence[FurtherRow], credited: Sequence[CreditedTrajectory]
 ) -> None:
-    """Fill in the rows of sub-calls, which follow those of `credited` in (B, T)."""
-    for row, (asker, line, trajectory) in zip(advantages[len(credited) :], asked, strict=False):
-        advantage = credited[asker].trajectory.lines[line].advantage or 0.0
-        row[: len(trajectory.sampled_mask)] = torch.tensor(trajectory.sampled_mask, dtype=row.dtype) * advantage
+    """Fill in the further rows, which follow those of `credited` in (B, T)."""
+    for row, (owner, lines, trajectory) in zip(advantages[len(credited) :], further, strict=False):
+        for own, number in zip(trajectory.lines, lines, strict=True):
+            row[own.start : own.end] = credited[owner].trajectory.lines[number].advantage or 0.0
 
 
 Rewards = list[float | None]

@@ -2,6 +2,7 @@
 
 from repl_rl.trajectory.data import (
     Branch,
+    Compaction,
     Group,
     Line,
     LineKind,
@@ -18,6 +19,7 @@ from repl_rl.trajectory.jsonl import Record, read_jsonl, read_record, write_json
 
 __all__ = [
     "Branch",
+    "Compaction",
     "Group",
     "Line",
     "LineKind",

@@ -212,6 +212,16 @@ class Branch:
             raise ValueError(f"{self} is no branch: places count from 0, and a weight lies in (0, 1]")
 
 
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """Where a transcript was compacted: what was sampled from `place` in the completion on had this prompt before it,
+    and neither the trajectory's prompt nor what came before `place`."""
+
+    place: int
+    prompt: str
+    prompt_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Trajectory:
     """A prompt, then lines and outputs, and why it stopped.
@@ -255,6 +265,8 @@ class Trajectory:
     branch: Branch | None = None
     """Where it begins, if it is a branch of another trajectory; None for a root, and where nothing was forked."""
     answer_forms: tuple[str | None, ...] | None = None
+    compactions: tuple[Compaction, ...] = ()
+    """Where its transcript was compacted, in order. `parts` are what was sampled with one prompt each."""
 
     def __post_init__(self) -> None:
         length = len(self.completion_ids)
@@ -270,6 +282,13 @@ class Trajectory:
             )
         if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
+        begun = [line.start for line in self.lines[1:]]
+        compacted = [each.place for each in self.compactions]
+        if compacted != sorted(set(compacted) & set(begun)):
+            raise ValueError(
+                f"trajectory of task {self.task_id!r}: compacted at tokens {compacted}, which are not beginnings of "
+                "later lines, in order"
+            )
         places = [0, *(place for place, _ in self.updates), length]
         if self.updates and any(place >= following for place, following in pairwise(places)):
             raise ValueError(
@@ -316,6 +335,40 @@ class Trajectory:
         )
 
     @property
+    def parts(self) -> tuple[Trajectory, ...]:
+        """A trajectory for each stretch that was sampled with one prompt; itself if it was never compacted.
+
+        Together they have all its lines, and so each of its sampled tokens once.
+        """
+        if not self.compactions:
+            return (self,)
+        versions, parts = self.token_versions, list[Trajectory]()
+        begins = [Compaction(0, self.prompt, self.prompt_ids), *self.compactions]
+        for begin, end in pairwise([*begins, Compaction(len(self.completion_ids), "", ())]):
+            lines = [line for line in self.lines if begin.place <= line.start < end.place]
+            last = lines[-1].end  # nothing follows the output of the last one here
+            own = versions[begin.place : last]
+            parts.append(
+                replace(
+                    self,
+                    prompt=begin.prompt,
+                    prompt_ids=begin.prompt_ids,
+                    completion_ids=self.completion_ids[begin.place : last],
+                    sampled_mask=self.sampled_mask[begin.place : last],
+                    logprobs=self.logprobs[begin.place : last],
+                    lines=tuple(
+                        replace(line, start=line.start - begin.place, end=line.end - begin.place) for line in lines
+                    ),
+                    version=own[0],
+                    updates=tuple(
+                        (place, after) for place, (before, after) in enumerate(pairwise(own), 1) if before != after
+                    ),
+                    compactions=(),
+                )
+            )
+        return tuple(parts)
+
+    @property
     def token_versions(self) -> tuple[int, ...]:
         """The version of the weights at each token of the completion, length T."""
         versions: list[int] = []
@@ -337,6 +390,8 @@ class Trajectory:
         record = dataclasses.asdict(self)
         if self.answer_forms is None:
             del record["answer_forms"]
+        if not self.compactions:
+            del record["compactions"]
         for cell in (cell for line in record["lines"] for cell in line["cells"] or ()):
             cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
             if not cell["images"]:

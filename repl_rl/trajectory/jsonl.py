@@ -14,7 +14,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -22,7 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory.data import Branch, Line, LineKind, RecordedCell, StopReason, SubCall, ToolCall, Trajectory
+from repl_rl.trajectory.data import (
+    Branch,
+    Compaction,
+    Line,
+    LineKind,
+    RecordedCell,
+    StopReason,
+    SubCall,
+    ToolCall,
+    Trajectory,
+)
 
 
 def write_jsonl(
@@ -165,7 +175,7 @@ _FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
         for known in dataclasses.fields(part)
         if str(known.type) in {*_PLAIN, *_WORDS}
     ]
-    for part in (Trajectory, Line, ToolCall, SubCall, RecordedCell, Branch)
+    for part in (Trajectory, Line, ToolCall, SubCall, RecordedCell, Branch, Compaction)
 }
 """The fields of these types: name, type, and whether a record must have it."""
 _TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
@@ -204,6 +214,8 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
     values["updates"] = _read_updates(found.get("updates", ()), len(tokens["completion_ids"] or ()), notes)
     raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
     lines = [_read_line(raw, notes, folder) for raw in raw_lines]
+    starts = [line.start for line in lines[1:] if line is not None]
+    values["compactions"] = _read_compactions(found.get("compactions", ()), starts, notes)
     has_tokens = True
     try:
         if None in lines or None in tokens.values():
@@ -218,7 +230,7 @@ def from_record(record: Any, notes: list[str] | None, folder: Path | None = None
         lines = [_read_line({**raw, "start": at, "end": at + 1}, notes, folder) for at, raw in enumerate(readable)]
         ids, mask, zeros = (0,) * len(lines), (True,) * len(lines), (0.0,) * len(lines)
         tokens = {"completion_ids": ids, "sampled_mask": mask, "logprobs": zeros}
-        values["updates"] = ()
+        values["updates"] = values["compactions"] = ()
         trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
     told = list(dict.fromkeys(note[:200] for note in notes or ()))
     more = [f"and {len(told) - 4} more"] if len(told) > 4 else []
@@ -235,6 +247,20 @@ def _read_branch(raw: Any, notes: list[str] | None) -> Branch | None:
             raise
         notes.append("where it branches off is not readable, so it is shown as a tree of its own")
         return None
+
+
+def _read_compactions(raw: Any, starts: Sequence[int], notes: list[str] | None) -> tuple[Compaction, ...]:
+    """A lenient reader takes all of them, or none; they have to be among `starts`, where lines begin."""
+    read: list[Compaction] = []
+    for each in _read_list(raw, "compactions", notes) or ():
+        values = _read_fields(Compaction, each, notes)
+        ids = _read_list(each.get("prompt_ids") if isinstance(each, Mapping) else None, "prompt_ids", notes, {int})
+        read.append(Compaction(**values, prompt_ids=ids or ()))
+    places = [each.place for each in read]
+    if notes is not None and (places != sorted(set(places) & set(starts)) or not all(each.prompt_ids for each in read)):
+        notes.append("where it was compacted is not readable, and left out")
+        return ()
+    return tuple(read)
 
 
 def _read_updates(raw: Any, length: int, notes: list[str] | None) -> tuple[tuple[int, int], ...]:

@@ -14,7 +14,7 @@ from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_train
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, read_jsonl
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory
+from repl_rl.trajectory import Compaction, LineKind, StopReason, SubCall, Task, Trajectory
 
 TASKS = make_tasks_named("a", "b")
 
@@ -113,6 +113,62 @@ def test_each_sub_call_is_a_row_with_the_advantage_of_its_line(tmp_path: Path) -
     assert logged["subcalls/rows"] == [4.0]
     assert (logged["completions/max_length"], logged["completions/mean_length"]) == ([6.0], [4.5])
     assert len(trainer._logs["advantages"]) == len(trainer._logs["completion"]) == len(trainer._logs["prompt"]) == 4
+
+
+def compacted(task: Task, place: int) -> Trajectory:
+    """Four lines. The wrong one of task a was compacted twice, after its first line and before its last one, in which
+    it asks; what it asked was compacted too."""
+    made = recorded(task, place, is_right=place == 0, lines=4)
+    if (task.id, place) != ("a", 1):
+        return made
+    asked = replace(recorded(Task("s", "?", ""), 9, lines=2), compactions=(Compaction(5, "s", (7,)),))
+    last = replace(made.lines[3], subcalls=(SubCall("p", "t", trajectory=asked),))
+    compactions = (Compaction(5, "one", (1, 2)), Compaction(15, "two", (3,)))
+    third = replace(made.lines[2], kind=LineKind.EXCEPTION)
+    return replace(made, lines=(*made.lines[:2], third, last), compactions=compactions)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_path: Path, trains: bool) -> None:
+    trainer = recorded_trainer(
+        tmp_path,
+        compacted,
+        TASKS,
+        per_device_train_batch_size=4,
+        subcalls={"train": trains},
+        budget={"compact_at": 0.5},
+        rewards={"kinds": {"exception": -0.25}},
+        credit={"estimator": "return_to_go", "scale": "none"},
+    )
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    tasks = trainer.train_dataset.to_list()
+    output = trainer._generate_and_score_completions([dict(tasks[index]) for index in (0, 0, 1, 1)])
+    whole = compacted(TASKS[0], 1)
+    [kept] = [each for each in read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl") if each.compactions]
+    advantages = [line.advantage or 0.0 for line in kept.lines]
+    assert len(set(advantages)) > 1
+    first, second, third = whole.parts
+    assert [part.prompt_ids for part in whole.parts] == [whole.prompt_ids, (1, 2), (3,)]
+    assert [len(part.completion_ids) for part in whole.parts] == [3, 8, 3]
+    rows = rows_of(output)
+    shown = [
+        tuple(tuple(round(value, 5) for value in part) if part and isinstance(part[0], float) else part for part in row)
+        for row in (rows[1], *rows[4:])
+    ]
+    wanted = [
+        expected(part, [round(value, 5) for value in values])
+        for part, values in zip(whole.parts, (advantages[:1], advantages[1:3], advantages[3:]), strict=True)
+    ]
+    if trains:
+        asked = whole.lines[3].subcalls[0].trajectory
+        assert asked is not None
+        wanted += [expected(part, [round(advantages[3], 5)]) for part in asked.parts]
+    assert shown == wanted
+    assert (first.lines[0].start, second.lines[0].start, third.lines[0].start) == (0, 0, 0)
+    typed = (output["completion_mask"] * output["tool_mask"]).sum().item()
+    assert typed == output["num_items_in_batch"].item() == 4 * 12 + 6 * trains
+    assert trainer._metrics["train"]["completions/mean_length"] == [12.0]
 
 
 def test_without_train_the_batch_is_as_it_was(tmp_path: Path) -> None:

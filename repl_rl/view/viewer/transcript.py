@@ -194,4 +194,6 @@ def _cut(trajectory: Trajectory, start: int, end: int, first: int, last: int) ->
         sampled_mask=trajectory.sampled_mask[start:end],
         logprobs=trajectory.logprobs[start:end],
         lines=tuple(lines),
+        updates=(),
+        compactions=(),
     )

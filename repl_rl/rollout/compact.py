@@ -1,0 +1,89 @@
+"""Compaction: a long transcript gives way to a summary and its last lines, while the interpreter lives on.
+
+    prompt, then ` # 9 lines are left out here; what they have bound is still there: data (list), total (int)`,
+    then the last lines as they were
+
+The kept lines are the same tokens as before, and the summary is encoded once. What is sampled from then on is trained
+with exactly this prompt (`Trajectory.parts`), and what was sampled before, with the one that it had.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from repl_rl.config import BudgetConfig
+from repl_rl.engine import Vocabulary
+from repl_rl.kernel import ExecResult
+from repl_rl.rollout.execute import Interpreter
+from repl_rl.rollout.state import TrajectoryState
+from repl_rl.trajectory import Compaction, LineKind
+from repl_rl.utils.text import cut_middle
+
+_KEPT_LINES = 4
+_SUMMARY_CHARS = 600
+_NAME = re.compile(r"^([^\W\d_]\w*) \((\w+)\)$", re.MULTILINE)
+_LIST_NAMES = (
+    "print(*(f'{name} ({type(value).__name__})' for name, value in list(globals().items())), sep=chr(10), flush=True)"
+)
+"""Binds nothing, and leaves `_` alone."""
+
+
+class Compactor:
+    """Compacts the transcript of one session, whose dialect has a form for summaries."""
+
+    def __init__(
+        self,
+        budget: BudgetConfig,
+        context_tokens: int,
+        vocabulary: Vocabulary,
+        dialect: Any,
+        interpreter: Interpreter,
+    ) -> None:
+        assert budget.compact_at is not None
+        self._limit = min(int(budget.compact_at * context_tokens), context_tokens - budget.line_tokens)
+        self._vocabulary = vocabulary
+        self._dialect = dialect
+        self._interpreter = interpreter
+        self._own: frozenset[str] = frozenset()
+
+    async def open(self) -> ExecResult:
+        """Note the names that the session begins with. Raises KernelError."""
+        result = await self._interpreter.execute(_LIST_NAMES)
+        self._own = frozenset(name for name, _ in _NAME.findall(result.output))
+        return result
+
+    def is_due(self, state: TrajectoryState) -> bool:
+        """Whether the transcript is long, and its last line is over and done with."""
+        at_prompt = state.lines[-1].kind is not LineKind.OPEN and self._follows(state, len(state.lines))
+        return len(state.transcript) >= self._limit and at_prompt
+
+    async def compact(self, state: TrajectoryState) -> ExecResult:
+        """Compact it, if it becomes shorter by that. As many of the last lines are kept as leave half of the room, and
+        the very last one in any case, for its output has not been read yet.
+
+        Returns what the interpreter said of its names, which may be that it is gone. Raises KernelError.
+        """
+        result = await self._interpreter.execute(_LIST_NAMES)
+        bound = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._own]
+        prompt_ids, transcript, count = state.prompt.ids, state.transcript, len(state.lines)
+        for first in range(max(1, count - _KEPT_LINES), count):
+            if not self._follows(state, first):
+                continue
+            told = f"{first} line{'s are' if first > 1 else ' is'} left out here"
+            told += f"; what they have bound is still there: {', '.join(bound)}" if bound else ", and nothing is bound"
+            text = self._dialect.summary(cut_middle(told, _SUMMARY_CHARS, " ... "))
+            kept = state.lines[first:]
+            tail = transcript.completion_ids[kept[0].start :]
+            ids = (*prompt_ids, *self._vocabulary.encode_output(text), *tail)
+            most = self._limit - 1 if len(kept) == 1 else (len(prompt_ids) + self._limit) // 2
+            if len(ids) <= most:
+                text = state.prompt.text + text + "".join(line.text + line.output for line in kept)
+                transcript.compactions.append(Compaction(len(transcript.completion_ids), text, ids))
+                break
+        return result
+
+    def _follows(self, state: TrajectoryState, first: int) -> bool:
+        """Whether line `first` may follow a summary, and the line before it had ended."""
+        before = state.lines[first - 1]
+        return before.kind is not LineKind.OPEN and self._dialect.may_follow_summary(before.output)

@@ -1,0 +1,212 @@
+"""A session that is longer than the context: its transcript is compacted, and its interpreter lives on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import vocabularies
+from exactness import (
+    RecordingEngine,
+    assert_masked_text_is_the_outputs,
+    assert_the_engine_was_given_the_sequence_so_far,
+)
+from scripted import RecursiveEngine
+
+from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, SubcallsConfig, parse_config
+from repl_rl.errors import ConfigError
+from repl_rl.kernel import KernelPool, Limits
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.metrics import batch_metrics
+from repl_rl.rollout.setup import RolloutSetup, make_extensions
+from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.utils.threads import BackgroundLoop
+
+Pools = Callable[..., KernelPool]
+LIMITS = Limits(line_s=60)
+TYPED = [" total = 0\n", *(line for n in range(40) for line in (f" total += {n}\n", " total\n"))]
+
+
+class Played:
+    def __init__(self, trajectory: Trajectory, engine: RecordingEngine) -> None:
+        self.trajectory, self.engine = trajectory, engine
+
+
+def setup_of(context_tokens: int = 200, environment: Any = None, **budget: Any) -> RolloutSetup:
+    given = {"compact_at": 0.9, "lines": 200, "tokens": 5000, "line_tokens": 60, "seconds": 3600, **budget}
+    return RolloutSetup(
+        vocabularies.nano(),
+        DialectConfig(name=given.pop("dialect", "python")),
+        context_tokens=context_tokens,
+        budget=BudgetConfig(**given),
+        subcalls=SubcallsConfig(depth=2, session_tokens=2000, train=True),
+        extensions=make_extensions(environment=environment),
+    )
+
+
+@pytest.fixture
+def play(loop: BackgroundLoop, kernel_pools: Pools) -> Callable[..., Played]:
+    def play(typed: Any, task: Task | None = None, **settings: Any) -> Played:
+        script = typed if callable(typed) else lambda prompt: typed
+        engine = RecordingEngine(RecursiveEngine(vocabularies.nano(), script))  # type: ignore[arg-type]
+        rollout = Rollout(engine, kernel_pools(LIMITS, size=3, depth=1), setup_of(**settings))
+        [trajectory] = loop.run(rollout.many([task or Task("t", "Add.", "780")]))
+        return Played(trajectory, engine)
+
+    return play
+
+
+Play = Callable[..., Played]
+
+
+def test_a_session_goes_on_beyond_its_context(play: Play) -> None:
+    played = play([*TYPED, " submit_final_answer(total)\n"])
+    trajectory, vocabulary = played.trajectory, vocabularies.nano()
+    assert (trajectory.answer, trajectory.stop_reason) == (("780",), StopReason.ANSWER)
+    assert len(trajectory.lines) == 82
+    assert len(trajectory.completion_ids) > 400
+    assert len(trajectory.compactions) > 2
+    parts = trajectory.parts
+    assert_the_engine_was_given_the_sequence_so_far(parts, played.engine.calls)
+    assert max(len(given) + len(line.ids) for given, line in played.engine.calls) <= 200
+    assert_masked_text_is_the_outputs(trajectory, vocabulary)
+    first = trajectory.compactions[0]
+    before = [line for line in trajectory.lines if line.start < first.place]
+    left_out = int(re.findall(r"# (\d+) lines are left out", first.prompt)[0])
+    assert 1 <= len(before) - left_out <= 4
+    kept = "".join(line.text + line.output for line in before[left_out:])
+    told = f" # {left_out} lines are left out here; what they have bound is still there: total (int)\n>>>"
+    assert first.prompt == trajectory.prompt + told + kept
+    assert vocabulary.decode(first.prompt_ids) == first.prompt
+    assert first.prompt_ids[: len(trajectory.prompt_ids)] == trajectory.prompt_ids
+    kept_ids = trajectory.completion_ids[before[left_out].start : first.place]
+    assert first.prompt_ids[-len(kept_ids) :] == kept_ids, "the same tokens, not encoded again"
+    assert batch_metrics([trajectory], 1.0)["compactions_per_trajectory"] == len(trajectory.compactions)
+
+
+def test_parts_have_each_sampled_token_once(play: Play) -> None:
+    trajectory = play([*TYPED, " submit_final_answer(total)\n"]).trajectory
+    sampled = [token for token, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if was]
+    of_parts = [
+        token
+        for part in trajectory.parts
+        for token, was in zip(part.completion_ids, part.sampled_mask, strict=True)
+        if was
+    ]
+    assert of_parts == sampled
+    assert [line.text for part in trajectory.parts for line in part.lines] == [line.text for line in trajectory.lines]
+    assert all(part.sampled_mask[-1] for part in trajectory.parts), "nothing follows what a part has sampled last"
+
+
+def test_without_it_the_session_ends_with_its_context(play: Play) -> None:
+    trajectory = play(TYPED, compact_at=None).trajectory
+    assert (trajectory.stop_reason, trajectory.compactions) == (StopReason.CONTEXT, ())
+    assert trajectory.parts == (trajectory,)
+
+
+def test_blocks_and_what_names_are_bound_to_are_whole(play: Play) -> None:
+    """Nothing is compacted inside of a block; names that begin with _ and those of the session's own are not told."""
+    block = [" def f(x):\n", *(f"     x += {n}\n" for n in range(12)), "     return x\n", "\n"]
+    typed = [" import math; _hidden = 1; words = ['a']\n", *block, " f(0)\n", *[" words.append('b')\n"] * 9]
+    trajectory = play([*typed, " submit_final_answer(_hidden, len(words), f(1), _)\n"], context_tokens=260).trajectory
+    assert trajectory.answer == ("1", "10", "67", "66")
+    starts = {line.start: number for number, line in enumerate(trajectory.lines)}
+    assert trajectory.compactions
+    for each in trajectory.compactions:
+        assert trajectory.lines[starts[each.place] - 1].output.endswith(">>>")
+        assert "math (module), words (list)" in each.prompt
+        assert "submit_final_answer (" not in each.prompt
+        assert "_hidden (" not in each.prompt
+
+
+def test_the_last_output_is_kept_or_the_session_ends(play: Play) -> None:
+    ended = play([" 1\n", " print('word ' * 150)\n", " 2\n"]).trajectory
+    assert ended.stop_reason is StopReason.CONTEXT
+    assert [line.text for line in ended.lines] == [" 1\n", " print('word ' * 150)\n"]
+    assert ended.compactions == ()
+    kept = play([*[" print('word ' * 30)\n"] * 6, " submit_final_answer(2)\n"], context_tokens=300).trajectory
+    assert kept.answer == ("2",)
+    assert kept.compactions
+    assert all(each.prompt.endswith(f"{'word ' * 30}\n>>>") for each in kept.compactions)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "answer"),
+    [
+        ("print = type = globals = list = None", ("780",)),
+        ("import builtins; builtins.print = lambda *a, **k: __import__('os')._exit(0)", None),
+    ],
+)
+def test_a_session_that_spoils_the_list_of_names(play: Play, spoilt: str, answer: Any) -> None:
+    trajectory = play([f" {spoilt}\n", *TYPED, " submit_final_answer(total)\n"]).trajectory
+    assert trajectory.answer == answer
+    if answer is None:
+        assert trajectory.stop_reason is StopReason.KILLED
+    else:
+        assert "and nothing is bound" in trajectory.compactions[0].prompt
+
+
+def test_sessions_that_are_asked_for_are_compacted_too(play: Play) -> None:
+    task = Task("t", "Begin", "", metadata={"context": "x"})
+    played = play(
+        lambda prompt: [" FINAL(rlm_query('Add'))\n"] if "# Begin" in prompt else [*TYPED, " FINAL(total)\n"],
+        task,
+        context_tokens=700,
+        environment="rlm",
+    )
+    assert played.trajectory.answer == ("'780'",)
+    [call] = played.trajectory.lines[0].subcalls
+    assert call.trajectory is not None
+    assert call.trajectory.compactions
+    assert "FINAL (" not in call.trajectory.compactions[0].prompt
+    assert_the_engine_was_given_the_sequence_so_far([played.trajectory, *call.trajectory.parts], played.engine.calls)
+
+
+def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
+    made = play([*TYPED, " submit_final_answer(total)\n"]).trajectory
+    write_jsonl(tmp_path / "made.jsonl", [made])
+    assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
+    text = (tmp_path / "made.jsonl").read_text()
+    place = made.compactions[0].place
+    for spoilt in (text.replace(f'"place": {place}', '"place": 3'), text.replace(f'"place": {place}', '"place": "x"')):
+        (tmp_path / "spoilt.jsonl").write_text(spoilt)
+        [shown] = read_jsonl(tmp_path / "spoilt.jsonl", notes := [])
+        assert (shown.compactions, len(shown.lines)) == ((), len(made.lines))
+        assert notes
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"budget": {"compact_at": 0}}, "budget.compact_at: Input should be greater than 0"),
+        (
+            {"budget": {"compact_at": 0.8}, "rollout": "a:b"},
+            "budget.compact_at 0.8: .*leave compact_at out, or rollout",
+        ),
+        (
+            {
+                "budget": {"compact_at": 0.8},
+                "branch": {},
+                "train": {"group_size": 12},
+                "credit": {"estimator": "branch"},
+            },
+            "budget.compact_at 0.8: .*leave compact_at out, or branch",
+        ),
+    ],
+)
+def test_what_can_not_be_compacted_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(values)
+
+
+def test_dialects_without_a_form_for_summaries_are_refused(loop: BackgroundLoop, kernel_pools: Pools) -> None:
+    with pytest.raises(
+        ConfigError, match=r"budget.compact_at 0.9: dialect 'ipython' has no form .*dialect.name python"
+    ):
+        setup_of(dialect="ipython")
+    rollout = Rollout(RecursiveEngine(vocabularies.nano(), str), kernel_pools(LIMITS, size=3, depth=1), setup_of())
+    with pytest.raises(ConfigError, match=r"takes lines out of a transcript that branches would begin with"):
+        loop.run(rollout.many([Task("t", "Add.", "")] * 4, branch=BranchConfig(roots=2, forks=1, branches=2)))
