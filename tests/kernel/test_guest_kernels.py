@@ -144,6 +144,26 @@ def test_what_it_says_of_a_source_is_passed_on() -> None:
 
 
 @pytest.mark.slow
+def test_stock_python_runs_behind_the_walls(told: Path) -> None:
+    add_spec(told, "stock", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+
+    async def use() -> list[ExecResult]:
+        async with backend("stock", line_s=5.0) as opened:
+            kernel = await opened.start()
+            cells = ("x = 20", "while True: pass", "x + 1", "import repl_rl.errors", "submit_final_answer(x)", "exit()")
+            results = [await kernel.execute(cell) for cell in cells]
+            assert not kernel.is_alive
+            return results
+
+    _, endless, kept, hidden, answer, gone = asyncio.run(use())
+    assert (endless.status, endless.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
+    assert kept.output == "21\n"
+    assert hidden.error_name == "ModuleNotFoundError"
+    assert answer.answer == ("20",)
+    assert gone.status is ExecStatus.KILLED
+
+
+@pytest.mark.slow
 def test_a_kernel_that_stops_answering_is_not_waited_for() -> None:
     async def use() -> str:
         async with backend(line_s=1.0) as opened:
