@@ -21,7 +21,7 @@ from kernel.kernelspecs import add_spec
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, Profile
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
-from repl_rl.kernel.jupyter.guest import Guest
+from repl_rl.kernel.jupyter.guest import Guest, _files_of
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
 NAME = "told"
@@ -317,6 +317,18 @@ def guest(argv: list[str], **more: Any) -> Guest:
 def test_of_the_system_only_what_belongs_to_the_program_is_shown() -> None:
     shown = {str(path) for path, _ in guest(["/bin/sh", "-c", "true"], language="dpkg").shown}
     assert shown == {path for path in ("/usr/share/dpkg", "/usr/libexec/dpkg", "/etc/dpkg") if os.path.isdir(path)}
+
+
+def test_a_shared_prefix_is_not_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "local"
+    for file in ("bin/told-kernel", "share/told-kernel/library", "share/keyrings/secret"):
+        (shared / file).parent.mkdir(parents=True, exist_ok=True)
+        (shared / file).touch(0o755)
+    monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", (shared,))
+    found = _files_of(shared / "bin" / "told-kernel", "../keyrings", Profile.load())
+    assert sorted(found) == [shared / "bin" / "told-kernel", shared / "share" / "told-kernel"]
+    monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", ())
+    assert _files_of(shared / "bin" / "told-kernel", "told", Profile.load()) == [shared]
 
 
 def test_a_python_of_this_environment_is_ours() -> None:
