@@ -21,7 +21,7 @@ from kernel.kernelspecs import add_spec
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, Profile
 from repl_rl.kernel.jupyter.backend import KernelspecBackend
-from repl_rl.kernel.jupyter.guest import Guest
+from repl_rl.kernel.jupyter.guest import Guest, _files_of
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
 NAME = "told"
@@ -141,6 +141,26 @@ def test_what_it_says_of_a_source_is_passed_on() -> None:
     said, invalid = asyncio.run(use())
     assert said == ["complete", "incomplete", "complete", "invalid", "complete"]
     assert (invalid.status, invalid.output, invalid.error_name) == (ExecStatus.ERROR, "Unreadable: !\n", "Unreadable")
+
+
+@pytest.mark.slow
+def test_stock_python_runs_behind_the_walls(told: Path) -> None:
+    add_spec(told, "stock", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+
+    async def use() -> list[ExecResult]:
+        async with backend("stock", line_s=5.0) as opened:
+            kernel = await opened.start()
+            cells = ("x = 20", "while True: pass", "x + 1", "import repl_rl.errors", "submit_final_answer(x)", "exit()")
+            results = [await kernel.execute(cell) for cell in cells]
+            assert not kernel.is_alive
+            return results
+
+    _, endless, kept, hidden, answer, gone = asyncio.run(use())
+    assert (endless.status, endless.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
+    assert kept.output == "21\n"
+    assert hidden.error_name == "ModuleNotFoundError"
+    assert answer.answer == ("20",)
+    assert gone.status is ExecStatus.KILLED
 
 
 @pytest.mark.slow
@@ -299,6 +319,18 @@ def test_of_the_system_only_what_belongs_to_the_program_is_shown() -> None:
     assert shown == {path for path in ("/usr/share/dpkg", "/usr/libexec/dpkg", "/etc/dpkg") if os.path.isdir(path)}
 
 
+def test_a_shared_prefix_is_not_shown_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "local"
+    for file in ("bin/told-kernel", "share/told-kernel/library", "share/keyrings/secret"):
+        (shared / file).parent.mkdir(parents=True, exist_ok=True)
+        (shared / file).touch(0o755)
+    monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", (shared,))
+    found = _files_of(shared / "bin" / "told-kernel", "../keyrings", Profile.load())
+    assert sorted(found) == [shared / "bin" / "told-kernel", shared / "share" / "told-kernel"]
+    monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", ())
+    assert _files_of(shared / "bin" / "told-kernel", "told", Profile.load()) == [shared]
+
+
 def test_a_python_of_this_environment_is_ours() -> None:
     found = guest([sys.executable, "-m", "x"], language="python")
     assert found.argv[0] == f"/python/bin/python3.{sys.version_info.minor}"
@@ -315,3 +347,15 @@ def test_the_home_folder_is_not_shown_whole(told: Path, monkeypatch: pytest.Monk
     if os.path.isdir("/usr/share/dpkg"):
         with pytest.raises(SandboxError, match="the home folder, /usr/share/dpkg, lies in /usr/share/dpkg"):
             asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+
+
+def test_a_profile_shows_more_than_the_default(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('also_read_only = ["/usr/share/dpkg"]\n')
+    assert Profile.load(str(file)).read_only == (*Profile.load().read_only, "/usr/share/dpkg")
+    file.write_text('also_read_only = ["models"]\n')
+    with pytest.raises(ConfigError, match=r"also_read_only names 'models'; give an absolute path"):
+        Profile.load(str(file))
+    file.write_text('also_read_only = ["/proc"]\n')
+    with pytest.raises(ConfigError, match=r"also_read_only names '/proc', which belongs to Linux itself"):
+        Profile.load(str(file))

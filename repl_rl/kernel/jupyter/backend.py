@@ -1,21 +1,22 @@
 """Kernels of any installed Jupyter kernelspec: R, Julia, Sage, Lean, stock ipykernel, remote ones, and our own.
 
 Our own kernelspec, `repl_rl`, comes with the package and needs no installation. Its kernels run in the sandbox of its
-provisioner, under all of the limits, and report exactly how a cell ended. All others are launched by jupyter_client as
-their spec says, by any provisioner. Of the limits, only those on time and output hold for them; memory, CPU, processes
-and files are not limited. They can access all that the user can, which `kernel.sandbox: none` has to allow. Those on
-this machine start in an empty folder of their own.
+provisioner, under all of the limits, and report exactly how a cell ended. Others on this machine run in it too, as
+guests (guest.py), under the same limits. With `kernel.sandbox: none` they are launched by jupyter_client as their spec
+says, and of the limits, only those on time and output hold; they can access all that the user can. So can those that a
+provisioner of their own launches. Without a sandbox, those on this machine start in an empty folder of their own.
 
 What other kernels can do, by the protocol:
 - Python kernels built on IPython and R's IRkernel get a `submit_final_answer`. In other languages there is no answer.
+- They say where a cell of their language ends (`is_complete`), if they can.
 - `exit()` loses the state; a SystemExit that IPython catches is an exception like others. IPython shows tracebacks in
   its own form, and only the last of several expressions in a cell.
 - A cell that did not compile and that the kernel calls unfinished is `incomplete`. See `judge` for `compiled`.
 - Text is in the order in which it arrives: ipykernel buffers stdout and stderr separately, until each is flushed.
 - What they write to descriptors that they do not capture is shown only if they fail to start.
 
-Kernels on this machine are killed with all that they started, at the end and when their owner dies. Our own and other
-Python kernels on this machine are reached through sockets in a private folder, all others through TCP ports.
+Kernels on this machine are killed with all that they started, at the end and when their owner dies. In a sandbox, and
+in Python on this machine, they are reached through sockets in a private folder, all others through TCP ports.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ _unheard.setLevel(logging.CRITICAL + 1)
 class KernelspecBackend:
     """A `Backend` for the kernelspec called `name`. `transport` None lets the backend choose.
 
-    `profile` is the sandbox profile of our own kernel. Others on this machine get its `python_path` and `mounts`.
+    `profile` is the sandbox profile. Of it, others than our own get `python_path` and `mounts` alone where they have no
+    sandbox.
     """
 
     def __init__(
@@ -218,8 +220,9 @@ def require_kernelspec(name: str, sandbox: SandboxKind) -> tuple[KernelSpec, San
     kind = require_sandbox(sandbox)
     if kind == "sandlock":
         raise ConfigError(
-            f"kernelspec {name!r} has no walls but bwrap's, and bwrap does not work here (`repl-rl doctor` says why); "
-            "take `kernel.backend: fork`, or `kernel.sandbox: none` for a kernel that may do all that you can do"
+            f"kernelspec {name!r} has no walls but bwrap's, and here it would run under {kind} (`repl-rl doctor` says "
+            "whether bwrap works); take `kernel.backend: fork`, or `kernel.sandbox: none` for a kernel that may do all "
+            "that you can do"
         )
     return spec, kind
 

@@ -4,8 +4,9 @@ Shown to it, read-only, are the system as the sandbox profile has it, and what t
 
 - the kernelspec's own folder, as `/kernelspec`;
 - files and folders that its arguments name;
-- where its program lies: a whole prefix of its own (a virtual environment with the Python under it, conda); of `/usr`
-  and `/usr/local` only the folders called like the program or the language, such as `/usr/share/R` and `/etc/R`;
+- where its program lies: a whole prefix of its own (a virtual environment with the Python under it, conda); of one that
+  it shares (`/usr`, `/usr/local`, `/opt`, `~/.local`), only the program and the folders called like it or like the
+  language, such as `/usr/share/R` and `/etc/R`;
 - for a Python kernel of repl_rl's own environment, what sessions of our own have, at the same paths.
 
 What else a kernel needs, a sandbox profile of the user's own names in `also_read_only`.
@@ -28,12 +29,11 @@ from repl_rl.kernel.limits import Profile
 from repl_rl.kernel.paths import Installation
 
 _RESOURCES_INSIDE = Path("/kernelspec")
-_SHARED_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/"))
+_SHARED_PREFIXES = (Path("/usr"), Path("/usr/local"), Path("/opt"), Path("/"), Path("~/.local").expanduser())
 _OWN_FOLDERS = ("lib", "lib64", "libexec", "share")
 """Of a prefix that a program shares with everything else, where its folder may lie."""
 _OURS_ONLY = ("MPLBACKEND",)
 """Variables of the profile that are for our own kernels: repl_figures is no module of others."""
-_CONNECTION_FILE = "{connection_file}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,14 @@ def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
         return [prefix, *(path for path, _ in base.python_inside() if not _is_in(path, profile.read_only))]
     shown = []
     for place in dict.fromkeys((program, actual)):
-        prefix = place.parent.parent if place.parent.name in ("bin", "sbin") else place.parent
-        if prefix not in _SHARED_PREFIXES:
+        is_in_bin = place.parent.name in ("bin", "sbin")
+        prefix = place.parent.parent if is_in_bin else place.parent
+        if prefix not in _SHARED_PREFIXES and (is_in_bin or len(prefix.parts) > 2):
             shown.append(prefix)
             continue
         shown += [] if _is_in(place, profile.read_only) else [place]
         roots = [base / folder for base in _SHARED_PREFIXES for folder in _OWN_FOLDERS] + [Path("/etc")]
-        own = [root / name for root in roots for name in dict.fromkeys((place.name, language)) if name]
+        own = [root / name for root in roots for name in {place.name, language} if name and "/" not in name]
         shown += [path for path in own if path.is_dir() and not _is_in(path, profile.read_only)]
     return list(dict.fromkeys(path for path in shown if path.exists()))
 
