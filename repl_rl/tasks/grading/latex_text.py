@@ -19,26 +19,15 @@ from repl_rl.tasks.grading.values import MATRIX, Group, Percent, Unreadable, Val
 
 _NORMALIZED = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERTED = ConversionConfig(lowercase_symbols=False)
-_CHARACTERS = str.maketrans(
-    {
-        "−": "-",
-        "\u2013": "-",
-        "×": r"\times ",
-        "·": r"\cdot ",
-        "π": r"\pi ",
-        "∞": r"\infty ",
-        "∪": r"\cup ",
-        "≤": r"\le ",
-        "≥": r"\ge ",
-        "°": " ",
-    }
-)
+_SYMBOLS = {"×": "times", "·": "cdot", "π": "pi", "∞": "infty", "∪": "cup", "≤": "le", "≥": "ge"}
 _SPELLINGS = (
+    (re.compile("[−\u2013]"), "-"),
+    (re.compile(f"[{''.join(_SYMBOLS)}]"), lambda found: f"\\{_SYMBOLS[found[0]]} "),
     (re.compile(r"(?<!\\)%"), r"\\%"),
     (re.compile(r"(?<=\d),?\\[,!;:]\s*(?=\d{3}(?!\d))"), ""),
     (re.compile(r"\\left(?![a-z])|\\right(?![a-z])|\\[,;:!>]|\\q?quad(?![a-z])|\\displaystyle"), " "),
     (re.compile(r"(?<=\d)\s*\{,\}\s*(?=\d)"), ","),
-    (re.compile(r"\^\s*(\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z])"), " "),
+    (re.compile(r"\^\s*(\{\s*\\circ\s*\}|\\circ(?![a-z]))|\\degree(?![a-z])|°"), " "),
     (re.compile(r"\\\$|\$|\\\(|\\\)|\\\[|\\\]"), " "),
     (re.compile(r",?\s*\\(text|mbox|textrm)\s*\{\s*,?\s*(and|or)\s*\}|,?\s(and|or)\s"), ", "),
     (re.compile(r"\s+"), " "),
@@ -59,7 +48,7 @@ _TEXT = re.compile(r"\\(?:text|mbox|textbf|textrm|mathrm|mathbf|textit)\s*\{([^{
 _CHOICE = re.compile(r"\(([A-Z])\)")
 _VERBATIM = re.compile(r"\d+_(\d|\{\d+\})|\d+(\s*:\s*\d+)+|[+-]?0[xXbBoO][0-9a-fA-F]+")
 _FUNCTION = re.compile(r"^[a-zA-Z]\([a-z]\)\s*=(?!=)")
-_REPEATING = re.compile(r"([+-]?)(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
+_REPEATING = re.compile(r"(\d+)\.(\d*)\\overline\s*\{(\d+)\}")
 _WORKED_OUT = re.compile(r"binom|matrix|\\det|gcd|lcm|mod|[\d})]\s*\(|\d\s+\d|\d\s*_")
 """What the parser works out itself: where a text has any of it, no number in it counts as written out."""
 
@@ -76,10 +65,7 @@ def read_latex(text: str) -> Value:
         return Percent(number)
     if "vmatrix" in text.lower():
         raise Unreadable("a determinant that is still to be worked out")
-    if found := _REPEATING.fullmatch(text):
-        sign, whole, fixed, cycle = found.groups()
-        size = int(whole + fixed + cycle) - int(whole + fixed)
-        return sympy.Rational(-size if sign == "-" else size, 10 ** len(fixed) * (10 ** len(cycle) - 1))
+    text = _REPEATING.sub(_as_fraction, text)
     for pattern, spelling in _NAMES:
         text = pattern.sub(spelling, text)
     is_written_out = not _WORKED_OUT.search(text)
@@ -96,11 +82,17 @@ def read_latex(text: str) -> Value:
 
 def tidy(text: str) -> str:
     """What is in the last box, without dollar signs, spacing commands, units and a final full stop."""
-    text = extract_boxed_content(text).translate(_CHARACTERS)
+    text = extract_boxed_content(text)
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = text.strip().removesuffix(".").strip()
     return _UNIT.sub("", _FUNCTION.sub("", text)).strip()
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    whole, fixed, cycle = repeating.groups()
+    size = int(whole + fixed + cycle) - int(whole + fixed)
+    return rf"\frac{{{size}}}{{{10 ** len(fixed) * (10 ** len(cycle) - 1)}}}"
 
 
 def _words(text: str) -> Value | None:
