@@ -20,6 +20,8 @@ MANY_RIGHT = ("rg-countdown", "rg-shortest_path", "rg-path_star", "rg-prime_fact
 """Families that our grader can't grade: it compares values, and these ask for a form."""
 BOTH = [name for name in gym.GYM_FAMILIES if name not in MANY_RIGHT]
 PROBLEMS = 1_000
+DISAGREE = {"rg-simple_integration": {(1.0, 0.0): 1}}
+"""Where theirs takes what ours refuses: for the integral of 0, an expression in another letter, which is a constant."""
 
 
 def as_object(task: Task) -> str:
@@ -120,7 +122,7 @@ def test_both_graders_agree_on_a_thousand_problems(family):
     assert grade_many(ours, [(as_object(task),) for task in tasks]) == [1.0] * PROBLEMS
     wrong = [(text,) for text in other_answers(tasks)]
     verdicts = Counter(zip(grade_many(tasks, wrong), grade_many(ours, wrong), strict=True))
-    assert {pair for pair in verdicts if len(set(pair)) > 1} == set()
+    assert {pair: count for pair, count in verdicts.items() if len(set(pair)) > 1} == DISAGREE.get(family, {})
     assert verdicts[0.0, 0.0] > 300
 
 
