@@ -196,11 +196,13 @@ def test_what_a_hostile_session_submits_is_wrong(family, texts):
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
 def test_countdown_numbers_can_not_be_cancelled():
+    """The package takes `7 + (3 + 4)*(x - x)` for 7 from 3, 4 and 7; the form does not."""
+    entry = gym.entry("countdown", 0)
+    first, *others = entry["metadata"]["numbers"]
+    easy = {**entry, "metadata": {**entry["metadata"], "target": first}}
+    cancelled = f"{first} + ({' + '.join(map(str, others))})*(x - x)"
+    assert gym._dataset("countdown").score_answer(cancelled, easy) == 1.0
+    with pytest.raises(ValueError, match="Name has no place in arithmetic"):
+        gym.arithmetic([repr(cancelled)])
     [task] = make_tasks("rg-countdown", 1, 0, "train")
-    first, *others = (
-        str(number) for number in gym.entry("countdown", task.metadata["operands"][0])["metadata"]["numbers"]
-    )
-    target = gym.entry("countdown", task.metadata["operands"][0])["metadata"]["target"]
-    cancelled = f"{target} + ({' + '.join([first, *others])})*(x - x)"
-    assert grade(task, (repr(cancelled),)) == 0.0
     assert grade(task, (repr(task.answer),)) == 1.0
