@@ -98,6 +98,7 @@ def test_a_name_that_is_not_there_gets_the_nearest_ones():
 def test_without_the_package_making_and_grading_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     gym._dataset.cache_clear()
+    gym.entry.cache_clear()
     with pytest.raises(DependencyError, match="pip install reasoning-gym"):
         make_tasks("rg-gcd", 1, 0, "train")
     with pytest.raises(DependencyError, match="pip install reasoning-gym"):
