@@ -48,8 +48,8 @@ __all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
 PLUGIN = "repl_rl_verifiers"
 """The id under which `load_environment` registers this module with `verifiers`, in this process."""
 INFO = "repl_rl"
-"""The key of the interpreter's results in a trace: `trace.info[INFO] = {"answer": [reprs] | None, "answer_forms":
-[forms] | None, "kinds": [...]}`."""
+"""The key of the interpreter's results in a trace: `trace.info[INFO] = {"answer": [reprs] | None, "kinds": [...]}`.
+With forms of the answers, these are there as "answer_forms"."""
 
 
 class ReplData(vf.TaskData):  # type: ignore[misc]
@@ -152,11 +152,9 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                 refusal = await self._play(model, kernels, session, dialect, self._opening(dialect, data))
         finally:
             await asyncio.wrap_future(kernels.submit(session.close()))
-            trace.info[INFO] = {
-                "answer": session.answer,
-                "answer_forms": session.answer_forms,
-                "kinds": [str(kind) for kind in session.kinds],
-            }
+            trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
+            if session.answer_forms is not None:
+                trace.info[INFO]["answer_forms"] = session.answer_forms
         return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal or "")
 
     def _opening(self, dialect: Dialect, data: vf.TaskData) -> list[dict[str, str]]:

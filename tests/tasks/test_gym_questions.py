@@ -20,6 +20,8 @@ MANY_RIGHT = ("rg-countdown", "rg-shortest_path", "rg-path_star", "rg-prime_fact
 """Families that our grader can't grade: it compares values, and these ask for a form."""
 BOTH = [name for name in gym.GYM_FAMILIES if name not in MANY_RIGHT]
 PROBLEMS = 1_000
+DISAGREE = {"rg-simple_integration": {(1.0, 0.0): 1}}
+"""Where theirs takes what ours refuses: for the integral of 0, an expression in another letter, which is a constant."""
 
 
 def as_object(task: Task) -> str:
@@ -96,6 +98,7 @@ def test_a_name_that_is_not_there_gets_the_nearest_ones():
 def test_without_the_package_making_and_grading_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     gym._dataset.cache_clear()
+    gym.entry.cache_clear()
     with pytest.raises(DependencyError, match="pip install reasoning-gym"):
         make_tasks("rg-gcd", 1, 0, "train")
     with pytest.raises(DependencyError, match="pip install reasoning-gym"):
@@ -120,7 +123,7 @@ def test_both_graders_agree_on_a_thousand_problems(family):
     assert grade_many(ours, [(as_object(task),) for task in tasks]) == [1.0] * PROBLEMS
     wrong = [(text,) for text in other_answers(tasks)]
     verdicts = Counter(zip(grade_many(tasks, wrong), grade_many(ours, wrong), strict=True))
-    assert {pair for pair in verdicts if len(set(pair)) > 1} == set()
+    assert {pair: count for pair, count in verdicts.items() if len(set(pair)) > 1} == DISAGREE.get(family, {})
     assert verdicts[0.0, 0.0] > 300
 
 
@@ -194,11 +197,13 @@ def test_what_a_hostile_session_submits_is_wrong(family, texts):
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
 def test_countdown_numbers_can_not_be_cancelled():
+    """The package takes `7 + (3 + 4)*(x - x)` for 7 from 3, 4 and 7; the form does not."""
+    entry = gym.entry("countdown", 0)
+    first, *others = entry["metadata"]["numbers"]
+    easy = {**entry, "metadata": {**entry["metadata"], "target": first}}
+    cancelled = f"{first} + ({' + '.join(map(str, others))})*(x - x)"
+    assert gym._dataset("countdown").score_answer(cancelled, easy) == 1.0
+    with pytest.raises(ValueError, match="Name has no place in arithmetic"):
+        gym.arithmetic([repr(cancelled)])
     [task] = make_tasks("rg-countdown", 1, 0, "train")
-    first, *others = (
-        str(number) for number in gym.entry("countdown", task.metadata["operands"][0])["metadata"]["numbers"]
-    )
-    target = gym.entry("countdown", task.metadata["operands"][0])["metadata"]["target"]
-    cancelled = f"{target} + ({' + '.join([first, *others])})*(x - x)"
-    assert grade(task, (repr(cancelled),)) == 0.0
     assert grade(task, (repr(task.answer),)) == 1.0
