@@ -53,7 +53,7 @@ TRAINS_OR_LOADS = {
     ("docs/training-your-own.md", 0),
     ("docs/training-your-own.md", 1),
 }
-GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
+GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 2): ("docs/rlm.md", 0)}
 """Blocks that use the names of an earlier one."""
 SMALLER = [
     ("max_steps=100", "max_steps=1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def test_a_profile_that_cannot_be_meant_is_refused(
     (tmp_path / "profiles").mkdir()
     rest = 'hostname = "h"\nenvironment = {}\n' + ("" if "read_only" in text else "read_only = []\n")
     (tmp_path / "profiles" / "own.toml").write_text(f"{text}\n{rest}")
+    shutil.copy(limits_module.kernels_folder() / "profiles" / "default.toml", tmp_path / "profiles")
     monkeypatch.setattr(limits_module, "kernels_folder", lambda: tmp_path)
     with pytest.raises(ConfigError, match=message):
         Profile.load("own")

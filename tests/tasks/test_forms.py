@@ -3,20 +3,19 @@
 import ast
 import decimal
 import fractions
-import sys
-from pathlib import Path
+import importlib
 
 import numpy
 import pytest
 import sympy
 from answer_pairs import CASES
 
+from repl_rl.models.nano.sessions import load_interpreter
 from repl_rl.tasks import grade, grade_many
 from repl_rl.trajectory import Task
 
-PROGRAM = Path(__file__).resolve().parents[2] / "kernels" / "python"
-sys.path.append(str(PROGRAM))
-from repl_answer import form  # noqa: E402  # the program inside the sandbox is not a package
+load_interpreter()  # of whose program `form` is a part
+form = importlib.import_module("repl_answer").form
 
 NAMES = {name: getattr(sympy, name) for name in sympy.__all__ if not name.startswith("_")}
 NAMES |= {name: sympy.Symbol(name) for name in ("x", "y", "t", "a", "p", "A", "B", "x_1", "x_2")}

@@ -32,7 +32,9 @@ _NAMES = ("said", "answers", "a")
 
 
 class TrueAnswers:
-    """Answers the questions of `QUESTIONS` as the remarks were made: `AnswersPrompts` without a model."""
+    """Answers the questions of `QUESTIONS` as the remarks were made. The part of `AnswersPrompts` that depth 1 needs."""
+
+    has_sessions = False
 
     async def ask(self, prompts: Sequence[str]) -> list[str]:
         return [answer_to(prompt) for prompt in prompts]
