@@ -32,7 +32,7 @@ _NAMES = ("said", "answers", "a")
 
 
 class TrueAnswers:
-    """Answers the questions of `QUESTIONS` as the remarks were made. The part of `AnswersPrompts` that depth 1 needs."""
+    """Answers the questions of `QUESTIONS` as the remarks were made: what `AnswersPrompts` needs at depth 1."""
 
     has_sessions = False
 
