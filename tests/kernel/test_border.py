@@ -13,6 +13,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -243,6 +244,20 @@ class Peer:
 
 def framed(text: bytes) -> bytes:
     return struct.pack("!I", len(text)) + text
+
+
+def test_a_log_of_what_was_refused_keeps_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    async def refuse() -> weakref.ref[PrivateChannel]:
+        peer = Peer()
+        await peer.greet()
+        assert await peer.exchange(lambda number: b"[" * 1000) is None
+        peer.close()
+        return weakref.ref(peer.channel)
+
+    channel = asyncio.run(refuse())
+    gc.collect()
+    assert "a session is ended: a message is nested too deeply" in caplog.messages
+    assert channel() is None
 
 
 async def fuzz_channel(count: int, seed: int) -> tuple[int, float]:

@@ -197,7 +197,8 @@ class PrivateChannel:
             self._take_messages()
         except Exception as error:  # noqa: BLE001 - a message may be made to break whatever reads it
             what = error if isinstance(error, BorderError) else f"its message can't be read ({type(error).__name__})"
-            _log.warning("a session is ended: %s", what)
+            # As text: whoever keeps log records would keep the message, which the exception's frames hold.
+            _log.warning("a session is ended: %s", str(what))
             self._end()
         if not chunk:
             self._end()

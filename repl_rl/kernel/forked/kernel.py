@@ -458,7 +458,7 @@ class ForkedKernel:
         try:
             result = result_of(reply, **known)
         except BorderError as error:
-            _log.warning("a session is ended: %s", error)
+            _log.warning("a session is ended: %s", str(error))
             return ExecResult(ExecStatus.KILLED, **known)
         if status is ExecStatus.TIMEOUT and result.status is not ExecStatus.KILLED:
             result = replace(result, status=ExecStatus.TIMEOUT)

@@ -184,7 +184,7 @@ class KernelspecKernel:
         try:
             return judge(request.result() if request.done() else None, self._output)
         except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
-            what = error if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
+            what = str(error) if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
             _log.warning("a session is ended: %s", what)
             return ExecResult(ExecStatus.KILLED)
 
