@@ -92,7 +92,7 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
     sections = [
         f"# {_plain(title)}",
         f"{_plain(base)}, trained by reinforcement learning to type single lines into a live Python interpreter, with "
-        f"[repl-rl](https://pypi.org/project/repl-rl/). {_plain('. '.join(summary(run)))}.",
+        f"repl-rl. {_plain('. '.join(summary(run)))}.",
     ]
     if curve(run) is not None:
         sections.append(f"![Learning curve: the share of problems solved, by step]({CURVE})")
@@ -144,7 +144,7 @@ def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], places: Pla
     sections = [
         f"# Rollouts of {_plain(run.path.resolve().name)}",
         f"What {_plain(base_name(config.model.path))} typed into a Python interpreter, and what that showed, while it "
-        f"was trained with [repl-rl](https://pypi.org/project/repl-rl/): {listed}. The model: "
+        f"was trained with repl-rl: {listed}. The model: "
         f"[{_plain(places.model)}]({places.model_link}).",
         "`train` holds the rollouts of training steps, `heldout` those of evaluations. One row is one session.",
         "| column | |\n|---|---|\n"
