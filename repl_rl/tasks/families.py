@@ -41,8 +41,8 @@ class Family:
     identity: Callable[..., str] | None = None
     """What two equal problems have in common, from their operands. None: the operands, in any order."""
     accepts: Callable[..., bool] | None = None
-    """Says whether the `repr`s that were submitted solve the problem: `accepts(submitted, *operands)`. Called in the
-    grader's process, in place of a comparison with the answer, on text that nobody has checked."""
+    """Says whether the `repr`s that were submitted solve the problem: `accepts(submitted, *operands)`. Called in a
+    confined process, in place of a comparison with the answer, on text that nobody has checked."""
     needs_gym: bool = False
     """Whether the package reasoning-gym makes and scores its problems."""
 

@@ -1,6 +1,6 @@
 """Questions of reasoning-gym: `rg-NAME` is its data set NAME, with its generator, its wording and its scorer.
 
-A problem is a number: the data set's entry of that index, for seed 0. Its own `score_answer` grades, in the grader's
+A problem is a number: the data set's entry of that index, for seed 0. Its own `score_answer` grades, in a confined
 process, and only a full score counts as right: partial scores pay for answers that are near or well formed. Its scorers
 trust what they read. Some hand it to `eval`, by sympy's `parse_expr`, and one takes "nan" for every complex number. So
 each family has a form, which reads a submission as data and writes it anew; what doesn't fit the form is wrong.
@@ -203,6 +203,11 @@ def accepts(name: str, submitted: Sequence[str], index: int) -> bool:
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
     return float(_dataset(name).score_answer(text, entry(name, index))) >= _FULL
+
+
+def warm() -> None:
+    """Import the package, which calls of `accepts` then share."""
+    imported("reasoning_gym")
 
 
 @cache

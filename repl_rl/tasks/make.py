@@ -78,6 +78,12 @@ def split_of(family: str, operands: Sequence[int]) -> Split:
     return "heldout" if int.from_bytes(digest[:8], "big") % _HELDOUT_ONE_IN == 0 else "train"
 
 
+def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> bool:
+    """What the family says of the `repr`s that were submitted for the problem with these operands."""
+    decide = KNOWN[family].accepts
+    return decide is not None and decide(submitted, *operands)
+
+
 def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
     for _ in range(_MAX_DRAWS):
         operands = family.draw(rng)

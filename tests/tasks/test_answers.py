@@ -1,17 +1,12 @@
-"""Grading of everything that is no plain number, by processes of its own."""
-
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
+"""Grading of everything that is no plain number, in confined processes."""
 
 import pytest
 from answer_pairs import CASES, HOSTILE
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.errors import ConfigError, RewardError
+from repl_rl.errors import ConfigError
 from repl_rl.tasks import grade, grade_many, require_gradable
-from repl_rl.tasks.grading import process
 from repl_rl.trajectory import Task
 
 PAIRS = [
@@ -50,6 +45,12 @@ def test_every_reference_is_gradable_and_its_own_text_is_right():
     assert grade_many(tasks, [(repr(task.answer),) for task in tasks]) == [1.0] * len(tasks)
 
 
+@pytest.mark.parametrize("reference", [r"[0\%, 50\%]", r"(10\%, 20\%)", r"\{5\%, 25\%\}", r"x + 5\%"])
+def test_percent_within_something_else_is_hundredths(reference):
+    assert grade(_task(reference), (repr(reference),)) == 1.0
+    assert grade(_task(reference), (repr(reference.replace("5", "6").replace("20", "30")),)) == 0.0
+
+
 @pytest.mark.parametrize("reference", ["7", pytest.param("x+1", marks=pytest.mark.slow)])
 def test_hostile_texts_are_wrong_and_nothing_raises(reference):
     assert grade_many([_task(reference)] * len(HOSTILE), [(item,) for item in HOSTILE]) == [0.0] * len(HOSTILE)
@@ -76,8 +77,8 @@ def test_verdicts_do_not_change_when_they_are_remembered():
 
 
 def test_the_number_families_ask_no_process(monkeypatch):
-    def refuse(requests):
-        raise AssertionError(requests)
+    def refuse(calls, search):
+        raise AssertionError(calls)
 
     monkeypatch.setattr("repl_rl.tasks.grading.ask", refuse)
     answers = [("8",), ("7",), ("'x'",), ("(7,)",), ("7", "7")]
@@ -89,56 +90,3 @@ def test_references_that_cannot_be_read_are_named(answer):
     with pytest.raises(ConfigError, match="task 'odd': the reference answer") as caught:
         require_gradable([_task("7"), Task("odd", "?", answer)])
     assert repr(answer) in str(caught.value)
-
-
-@pytest.fixture
-def pool():
-    made = process.GraderPool(2)
-    yield made
-    made.close()
-
-
-RIGHT = {"answer": "x+1", "submitted": ["1 + x"]}
-
-
-def test_a_request_beyond_its_time_is_no_answer_and_the_next_one_is(pool, monkeypatch):
-    monkeypatch.setattr(process, "_WALL_S", 0.0)
-    assert pool.ask([RIGHT]) == [None]
-    monkeypatch.undo()
-    assert pool.ask([RIGHT]) == [{"right": True}]
-
-
-@pytest.mark.slow
-def test_processor_time_is_bounded(pool):
-    slow = "Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"
-    assert pool.ask([{"answer": "[0, 1]", "submitted": [slow]}, RIGHT]) == [None, {"right": True}]
-
-
-def test_a_process_that_was_killed_is_replaced(pool):
-    assert pool.ask([RIGHT]) == [{"right": True}]
-    running = pool._free.get()
-    os.kill(running.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
-    pool._free.put(running)
-    assert pool.ask([RIGHT]) == [{"right": True}]
-
-
-def test_several_threads_share_a_pool(pool):
-    with ThreadPoolExecutor(6) as threads:
-        assert list(threads.map(lambda _: pool.ask([RIGHT]), range(12))) == [[{"right": True}]] * 12
-
-
-def test_closing_ends_the_processes():
-    made = process.GraderPool(1)
-    made.ask([RIGHT])
-    running = made._free.get()
-    made._free.put(running)
-    made.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(running.pid, 0)
-
-
-def test_processes_that_do_not_come_up_are_an_error(monkeypatch):
-    monkeypatch.setattr(process.sys, "executable", "/bin/false")
-    with pytest.raises(RewardError, match=r"did not come up \(exit status 1\)"):
-        process.GraderProcess()

@@ -1,27 +1,23 @@
 """The grader. It runs outside the sandbox, on text that came out of it, so it trusts nothing.
 
 Numbers, and texts that equal the reference, are judged at once. Everything else (LaTeX, fractions, sets, tuples,
-intervals, matrices, equations, what sympy prints) is read and compared in separate processes, which are killed if they
-take too long; nothing is evaluated. docs/tasks.md says what counts as equal. The answers of the number families are
-always numbers, so they never need those processes. Families whose problems have many right answers, or a scorer of
-their own, decide by `Family.accepts`, in the same processes.
-
-`process` starts `program`, which reads answers (`python_text`, `latex_text`) and compares them (`compare`) with sympy
-and math-verify. These are loaded only there.
+intervals, matrices, equations, what sympy prints) is read (`python_text`, `latex_text`) and compared (`compare`) with
+sympy and math-verify, in confined processes, where alone these are loaded; nothing is evaluated. docs/tasks.md says
+what counts as equal. The answers of the number families are always numbers, so they never need those processes.
+Families whose problems have many right answers, or a scorer of their own, decide by `Family.accepts`, confined as well.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 from repl_rl.errors import ConfigError
+from repl_rl.tasks.confined import Call, ask
 from repl_rl.tasks.families import FAMILIES
-from repl_rl.tasks.grading.process import Request, ask
-from repl_rl.tasks.gym import home
+from repl_rl.tasks.gym import PREFIX, home
 from repl_rl.tasks.make import KNOWN
 from repl_rl.trajectory import Task
 
@@ -33,6 +29,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
+_EQUAL = "repl_rl.tasks.grading.compare:equal"
 
 __all__ = ["grade", "grade_many", "require_gradable"]
 
@@ -40,7 +37,7 @@ Question = tuple[str, tuple[str, ...], str, tuple[int, ...]]
 """Reference, what was submitted, and the family and operands of a problem that its family decides."""
 Forms = Sequence[str | None] | None
 
-_verdicts: OrderedDict[Question, float] = OrderedDict()
+_verdicts: dict[Question, float] = {}
 """A cache, because a group of trajectories often gives the same answer many times."""
 
 
@@ -48,7 +45,7 @@ def grade(task: Task, answer: Sequence[str] | None, forms: Forms = None) -> floa
     """1.0 if what was submitted equals the task's answer, or its family accepts it; else 0.0.
 
     `answer` holds the `repr`s of the values, `forms` their forms (`Trajectory.answer_forms`), where they have any.
-    Nothing that is submitted makes it raise. Raises RewardError if the grader's processes don't start, and
+    Nothing that is submitted makes it raise. Raises RewardError if the confined processes don't start, and
     DependencyError if the task's family needs a package that is missing.
     """
     return grade_many([task], [answer], [forms])[0]
@@ -61,21 +58,22 @@ def grade_many(
     forms = [None] * len(answers) if forms is None else forms
     first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
-    replies = ask([_request(*item) for item in open_]) if open_ else []
-    fresh = {item: float(bool(reply and reply["right"])) for item, reply in zip(open_, replies, strict=True)}
+    search = [home()] if any(KNOWN[family].needs_gym for _, _, family, _ in open_ if family) else []
+    verdicts = ask([_call(*item) for item in open_], search) if open_ else []
+    fresh = {item: float(verdict or 0) for item, verdict in zip(open_, verdicts, strict=True)}
     grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
+    if len(_verdicts) > _REMEMBERED:
+        _verdicts.clear()
     _verdicts.update(fresh)
-    while len(_verdicts) > _REMEMBERED:
-        _verdicts.popitem(last=False)
     return grades
 
 
 def require_gradable(tasks: Iterable[Task]) -> None:
     """Raises ConfigError naming the first task whose reference answer can't be read and has to be."""
     doubtful = [task for task in tasks if _has_to_be_read(task)]
-    replies = ask([{"answer": task.answer} for task in doubtful]) if doubtful else []
-    for task, reply in zip(doubtful, replies, strict=True):
-        if not (reply and reply["gradable"]):
+    verdicts = ask([(_EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
+    for task, is_gradable in zip(doubtful, verdicts, strict=True):
+        if not is_gradable:
             where = f"{place}: " if (place := task.metadata.get("where")) else ""
             raise ConfigError(
                 f"{where}task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or "
@@ -94,7 +92,7 @@ def _texts(answer: Sequence[str], forms: Forms) -> Sequence[str]:
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
-    """A verdict, or the question for the grader's processes."""
+    """A verdict, or the question for a confined process."""
     if answer is None or isinstance(answer, str) or not 1 <= len(answer) <= _MAX_VALUES:
         return 0.0
     if not all(isinstance(text, str) for text in answer):
@@ -136,11 +134,12 @@ def _decides(task: Task) -> bool:
     return family is not None and family.accepts is not None and "operands" in task.metadata
 
 
-def _request(answer: str, submitted: tuple[str, ...], family: str, operands: tuple[int, ...]) -> Request:
+def _call(answer: str, submitted: tuple[str, ...], family: str, operands: tuple[int, ...]) -> Call:
     if not family:
-        return {"answer": answer, "submitted": list(submitted)}
-    request = {"family": family, "operands": list(operands), "submitted": list(submitted)}
-    return request | {"gym": home()} if KNOWN[family].needs_gym else request
+        return _EQUAL, [answer, submitted]
+    if KNOWN[family].needs_gym:
+        return "repl_rl.tasks.gym:accepts", [family.removeprefix(PREFIX), submitted, *operands]
+    return "repl_rl.tasks.make:accepts", [family, submitted, operands]
 
 
 def _same_number_or_text(submitted: str, expected: str) -> bool | None:

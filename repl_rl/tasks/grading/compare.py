@@ -1,4 +1,4 @@
-"""Reads a submission and compares it with the reference. Runs in the grader's process.
+"""Reads a submission and compares it with the reference. Runs in a confined process.
 
 The reference sets the terms: its brackets say whether order counts, and if it is a number that is written out, the
 submission has to be one too. Closed expressions are equal if they agree to 40 digits, expressions with symbols if they
@@ -39,6 +39,18 @@ _SIX_DIGITS = sympy.Rational(1_000_001, 10**12)
 _POINTS, _TRIES = 5, 40
 _SEQUENCES = ("()", "[]", "")
 _RELATIONS = (Relational, sympy.And, sympy.Or)
+
+
+def equal(answer: str, submitted: Sequence[str] | None) -> bool:
+    """Whether what was submitted equals the reference answer; with None, whether the reference can be read at all."""
+    reference = read_text(answer)
+    return same(reference, reference if submitted is None else read_submission(submitted))
+
+
+def warm() -> None:
+    """Have the parsers build their tables, which calls then share."""
+    for text in (r"\frac{1}{2} + \sqrt{x}", r"\left( 1, \infty \right)", r"\{1, -2\}", "x^2 + 1/3"):
+        equal(text, ["sqrt(x)**2/3 + sin(1.5)"])
 
 
 def read_submission(answer: Sequence[str]) -> Value:
@@ -92,9 +104,8 @@ def same(reference: Value, submitted: Value) -> bool:
     if isinstance(reference, sympy.Set):
         return _same_sets(worked(reference), as_set(submitted))
     if is_relation:
-        return _same_relation(
-            worked(reference), as_set(submitted) if isinstance(submitted, Group) else worked(submitted)
-        )
+        other = as_set(submitted) if isinstance(submitted, Group) else worked(submitted)
+        return _same_relation(worked(reference), other)
     if isinstance(submitted, sympy.Eq) and submitted.lhs.is_Symbol and not submitted.rhs.has(submitted.lhs):
         submitted = submitted.rhs  # If a number was asked for, `x = 3` answers 3.
     if isinstance(submitted, (*_RELATIONS, sympy.Set, Group)):
@@ -186,16 +197,11 @@ def _same_number(reference: Any, submitted: Any) -> bool:
             return False
     elif not is_worked_out(submitted) and is_worked_out(reference):
         return False
-    percents = isinstance(reference, Percent), isinstance(submitted, Percent)
-    expected, got = (
-        worked(side.args[0] if is_percent else side)
-        for side, is_percent in zip((reference, submitted), percents, strict=True)
-    )
-    if _same_expr(expected, got):
+    plain = [worked(side.args[0] if isinstance(side, Percent) else side) for side in (reference, submitted)]
+    if _same_expr(*plain):
         return True
-    if percents[0] == percents[1]:
-        return False
-    return _same_expr(expected / 100, got) if percents[0] else _same_expr(expected, got / 100)
+    has_sign = isinstance(reference, Percent), isinstance(submitted, Percent)
+    return has_sign[0] != has_sign[1] and _same_expr(worked(reference), worked(submitted))
 
 
 def _same_expr(reference: Any, submitted: Any) -> bool:

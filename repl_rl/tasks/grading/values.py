@@ -1,4 +1,4 @@
-"""The values that answers are read into, and the limits on working them out. Runs in the grader's process.
+"""The values that answers are read into, and the limits on working them out. Runs in a confined process.
 
 A value is a sympy object as it was written, with nothing worked out yet, or a `Group` of values. So `9*2` is not the
 number 18 until `worked` has made it one, and nothing is computed before its size is known.
@@ -63,6 +63,7 @@ def worked(expr: Any) -> Any:
         raise Unreadable("too large")
     for node in sympy.preorder_traversal(expr):
         _require_bounded(node)
+    expr = expr.replace(Percent, lambda number: number / 100)
     names = {symbol: sympy.E if symbol.name == "e" else sympy.Symbol(symbol.name) for symbol in expr.free_symbols}
     expr = expr.xreplace(names)
     expr = expr.doit() if is_worked_out(expr) else expr

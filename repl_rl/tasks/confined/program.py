@@ -1,0 +1,146 @@
+"""The program behind `ask`: calls as JSON over the pipe whose descriptor is its argument, their verdicts as JSON.
+
+Modules are imported here, where calls share them; a module that has a function `warm` gets it called once. The calls
+themselves run in forks: with limits on time and memory, and behind walls that keep them from files, processes and
+networks.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import logging
+import os
+import resource
+import signal
+import sys
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from repl_rl.utils.folders import resource_folder
+
+_MEMORY_BYTES = 2 << 30
+_CPU_S = 4
+_WALL_S = 60
+"""Far above the limit of processor time, so that a loaded machine does not change verdicts."""
+_MOST_CALLS = 16
+"""In one fork, which costs as much as several calls."""
+
+
+def confine() -> Callable[[], None]:
+    """Keep this process from writing files, signalling others and reaching networks, as far as this Linux allows.
+
+    By Landlock, and by the filter of system calls that sessions have (kernels/python/seccomp_filter.py): its fork calls
+    what is returned here, after which it can't fork or start programs either. What is submitted is only ever read, so
+    these are second walls. Without them, the limits on resources remain.
+    """
+    with suppress(Exception):  # the package is missing, or the kernel is too old
+        sandlock = importlib.import_module("sandlock")
+        sandlock.confine(sandlock.Sandbox(fs_readable=["/"]))
+    with suppress(Exception):  # another machine than it is written for, or a kernel without filters
+        place = resource_folder("kernels") / "python" / "seccomp_filter.py"
+        spec = importlib.util.spec_from_file_location("repl_rl_seccomp_filter", place)
+        assert spec is not None
+        assert spec.loader is not None
+        seccomp_filter = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(seccomp_filter)
+        install: Callable[[], None] = seccomp_filter.Filter(may_fork=False).install
+        return install
+    return lambda: None
+
+
+@cache
+def _function(name: str) -> Callable[..., bool]:
+    module, _, attribute = name.partition(":")
+    loaded = importlib.import_module(module)
+    getattr(loaded, "warm", lambda: None)()
+    gc.freeze()  # so that a fork's collections don't copy what it shares
+    function: Callable[..., bool] = getattr(loaded, attribute)
+    return function
+
+
+def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None]) -> None:
+    """Write a byte for each call, one after another; what ends this process is the next one's doing. In a fork."""
+    with suppress(OSError):
+        wall()
+    for name, arguments in calls:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = int(used.ru_utime + used.ru_stime) + 1 + _CPU_S
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
+        signal.alarm(_WALL_S)
+        try:
+            verdict = bool(_function(name)(*arguments))
+        except MemoryError:
+            return
+        except Exception:  # noqa: BLE001  # sympy raises all sorts on hostile text, and all of it means no
+            verdict = False
+        os.write(pipe, bytes([verdict]))
+
+
+def _verdicts(calls: Sequence[Sequence[Any]], wall: Callable[[], None]) -> list[bool | None]:
+    """Share the calls among forks, as many at once as there are cores.
+
+    A call that ends its fork in another way than by its limits is asked once more: memory may have been short.
+    """
+    verdicts: list[bool | None] = [None] * len(calls)
+    cores = os.cpu_count() or 1
+    size = min(_MOST_CALLS, len(calls) // cores + 1)
+    waiting = deque((range(first, min(first + size, len(calls))), 0) for first in range(0, len(calls), size))
+    """Parts of the calls, and how often the first one has ended its fork."""
+    running: dict[int, tuple[range, int, int]] = {}
+    for name in {name for name, _ in calls}:
+        _function(name)
+    while waiting or running:
+        while waiting and len(running) < cores:
+            part, ended = waiting.popleft()
+            reader, writer = os.pipe()
+            if not (pid := os.fork()):
+                try:
+                    _answer([calls[index] for index in part], writer, wall)
+                finally:
+                    os._exit(0)
+            os.close(writer)
+            running[pid] = part, ended, reader
+        pid, status = os.wait()
+        part, ended, reader = running.pop(pid)
+        answered = os.read(reader, len(part))
+        os.close(reader)
+        for index, verdict in zip(part, answered, strict=False):
+            verdicts[index] = bool(verdict)
+        left = part[len(answered) :]
+        ended = 1 if answered else ended + 1
+        overran = os.waitstatus_to_exitcode(status) in (-signal.SIGXCPU, -signal.SIGALRM)
+        if overran or ended == 2:
+            left, ended = left[1:], 0
+        if left:
+            waiting.append((left, ended))
+    return verdicts
+
+
+def main() -> None:
+    """Serve until the other end is closed."""
+    pipe = Connection(int(sys.argv[1]))
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    wall = confine()
+    pipe.send_bytes(b"ready")
+    while True:
+        try:
+            request: dict[str, Any] = json.loads(pipe.recv_bytes())
+        except EOFError:
+            return
+        sys.path += [folder for folder in request["search"] if folder not in sys.path]
+        pipe.send_bytes(json.dumps(_verdicts(request["calls"], wall)).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Calls in processes that can do nothing but compute: what goes wrong in one of them costs its own verdict."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from repl_rl.errors import RewardError
+from repl_rl.tasks import confined
+from repl_rl.tasks.confined import Call, Confined
+from repl_rl.tasks.grading import _EQUAL
+
+RIGHT: Call = (_EQUAL, ["x+1", ["1 + x"]])
+WRONG: Call = (_EQUAL, ["x+1", ["2 + x"]])
+RAISES: Call = (_EQUAL, [r"\frac{", None])
+CRASHES: Call = ("os:abort", [])
+ENDS: Call = ("os:_exit", [0])
+FILLS: Call = ("builtins:bytearray", [3 << 30])
+
+
+@pytest.fixture(scope="module")
+def checker() -> Iterator[Confined]:
+    made = Confined()
+    yield made
+    made.close()
+
+
+def test_verdicts_come_in_order(checker: Confined) -> None:
+    calls = [RIGHT, WRONG, RAISES, WRONG, RIGHT] * 20
+    assert checker.ask(calls) == [True, False, False, False, True] * 20
+    assert checker.ask([]) == []
+
+
+@pytest.mark.parametrize("bad", [CRASHES, ENDS, FILLS], ids=["crashes", "ends", "fills"])
+@pytest.mark.parametrize("place", [0, 3, 8])
+def test_what_ends_its_process_costs_its_own_verdict(checker: Confined, bad: Call, place: int) -> None:
+    calls, expected = [RIGHT] * 9, [True] * 9
+    calls[place], expected[place] = bad, None
+    assert checker.ask(calls) == expected
+    assert checker.ask([bad] * 5) == [None] * 5
+
+
+@pytest.mark.slow
+def test_processor_time_is_bounded(checker: Confined) -> None:
+    slow: Call = (_EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
+    assert checker.ask([RIGHT, slow, RIGHT, slow, RIGHT]) == [True, None, True, None, True]
+
+
+@pytest.mark.slow
+def test_so_is_time_on_the_clock(checker: Confined) -> None:
+    assert checker.ask([RIGHT, ("time:sleep", [10_000]), RIGHT]) == [True, None, True]
+
+
+def test_a_program_that_was_killed_is_started_again(checker: Confined) -> None:
+    assert checker.ask([RIGHT]) == [True]
+    before = checker.pid
+    os.kill(before, signal.SIGKILL)
+    assert checker.ask([RIGHT]) == [True]
+    assert checker.pid != before
+
+
+def test_a_program_that_ends_twice_is_an_error(checker: Confined) -> None:
+    with pytest.raises(RewardError, match="ended twice on the same 2 calls"):
+        checker.ask([RIGHT, ("no_such_module:function", [])])
+    assert checker.ask([RIGHT]) == [True]
+
+
+def test_several_threads_take_turns(checker: Confined) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(lambda _: checker.ask([RIGHT, WRONG]), range(12))) == [[True, False]] * 12
+
+
+def test_a_forked_process_has_a_program_of_its_own() -> None:
+    assert confined.ask([RIGHT]) == [True]
+    assert confined._confined is not None
+    before = confined._confined.pid
+
+    def ask_again() -> None:
+        assert confined.ask([RIGHT]) == [True]
+        assert confined._confined is not None
+        assert confined._confined.pid != before
+        confined._confined.close()
+
+    child = multiprocessing.get_context("fork").Process(target=ask_again)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert confined.ask([RIGHT]) == [True]
+    assert confined._confined.pid == before
+
+
+def test_closing_ends_the_program() -> None:
+    made = Confined()
+    made.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(made.pid, 0)
+
+
+def test_a_program_that_does_not_come_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confined.sys, "executable", "/bin/false")
+    with pytest.raises(RewardError, match=r"did not come up \(exit status 1\)"):
+        Confined()
+
+
+def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sympy", "repl_rl", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    made = Confined()
+    assert made.ask([RIGHT]) == [True]
+    made.close()
+
+
+def test_calls_can_do_nothing_but_read(tmp_path: Path) -> None:
+    from repl_rl.kernel import landlock
+
+    if landlock.problem() is not None:
+        pytest.skip(str(landlock.problem()))
+    program = """
+import os, socket, sys
+from repl_rl.tasks.confined.program import confine
+confine()()
+path, parent = sys.argv[1], int(sys.argv[2])
+for act in (
+    lambda: open(path, "w"),
+    lambda: os.mkdir(path),
+    lambda: os.kill(parent, 0),
+    lambda: os.fork(),
+    lambda: os.execv("/bin/true", ["true"]),
+    lambda: socket.create_connection(("127.0.0.1", 9)),
+):
+    try:
+        print("done", act())
+    except OSError as error:
+        print("refused" if error.errno in (1, 13, 97) else error)
+"""
+    command = [sys.executable, "-c", program, str(tmp_path / "made"), str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split("\n") == ["refused"] * 6 + [""], done.stderr
