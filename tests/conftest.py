@@ -30,10 +30,9 @@ settings.load_profile("repl_rl")
 GROUPS = {
     "vocabulary": ("tests/engine/test_vocabulary.py", "tests/rollout/test_three_views.py", "tests/view/test_tokens.py"),
     "engine": ("tests/engine/", "tests/rollout/test_exact_tokens.py"),
-    "kernel": ("tests/kernel/",),
 }
 """Tests of one group run in one process and share its engines and pools. Each other file is a group of its own."""
-ROOMS = ("trainer", "run", "rollout", "integrations", "tools", "dialect", "view")
+ROOMS = ("kernel", "trainer", "run", "rollout", "integrations", "tools", "dialect", "view")
 """Those that take long."""
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +18,6 @@ from repl_rl.utils.threads import BackgroundLoop
 SOAK = "SOAK" in os.environ
 """Whether the longest tests run at their full length."""
 Typed = Callable[..., list[ExecResult]]
-FOLDERS_BEFORE = frozenset(Path(tempfile.gettempdir()).glob("repl-rl-*"))
-"""Folders of pools that are older than these tests: a machine that stops at once leaves some."""
 LIMITS = Limits(
     line_s=60.0,
     grace_s=4.0,

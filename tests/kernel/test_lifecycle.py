@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import FOLDERS_BEFORE, LIMITS, in_one_session, open_descriptors
+from kernel.conftest import LIMITS, in_one_session, open_descriptors
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
@@ -41,6 +41,15 @@ async def main():
 
 asyncio.run(main())
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def temporary(pool: KernelPool) -> Iterator[Path]:
+    """A folder for the pools of these tests alone: those of other tests come and go in the usual one."""
+    with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", None)
+        yield Path(folder)
 
 
 def descendants(pid: int) -> list[int]:
@@ -207,15 +216,11 @@ def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -
     assert asyncio.run(use()) == ("5", True)
 
 
-def test_no_folder_of_a_pool_is_left_by_these_tests(pool: KernelPool) -> None:
-    home = pool._backend._home.path
-    folders = set(Path(tempfile.gettempdir()).glob("repl-rl-*")) - FOLDERS_BEFORE - {home}
-    left = {path for path in folders if path.stat().st_uid == home.stat().st_uid}
+def test_no_folder_of_a_pool_is_left_by_these_tests(temporary: Path) -> None:
     deadline = time.monotonic() + 60
-    while left and time.monotonic() < deadline:  # other pools of this machine open and close meanwhile
-        left = {path for path in left if path.exists() and not processes_that_name(path)}
+    while (left := list(temporary.glob("repl-rl-*"))) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert left == set()
+    assert left == []
 
 
 def _read(path: Path) -> bytes:

@@ -20,7 +20,7 @@ from repl_rl.errors import DependencyError, KernelDiedError, KernelError, Kernel
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
-from repl_rl.kernel.pool import Places
+from repl_rl.kernel.places import Places
 
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
