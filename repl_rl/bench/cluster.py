@@ -4,7 +4,11 @@ One `vllm serve` with nano samples for both sides, which take turns; the kernels
 rollout`, submissions end nothing. Lines are sampled greedily, so both sides type the same, but for ties.
 
 - alone: seconds of a call for one trajectory.
-- batch: seconds of a call for many, `kernels` of them at once; divided by their number.
+- batch: seconds of a call for many, each of a problem of its own, `kernels` of them at once; divided by their number.
+- groups: the same with groups of `group_size` of one problem, as training asks for them. A group is one call to Ray.
+
+Processor time is the whole machine's: it says what Ray adds where all cores are busy, and moves less than time on the
+clock, but counts whatever else runs.
 
 Ray is one of this machine alone, with one worker: what is added is Ray's own work, not a network's.
 """
@@ -15,7 +19,7 @@ import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -49,28 +53,33 @@ class ClusterSettings:
     trajectories: int = 128
     kernels: int = 32
     lines: int = 8
+    group_size: int = 8
     alone: int = 16
     """Calls for one trajectory, in each round."""
     rounds: int = 7
 
     def __post_init__(self) -> None:
-        for name in ("trajectories", "kernels", "lines", "alone", "rounds"):
+        for name in ("trajectories", "kernels", "lines", "group_size", "alone", "rounds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: give at least 1")
 
 
 DEFAULT = ClusterSettings()
-QUICK = ClusterSettings(8, 4, 3, 2, 1)
+QUICK = ClusterSettings(8, 4, 3, 4, 2, 1)
+CALLS = ("alone", "batch", "groups")
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
-    """One side's turn."""
+class Cost:
+    """Of one trajectory, in milliseconds, and its lines: both sides have to type as many."""
 
-    alone_s: float
-    batch_s: float
-    lines: int
-    """Of the batch."""
+    wall_ms: float
+    cpu_ms: float
+    lines: float
+
+
+Round = dict[str, Cost]
+"""One side's turn: what each kind of call costs."""
 
 
 def measure(settings: ClusterSettings, say: Say) -> dict[str, Any]:
@@ -90,8 +99,8 @@ def measure(settings: ClusterSettings, say: Say) -> dict[str, Any]:
     return {
         "trajectories": settings.trajectories,
         "kernels": settings.kernels,
-        "rows": [_row(rounds, "alone", 1), _row(rounds, "batch", settings.trajectories)],
-        "lines": {name: statistics.median(turn.lines for turn in turns) for name, turns in rounds.items()},
+        "group_size": settings.group_size,
+        "rows": [_row(rounds, call) for call in CALLS],
     } | machine(_PACKAGES)
 
 
@@ -140,38 +149,54 @@ def _config(settings: ClusterSettings) -> Config:
 
 
 def _turn(settings: ClusterSettings, service: RolloutService, tasks: list[Task]) -> Round:
-    alone_s = []
-    for task in (tasks * settings.alone)[: settings.alone]:
-        began_s = time.perf_counter()
-        service.generate([task], _GREEDY)
-        alone_s.append(time.perf_counter() - began_s)
-    began_s = time.perf_counter()
-    made = service.generate(tasks, _GREEDY)
-    return Round(statistics.median(alone_s), time.perf_counter() - began_s, sum(len(each.lines) for each in made))
-
-
-def _row(rounds: dict[str, list[Round]], call: str, trajectories: int) -> dict[str, Any]:
-    """Medians over the rounds, in milliseconds for a trajectory, and of the rounds' ratios."""
-    seconds = {name: [getattr(turn, f"{call}_s") for turn in turns] for name, turns in rounds.items()}
-    pairs = list(zip(seconds["ray"], seconds["process"], strict=True))
+    grouped = [task for task in tasks[:: settings.group_size] for _ in range(settings.group_size)][: len(tasks)]
     return {
-        "call": call,
-        **{f"{name}_ms": 1000 * statistics.median(values) / trajectories for name, values in seconds.items()},
-        "more_ms": 1000 * statistics.median(ray - process for ray, process in pairs) / trajectories,
-        "ratio": statistics.median(ray / process for ray, process in pairs),
-        "ratios": [ray / process for ray, process in pairs],
+        "alone": _cost(service, [[task] for task in (tasks * settings.alone)[: settings.alone]]),
+        "batch": _cost(service, [tasks]),
+        "groups": _cost(service, [grouped]),
     }
+
+
+def _cost(service: RolloutService, calls: Sequence[list[Task]]) -> Cost:
+    before_s, began_s = _busy_s(), time.perf_counter()
+    made = [trajectory for tasks in calls for trajectory in service.generate(tasks, _GREEDY)]
+    wall_s, cpu_s = time.perf_counter() - began_s, _busy_s() - before_s
+    lines = statistics.fmean(len(trajectory.lines) for trajectory in made)
+    return Cost(1000 * wall_s / len(made), 1000 * cpu_s / len(made), lines)
+
+
+def _busy_s() -> float:
+    """Processor time of the whole machine since it started: all but what was idle or waited for a disk."""
+    with open("/proc/stat") as file:
+        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+
+
+def _row(rounds: Mapping[str, Sequence[Round]], call: str) -> dict[str, Any]:
+    """Medians over the rounds, in milliseconds for a trajectory, and of the rounds' differences and ratios."""
+    row: dict[str, Any] = {"call": call}
+    for what in ("wall_ms", "cpu_ms", "lines"):
+        process, ray = ([getattr(turn[call], what) for turn in rounds[name]] for name in ("process", "ray"))
+        pairs = list(zip(ray, process, strict=True))
+        row[what] = {
+            "process": statistics.median(process),
+            "ray": statistics.median(ray),
+            "more": statistics.median(one - other for one, other in pairs),
+            "ratios": [one / other for one, other in pairs],
+        }
+    return row
 
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for a terminal."""
     shown = Table(title=f"ms for a trajectory; {report['trajectories']} in a batch, {report['kernels']} at once")
-    for column in ("call", "process", "Ray", "more", "ratio (range)"):
-        shown.add_column(column, justify="left" if column == "call" else "right")
+    for column in ("call", "ms of", "process", "Ray", "more", "ratio (range)"):
+        shown.add_column(column, justify="left" if column in ("call", "ms of") else "right")
     for row in report["rows"]:
-        shown.add_row(
-            row["call"],
-            *(f"{row[name]:.2f}" for name in ("process_ms", "ray_ms", "more_ms")),
-            f"{row['ratio']:.3f} ({min(row['ratios']):.3f} to {max(row['ratios']):.3f})",
-        )
+        for what, name in (("wall_ms", "wall"), ("cpu_ms", "processor")):
+            figures, ratios = row[what], row[what]["ratios"]
+            shown.add_row(
+                *(row["call"], name, *(f"{figures[side]:.2f}" for side in ("process", "ray", "more"))),
+                f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+            )
     return shown

@@ -18,10 +18,13 @@ def test_both_paths_type_the_same(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     assert main(["bench", "cluster", "--quick", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
-    assert report["lines"]["ray"] == report["lines"]["process"] > 0
+    assert [row["call"] for row in report["rows"]] == ["alone", "batch", "groups"]
     for row in report["rows"]:
-        assert row["process_ms"] > 0
-        assert row["ray_ms"] - row["process_ms"] == pytest.approx(row["more_ms"])
+        assert row["lines"]["ray"] == row["lines"]["process"] == 3
+        for figures in (row["wall_ms"], row["cpu_ms"]):
+            assert figures["process"] > 0
+            assert figures["ray"] - figures["process"] == pytest.approx(figures["more"])
+            assert figures["ray"] / figures["process"] == pytest.approx(figures["ratios"][0])
 
 
 def test_a_plan_that_measures_nothing_is_refused() -> None:
