@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import logging
 import statistics
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -108,6 +109,8 @@ class RolloutCluster:
         self._engine = engine
         self._patience = patience or Patience()
         self._workers: list[_Worker] = []
+        self._waiting: deque[tuple[int, asyncio.Future[_Worker]]] = deque()
+        """Units that wait for room, by their trajectories; first come, first served."""
         self._reviving: set[asyncio.Task[None]] = set()
         kernels = config.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
@@ -177,7 +180,6 @@ class RolloutCluster:
     async def _open(self, nodes: Sequence[Node], config: ClusterConfig, places: int, setup: WorkerSetup) -> None:
         import ray
 
-        self._change = asyncio.Condition()
         self._setup = ray.put(setup)
         for number, node in enumerate(nodes):
             actor = actor_at(
@@ -218,8 +220,7 @@ class RolloutCluster:
             try:
                 rolled = await self._call(worker, unit)
             finally:
-                worker.under_way -= len(unit.tasks)
-                await self._tell()
+                self._give_back(worker, len(unit.tasks))
             if rolled is None:
                 continue
             if rolled.error is not None:
@@ -251,21 +252,40 @@ class RolloutCluster:
 
     async def _place(self, trajectories: int) -> _Worker:
         """The worker with the most room, which is taken. Raises EngineError if all stay away."""
-        while True:
-            try:
-                async with asyncio.timeout(self._patience.no_worker_s), self._change:
-                    await self._change.wait_for(lambda: any(worker.has_room(trajectories) for worker in self._workers))
-            except TimeoutError as error:
-                if any(worker.is_up for worker in self._workers):
-                    continue  # they have much to do
-                raise EngineError(
-                    f"cluster: no worker came back within {self._patience.no_worker_s:g} s:\n{self._troubles()}"
-                ) from error
-            free = [worker for worker in self._workers if worker.has_room(trajectories)]
-            if free:
+        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
+        self._waiting.append((trajectories, turn))
+        self._let_in()
+        try:
+            while not turn.done():
+                await asyncio.wait([turn], timeout=self._patience.no_worker_s)
+                if not turn.done() and not any(worker.is_up for worker in self._workers):
+                    raise EngineError(
+                        f"cluster: no worker came back within {self._patience.no_worker_s:g} s:\n{self._troubles()}"
+                    )
+            return turn.result()
+        except BaseException:
+            if turn.cancel():
+                self._let_in()  # the next one may need less
+            else:
+                self._give_back(turn.result(), trajectories)
+            raise
+
+    def _let_in(self) -> None:
+        """Give room to those that wait, until there is none for the first of them."""
+        while self._waiting:
+            trajectories, turn = self._waiting[0]
+            if not turn.done():  # else its caller has gone away
+                free = [worker for worker in self._workers if worker.has_room(trajectories)]
+                if not free:
+                    return
                 worker = min(free, key=lambda each: each.under_way / each.places)
                 worker.under_way += trajectories
-                return worker
+                turn.set_result(worker)
+            self._waiting.popleft()
+
+    def _give_back(self, worker: _Worker, trajectories: int) -> None:
+        worker.under_way -= trajectories
+        self._let_in()
 
     def _lose(self, worker: _Worker, trouble: str) -> None:
         worker.trouble = trouble
@@ -288,11 +308,7 @@ class RolloutCluster:
             else:
                 worker.is_up = True
                 logger.warning("%s is back", worker)
-                await self._tell()
-
-    async def _tell(self) -> None:
-        async with self._change:
-            self._change.notify_all()
+                self._let_in()
 
     def _troubles(self) -> str:
         return "\n".join(f"  {worker}: {worker.trouble or 'up'}" for worker in self._workers)
