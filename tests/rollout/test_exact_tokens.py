@@ -211,7 +211,8 @@ def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
 ) -> None:
     """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
     recording = RecordingEngine(engine._engine)
-    pool = kernel_pools(Limits(line_s=60), size=3, depth=1)
+    # The asking line lasts as long as all it asks, where one session may type a line that never ends.
+    pool = kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
     options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
     rollout = asking(recording, vocabulary, pool, ["submit_final_answer(len(consult()))\n"], **options)
     made = loop.run(rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)]))
