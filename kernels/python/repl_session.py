@@ -3,8 +3,9 @@
 Sends {"id": "ready"}, then answers each request with one result that carries the request's id:
 
     {"id": id, "prepare": source}          {"id", "status"}; runs set-up code (repl_tools.py)
-    {"id": id, "run": source}              {"id", "status", "error_name", "error_message", "compiled", "answer",
-                                            "fingerprint", "calls", "images"}
+    {"id": id, "run": source}              {"id", "status", "fingerprint"}, and of `compiled` (false), `error_name`,
+                                            `error_message`, `answer`, `answer_forms`, `calls`, `images` (see
+                                            repl_interpreter.Outcome) those that there are
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
     {"id": id, "can_fork": true}           {"id", "refused"}: why it can't be forked, or null
     {"id": id, "fork": true}               {"id", "refused"}; comes with the channel and the output of each twin
@@ -35,6 +36,7 @@ from repl_interpreter import KILLED, Interpreter
 from repl_screen import Screen
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
+_IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "images")
 _KEPT_FOR_JUPYTER_BYTES = 1_000_000
 _WARM_UP_ROUNDS = 50
 _WARM_UP_CELLS = (
@@ -170,18 +172,17 @@ class Session:
     def _result(self, request, outcome):
         tools = self._interpreter.tools.names()
         hidden = self._not_the_models.union(tools) if tools else self._not_the_models
-        return {
+        result = {
             "id": request["id"],
             "status": outcome.status,
-            "error_name": outcome.error_name,
-            "error_message": outcome.error_message,
-            "compiled": outcome.compiled,
-            "answer": outcome.answer,
-            "answer_forms": outcome.answer_forms,
             "fingerprint": fingerprint(self._interpreter.namespace, hidden),
-            "calls": outcome.calls,
-            "images": outcome.images,
         }
+        if not outcome.compiled:
+            result["compiled"] = False
+        for name in _IF_THERE:
+            if value := getattr(outcome, name):
+                result[name] = value
+        return result
 
     def _open_jupyter(self, request, descriptors):
         self._screen.keep(_KEPT_FOR_JUPYTER_BYTES)

@@ -299,7 +299,9 @@ class KernelPool:
         """
         if not isinstance(kernel, PooledKernel):
             raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
-        reason = await kernel.can_fork()
+        is_free = len(self._alive) + self._reserved + self.stats.starting + len(stacks) <= self.size
+        # A session looks for itself as it forks; before it waits for a place, it is asked whether that will be of use.
+        reason = await kernel.can_fork() if kernel._is_in_block or not is_free else None
         if reason is None and self.size <= len(stacks) and wait:
             reason = f"its pool has {self.size} place{'s' if self.size > 1 else ''}; make it larger"
         if reason is not None:

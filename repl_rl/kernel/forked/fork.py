@@ -51,6 +51,7 @@ _NICENESS = "10"
 _STOP_S = 5.0
 _SOON_S, _BRIEFLY_S, _POLL_S = 0.002, 0.00005, 0.001
 _READ_BYTES = 1 << 16
+_FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 _SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
 """Mappings that are shared with whoever has them too: access, device, name."""
 _APART = ("user", "pid", "mnt", "ipc", "net")
@@ -325,8 +326,7 @@ def _shared(pid: int, devices: set[int]) -> str | None:
 
 
 def _status(pid: int) -> dict[str, str]:
-    lines = _read(f"/proc/{pid}/status").splitlines()
-    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
+    return dict(_FIELD.findall(_read(f"/proc/{pid}/status")))
 
 
 def _stat(pid: int) -> list[str]:
