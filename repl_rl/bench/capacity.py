@@ -2,7 +2,7 @@
 
 1. Rates are measured: of the engine's steps, of the line loop, of cells and of what the trainer's process does for each
    session, in two real rollouts of nano (vLLM, kernels in sandboxes) on this machine, on which nothing else should run;
-   and of kernels that start and end with nothing between.
+   and of kernels that start and end with nothing between, one at a time and as fast as they can.
 2. The model (`repl_rl.bench.simulation`) is checked: its lines per second beside those of real rollouts with other
    numbers of sessions and lines, and with slow tools. The rates are not fitted to these.
 3. It is asked about fleets of GPUs. What an engine does there is assumed, and so is what sessions are like (the
@@ -195,7 +195,7 @@ def _measured(settings: CapacitySettings, say: Say) -> dict[str, Any]:
     try:
         for_rates = [rolled(Point(kernels, lines, 0.0)) for kernels, lines in _MEASURED]
         with _cpu_meter() as cpu_s:
-            rates = _rates(steps, for_rates, *asyncio.run(_turn(cpu_s)))
+            rates = _rates(steps, for_rates, asyncio.run(_turns(cpu_s)))
         checked = [_checked(rates, rolled(point), point) for point in CHECKED]
     finally:
         engine.close()
@@ -241,26 +241,47 @@ class _Steps:
         stepper.step, engine._sleep = timed_step, timed_sleep
 
 
-async def _turn(cpu_s: Callable[[], float], sessions: int = 50) -> tuple[float, float]:
-    """Seconds from asking for a session to its end, if nothing else is done, and CPU seconds of the kernel in it.
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """What a session costs in which nothing is done, in seconds."""
 
-    The first decile of the seconds: what it takes when nobody else has the core.
-    """
-    took_s = []
-    async with KernelPool(size=1) as pool:
-        async with pool.session():
-            pass
-        kernels_s = time.process_time() - cpu_s()
+    latency_s: float
+    """From asking for it to its end, if nothing else is done: the first decile, when nobody else has the core."""
+    cpu_s: float
+    """Of its kernel's own CPU time."""
+    core_s: float
+    """Of a core, while sessions begin and end as fast as they can, less what this process takes. More than the kernels'
+    CPU time: Linux takes namespaces and mounts apart later, and starts wait for one another over its locks."""
+
+
+async def _turns(cpu_s: Callable[[], float], sessions: int = 50) -> _Turns:
+    latencies_s = []
+
+    async def in_turn(pool: KernelPool, sessions: int) -> None:
         for _ in range(sessions):
             began_s = time.perf_counter()
             async with pool.session():
                 pass
-            took_s.append(time.perf_counter() - began_s)
+            latencies_s.append(time.perf_counter() - began_s)
+
+    async with KernelPool(size=1) as pool:
+        async with pool.session():
+            pass
+        kernels_s = time.process_time() - cpu_s()
+        await in_turn(pool, sessions)
         kernels_s += cpu_s() - time.process_time()
-    return statistics.quantiles(took_s, n=10)[0], kernels_s / sessions
+        latency_s = statistics.quantiles(latencies_s, n=10)[0]  # of these alone
+    all_cores = os.cpu_count() or 1
+    places = 8 * all_cores
+    async with KernelPool(size=places) as pool:
+        await asyncio.gather(*(in_turn(pool, 2) for _ in range(places)))  # uses up those that were ready
+        began_s, own_s = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(in_turn(pool, sessions // 2) for _ in range(places)))
+        core_s = all_cores * (time.perf_counter() - began_s) - (time.process_time() - own_s)
+    return _Turns(latency_s, kernels_s / sessions, core_s / (places * (sessions // 2)))
 
 
-def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float, kernel_s: float) -> Rates:
+def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turns: _Turns) -> Rates:
     """By least squares. A step that took three times what these say is left out, for somebody else had the core."""
     seconds = np.array([row[0] for row in steps.rows])
     factors = np.array([(1.0, running, read) for _, running, read in steps.rows])
@@ -272,10 +293,11 @@ def _rates(steps: _Steps, rollouts: Sequence[_Rolled], turn_s: float, kernel_s: 
     sessions = [len(each.trajectories) for each in rollouts]
     loop = np.linalg.solve(np.array([lines, sessions]).T, [each.loop_s for each in rollouts])
     # All kernels have ended, and those beyond the ones that were ready have started.
-    turns = sum(each.kernels_started for each in rollouts) / 2 + sum(sessions) / 2
-    cell = (sum(each.kernels_s for each in rollouts) - kernel_s * turns) / sum(lines)
+    kernels = sum(each.kernels_started for each in rollouts) / 2 + sum(sessions) / 2
+    cell = (sum(each.kernels_s for each in rollouts) - turns.cpu_s * kernels) / sum(lines)
     taking = sum(each.taking_s for each in rollouts) / sum(sessions)
-    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, cell, kernel_s, turn_s - kernel_s, taking)))
+    ending = turns.latency_s - turns.cpu_s
+    return Rates(*(max(float(each), 0.0) for each in (*engine, *loop, cell, turns.core_s, ending, taking)))
 
 
 def _rolled(

@@ -49,7 +49,7 @@ class Rates:
     cell: float
     """A kernel, per line, on a core."""
     kernel: float
-    """A kernel's start and end, on a core."""
+    """A kernel's start and end, on a core; what starts wait for one another in Linux included."""
     ending: float
     """A session's end, without a core: Linux takes its time to take a kernel's namespaces apart."""
     taking: float
