@@ -213,7 +213,8 @@ class KernelPool:
         self._few = start_concurrency or os.cpu_count() or 1
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
-        self._reserved = 0
+        self._reserved = self._asked = 0
+        """Places that are kept for twins under way, and those that forks wait for."""
         self._closing = 0
         self._waiting_forks: deque[asyncio.Future[None]] = deque()
         self._ready: deque[Kernel] = deque()
@@ -299,7 +300,7 @@ class KernelPool:
         """
         if not isinstance(kernel, PooledKernel):
             raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
-        is_free = len(self._alive) + self._reserved + self.stats.starting + len(stacks) <= self.size
+        is_free = len(self._alive) + self.stats.starting + self._reserved + self._asked + len(stacks) <= self.size
         # A session looks for itself as it forks; before it waits for a place, it is asked whether that will be of use.
         reason = await kernel.can_fork() if kernel._is_in_block or not is_free else None
         if reason is None and self.size <= len(stacks) and wait:
@@ -309,10 +310,7 @@ class KernelPool:
             raise ForkRefusedError(f"the session can't be forked: {reason}")
         places = 0
         try:
-            for _ in stacks:
-                if not await self._reserve_place(wait):
-                    break
-                places += 1
+            places = await self._reserve(len(stacks), wait)
             if not places:
                 raise ForkRefusedError("no place in the pool is free for a fork of the session")
             twins = await kernel._kernel.fork(places, reseed=reseed)
@@ -324,6 +322,7 @@ class KernelPool:
             self._reserved -= places
             if not kernel.is_alive:
                 self._forget(kernel._kernel)
+            self._let_forks_on()
             self._top_up()
         self.stats.forks += len(twins)
         given = list(zip(stacks, twins, strict=False))
@@ -340,35 +339,36 @@ class KernelPool:
             self._open_sessions -= 1
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
-    async def _reserve_place(self, wait: bool) -> bool:
-        """Wait for a place that no session is to have. Kernels that nobody has asked for give theirs up.
+    async def _reserve(self, count: int, wait: bool) -> int:
+        """Wait until so many places are free at once. Kernels that nobody has asked for give theirs up.
 
-        Without `wait`, False if there is none.
+        Without `wait`, as many as there are, and 0 if there is none.
         """
-        self._reserved += 1  # from now on, no kernel is started in the place that this waits for
+        self._asked += count  # no kernel is started in places that are waited for
         loop = asyncio.get_running_loop()
         notice = loop.call_later(_PATIENCE_S, self._say_that_a_fork_waits)
         try:
             while True:
                 if not self._is_open:
                     raise KernelError("the kernel pool was closed")
-                taken = len(self._alive) + self._reserved + self.stats.starting
-                if taken <= self.size and self._budget.has_room(self._reserved + self.stats.starting - 1):
-                    return True
-                if taken > self.size and self._ready:
+                free = min(count, self.size - len(self._alive) - self.stats.starting - self._reserved)
+                found = 0
+                while found < free and self._budget.has_room(self._reserved + self.stats.starting + found):
+                    found += 1
+                is_short_of_memory = found < free
+                if found < count and not is_short_of_memory and self._ready:
                     await self._discard(self._ready.pop())
                     continue
                 # Kernels that are about to be ready or closed may leave a place; no session has them.
-                if not wait and (taken <= self.size or not (self.stats.starting or self._closing)):
-                    self._reserved -= 1
-                    return False
+                is_settled = is_short_of_memory or not (self.stats.starting or self._closing)
+                if found == count or (not wait and is_settled):
+                    self._reserved += found
+                    return found
                 waiter: asyncio.Future[None] = loop.create_future()
                 self._waiting_forks.append(waiter)
                 await waiter
-        except BaseException:
-            self._reserved -= 1
-            raise
         finally:
+            self._asked -= count
             notice.cancel()
 
     def _say_that_a_fork_waits(self) -> None:
@@ -414,7 +414,7 @@ class KernelPool:
         # While sessions are open, few are kept ready, because starts take CPU time from them; otherwise all are.
         reserve = min(self._warm, self._few) if self._open_sessions else self._warm
         wanted = max(reserve, len(self._waiting)) - len(self._ready) - self.stats.starting
-        room = self.size - len(self._alive) - self.stats.starting - self._reserved
+        room = self.size - len(self._alive) - self.stats.starting - self._reserved - self._asked
         for _ in range(min(wanted, room)):
             if not self._budget.has_room(self.stats.starting):
                 break

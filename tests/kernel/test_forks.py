@@ -292,6 +292,28 @@ def test_a_fork_waits_for_a_place_and_says_so(caplog: pytest.LogCaptureFixture) 
     assert "a fork waits for one of 2 places, of which 2 are taken" in caplog.text
 
 
+def test_forks_that_wait_take_one_place_after_the_other() -> None:
+    """Each used to count the others' wishes as places taken, so that two forks waited for one free place for good."""
+
+    async def use() -> list[str]:
+        seen = []
+        async with KernelPool(size=3, limits=LIMITS, sandbox="bwrap") as pool, AsyncExitStack() as stack:
+            kernels = [await stack.enter_async_context(pool.session()) for _ in range(2)]
+
+            async def fork(kernel: PooledKernel) -> None:
+                async with pool.fork(kernel) as twin:
+                    seen.append(await shown(twin, "'twin'"))
+
+            async with pool.session():
+                waiting = [asyncio.create_task(fork(kernel)) for kernel in kernels]
+                while len(pool._waiting_forks) < 2:
+                    await asyncio.sleep(0.01)
+            await asyncio.wait_for(asyncio.gather(*waiting), 120)
+        return seen
+
+    assert asyncio.run(use()) == ["'twin'\n"] * 2
+
+
 def test_a_pool_of_one_refuses(caplog: pytest.LogCaptureFixture) -> None:
     async def use() -> None:
         async with KernelPool(size=1, limits=LIMITS, sandbox="bwrap") as pool, pool.session() as kernel:
