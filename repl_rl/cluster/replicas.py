@@ -189,10 +189,9 @@ class ReplicaActor:
         self._keeping.cancel()
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._process.wait(), _STOP_S / 2)
-            except TimeoutError:
-                os.killpg(self._process.pid, signal.SIGKILL)
+            _kill_group(self._process.pid)
         self._log.unlink(missing_ok=True)
 
     async def _begin(self, command: Sequence[str]) -> asyncio.subprocess.Process:
@@ -212,12 +211,18 @@ class ReplicaActor:
         for _ in range(1 + _RESTARTS):
             self._process = await self._begin(command)
             status = await self._process.wait()
+            _kill_group(self._process.pid)  # its engine may not have ended with it, and holds the memory
             logger.warning("the vLLM server has ended (exit status %d): %s", status, self._log)
             await asyncio.sleep(1)
 
     def _failure(self, what: str) -> EngineError:
         end = self._log.read_text(errors="replace")[-_LOG_CHARS:]
         return EngineError(f"a vLLM server on {socket.gethostname()} {what} (log: {self._log}):\n{end}")
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 async def _answers(url: str) -> bool:

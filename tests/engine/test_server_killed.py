@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from exactness import RecordingEngine, RecordingSlot
 from server_rollouts import assert_exact, metric, opened, roll_out, until
@@ -70,3 +71,14 @@ def test_a_server_killed_in_mid_batch_costs_no_trajectory(tmp_path: Path) -> Non
             assert metric(back, "vllm:request_success_total") > len(again.calls) / 4
         finally:
             back.kill()
+
+
+@pytest.mark.covers("several vLLM servers", "one whose first process is killed leaves no process")
+@pytest.mark.slow
+def test_all_of_a_server_ends_with_its_first_process(tmp_path: Path) -> None:
+    with servers(tmp_path, 1) as [server]:
+        processes = psutil.Process(server.process.pid).children(recursive=True)
+        assert any("EngineCore" in "".join(each.cmdline()) for each in processes)
+        server.process.kill()
+        server.process.wait()
+        assert psutil.wait_procs(processes, timeout=60)[1] == []

@@ -25,6 +25,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
 from repl_rl.engine.vocabulary import LINE_KEY, Vocabulary, load_vocabulary
+from repl_rl.utils.processes import end_with_parent
 
 _log = logging.getLogger(__name__)
 
@@ -160,10 +161,13 @@ class _ServerScheduler(TableScheduler):
 
     What they ask for is `[stops, digest]`, see `Vocabulary.digest`. With another digest than that of this server's own
     table, a request ends after one token, and its stop reason is the digest, or why there is no table.
+
+    It is made in vLLM's engine process, which would outlive a server that is killed, and keep its memory.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        end_with_parent()
         self._own: dict[str, tuple[str, bytes]] = {}
         """By the bytes that end a turn: the digest and the table."""
         self._size: int = self.vllm_config.model_config.get_vocab_size()

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import Connection
+
+import psutil
+
+from repl_rl.utils.processes import end_with_parent
+
+DEADLINE_S = 60
+
+
+def test_a_process_of_multiprocessing_ends_with_the_one_that_started_it() -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    parent = context.Process(target=start_a_child, args=(theirs,))
+    parent.start()
+    child = psutil.Process(ours.recv())
+    assert child.is_running()
+    parent.kill()
+    parent.join()
+    child.wait(DEADLINE_S)
+
+
+def test_elsewhere_nothing_happens() -> None:
+    before = set(threading.enumerate())
+    end_with_parent()
+    assert set(threading.enumerate()) == before
+
+
+def start_a_child(pipe: Connection) -> None:
+    context = multiprocessing.get_context("spawn")
+    context.Process(target=tell_and_stay, args=(pipe,)).start()
+    signal.pause()
+
+
+def tell_and_stay(pipe: Connection) -> None:
+    end_with_parent()
+    pipe.send(os.getpid())
+    time.sleep(10 * DEADLINE_S)
