@@ -1,8 +1,8 @@
 """Forks of a live session: the session's side.
 
 The session clones itself between two lines, into new namespaces, which the fork server then furnishes (confinement.py).
-The first clone goes on as the session, with its files. Each further one, a twin, copies the files of /tmp and /dev/shm
-and opens again what the session had open. All take a channel and an output of their own, and give up what the new
+The last clone goes on as the session, with its files. Each other one, a twin, copies the files of /tmp and /dev/shm and
+opens again what the session had open. All take a channel and an output of their own, and give up what the new
 namespaces gave them. The host lets Linux make the namespaces, once for each, and then looks whether a twin kept
 anything of the session's (repl_rl/kernel/forked/fork.py): this code runs in the same process as what a model typed, and
 is not relied upon.

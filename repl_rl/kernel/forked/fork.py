@@ -2,11 +2,11 @@
 
 Linux forks a process into its own PID namespace or one inside of it, so a session can see all its forks, and can
 signal and trace them. Therefore it is stopped for good once it has been forked, and what goes on in its name is a fork
-as well, the first one. Forks don't see each other.
+as well, the last one. Forks don't see each other.
 
     session, stopped for good
-    ├── goes on as the session, with its files
-    └── a twin, with copies of them: a session of its own
+    ├── a twin, with copies of its files: a session of its own
+    └── goes on as the session, with its files
 
 A session may make the namespaces of a twin only when the host says so, each time (`Listener`). Its own code makes the
 twin and moves it in (kernels/python/repl_fork.py), and a model may have changed that code. So `strays` looks, from
@@ -141,21 +141,22 @@ class Twin:
         return self._end.fileno(), self.output.write_fd
 
     async def move_in(
-        self, server: ForkServer, newborn: Callable[[], list[int]], number: int, *, reseed: bool, patience_s: float
-    ) -> None:
-        """It is the `number`th of the `newborn`, once it is born; the first one keeps the session's files.
+        self, server: ForkServer, newborn: Callable[[], list[int]], number: int,
+        *, copies: bool, reseed: bool, patience_s: float,
+    ) -> None:  # fmt: skip
+        """It is the `number`th of the `newborn`, once it is born. With `copies`, the session's files become its own.
 
         Raises ForkRefusedError if it ends over that.
         """
         if not await self.channel.ready(patience_s):
             raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {self._printed()}")
-        born, moves = newborn(), number > 0
+        born = newborn()
         if len(born) <= number:
             raise KernelDiedError("a fork of the session that does not exist said that it was ready")
         self.pid = born[number]
         self.pidfd = os.pidfd_open(self.pid)
-        await server.furnish(self.pidfd, folders=moves)
-        if await self.channel.ask({"settle": {"moves": moves, "reseed": reseed}}, patience_s) is None:
+        await server.furnish(self.pidfd, folders=copies)
+        if await self.channel.ask({"settle": {"moves": copies, "reseed": reseed}}, patience_s) is None:
             raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {self._printed()}")
         with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
             Path(f"/proc/{self.pid}/autogroup").write_text(_NICENESS)
@@ -180,7 +181,7 @@ async def bear(
     twins: Sequence[Twin], server: ForkServer, pid: int, channel: PrivateChannel, listener: Listener,
     *, reseed: bool, patience_s: float,
 ) -> None:  # fmt: skip
-    """Have a session fork itself into twins, and move them in. With `reseed`, all but the first get new random states.
+    """Have a session fork itself into twins, and move them in. With `reseed`, all but the last get new random states.
 
     Raises ForkRefusedError with the reason, and KernelDiedError if the session dies of it or does not do as it is told.
     The twins are to be abandoned then.
@@ -201,11 +202,12 @@ async def bear(
         if reply.get("refused") is not None:
             raise ForkRefusedError(f"the session can't be forked: {str(reply['refused'])[:_REASON_CHARS]}")
 
-    # The first twin moves in while the session makes the second one.
-    moves = [
-        twin.move_in(server, newborn, number, reseed=reseed and number > 0, patience_s=patience_s)
-        for number, twin in enumerate(twins)
-    ]
+    async def moved_in(number: int, twin: Twin) -> None:
+        copies = twin is not twins[-1]
+        await twin.move_in(server, newborn, number, copies=copies, reseed=reseed and copies, patience_s=patience_s)
+
+    # Twins move in while the session makes the next ones. The last of them has the least to do.
+    moves = [moved_in(number, twin) for number, twin in enumerate(twins)]
     outcomes = await asyncio.gather(asked(), *moves, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -253,7 +255,7 @@ async def stop(processes: Mapping[int, int]) -> None:
 def strays(twins: Sequence[Twin], pid: int) -> str | None:
     """What a session's forks have in common, or may do, beyond what strangers have and may; or None.
 
-    All of them and the session are stopped. The first one may share files with the session, which does not go on.
+    All of them and the session are stopped. The last one may share files with the session, which does not go on.
     """
     if sorted(children(pid)) != sorted(twin.pid for twin in twins) or len(os.listdir(f"/proc/{pid}/task")) != 1:
         return "further processes"
@@ -261,9 +263,9 @@ def strays(twins: Sequence[Twin], pid: int) -> str | None:
     terminals = os.stat(f"/proc/{pid}/root/dev/pts").st_dev
     namespaces = [os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART]
     for number, twin in enumerate(twins):
-        others = [pid, *(other.pid for other in twins[:number])]
+        others = [pid, *(other.pid for other in twins[number + 1 :])]
         found = _may_more(twin.pid, namespaces) or _open_strays(twin, {terminals}, [])
-        if found is None and number > 0:
+        if found is None and twin is not twins[-1]:
             found = _open_strays(twin, devices, others) or _shared(twin.pid, devices)
         if found is not None:
             return found

@@ -314,13 +314,13 @@ class ForkedKernel:
             send_signal(twin.pidfd, signal.SIGCONT)
 
     def _give_place_to(self, twins: list[Twin], held_mb: float) -> list[ForkedKernel]:
-        """The first one goes on as this session, which held `held_mb`; the others are returned."""
+        """The last one goes on as this session, which held `held_mb`; the others are returned."""
         assert self._listener is not None
         ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb, self._group))
         self._channel.close()
         self._output.close()
-        first, *others = twins
-        self._channel, self._output, self._pidfd, self.pid = first.channel, first.output, first.pidfd, first.pid
+        *others, last = twins
+        self._channel, self._output, self._pidfd, self.pid = last.channel, last.output, last.pidfd, last.pid
         self._inherited_mb = tree_mb(self.pid)
         self._ancestors = ancestors
         ancestors[-1].heirs.add(self)
