@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,7 +294,6 @@ def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: st
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"kernel": {"backend": "ir"}}, "environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.back"),
         ({"dialect": {"name": "text"}}, "environment RLM lives in a session, and dialect.name 'text' has none; take"),
         (
             {"branch": {}, "train": {"group_size": 12}, "credit": {"estimator": "branch"}},
@@ -307,6 +308,18 @@ def test_contexts_are_told_by_type_and_length(play: Play, context: Any, said: st
 def test_configs_that_can_not_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_extensions(parse_config({"environment": "rlm", **values}))
+
+
+def test_a_kernel_that_takes_no_tools_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "kernels" / "ir"
+    folder.mkdir(parents=True)
+    spec = {"argv": ["R", "-e", "IRkernel::main()", "{connection_file}"], "display_name": "R", "language": "R"}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"environment RLM sets up its sessions with repl_tools.*'ir'.*take kernel.back"
+    ):
+        load_extensions(parse_config({"environment": "rlm", "kernel": {"backend": "ir"}}))
 
 
 def test_families_bring_their_environment() -> None:
