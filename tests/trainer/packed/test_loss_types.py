@@ -136,7 +136,7 @@ def test_the_loss_is_its_formula_over_typed_tokens(
         inputs["importance_sampling_ratio"] = torch.tensor(CORRECTIONS)
     loss = trainer._compute_loss(trainer.model, inputs).item()
     expected = by_hand(loss_type, typed_tokens(logprobs), with_kl, with_correction)
-    # vespo's weight is the exponential of a sum over the sequence, by which what float32 rounds off in each token adds up.
+    # vespo's weight is the exponential of a sum over the sequence, in which the rounding of each token adds up.
     assert loss == pytest.approx(expected, abs=1e-6, rel=2e-5 if loss_type == "vespo" else 2e-6)
     assert abs(expected) > 1e-3
 
