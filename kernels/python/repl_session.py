@@ -180,7 +180,8 @@ class Session:
         if not outcome.compiled:
             result["compiled"] = False
         for name in _IF_THERE:
-            if value := getattr(outcome, name):
+            value = getattr(outcome, name)
+            if value is not None and value != []:
                 result[name] = value
         return result
 

@@ -17,6 +17,7 @@ from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 IPYTHONS_OWN = {
+    "test_an_exception_without_a_name_is_one_too",
     "test_sessions_share_nothing",  # `_` is always there
     "test_an_exception_is_a_result",
     "test_a_cell_that_is_no_python_did_not_compile",  # it dedents
@@ -86,6 +87,11 @@ def test_an_exception_is_a_result(typed: Typed) -> None:
     assert (raised.status, raised.error_name, raised.compiled) == (ExecStatus.ERROR, "ZeroDivisionError", True)
     assert raised.output == f"{TRACEBACK}ZeroDivisionError: division by zero\n"
     assert after.output == "'alive'\n"
+
+
+def test_an_exception_without_a_name_is_one_too(typed: Typed) -> None:
+    [raised] = typed("raise type('', (Exception,), {})()")
+    assert (raised.status, raised.error_name, raised.compiled) == (ExecStatus.ERROR, "", True)
 
 
 @pytest.mark.parametrize("cell", ["x = = 1", "return 1", "  x", "if True: x = 1 2\n", "f(", "'"])
