@@ -293,7 +293,7 @@ def test_a_fork_waits_for_a_place_and_says_so(caplog: pytest.LogCaptureFixture) 
 
 
 def test_forks_that_wait_take_one_place_after_the_other() -> None:
-    """Each used to count the others' wishes as places taken, so that two forks waited for one free place for good."""
+    """One free place is enough for two that wait: the second has it after the first."""
 
     async def use() -> list[str]:
         seen = []
