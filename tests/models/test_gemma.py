@@ -56,6 +56,9 @@ def test_the_conversion_keeps_the_checkpoint_and_nothing_else(
     assert list(gemma.glob("*.gguf")) == []
     assert "quantization_config" not in json.loads((gemma / "config.json").read_text())
     assert [path.name for path in gemma.parent.iterdir() if path.is_dir()] == [gemma.name]
+    vocabulary = load_vocabulary(str(gemma))
+    assert vocabulary.encode_prompt("1 + 1")[0] == vocabulary.tokenizer.bos_token_id == 2
+    assert vocabulary.tokenizer.encode("1", add_special_tokens=False)[0] != 2
     written = (gemma / "model.safetensors").stat().st_mtime_ns
     assert resolve_model("gemma-270m") == str(gemma)
     assert (gemma / "model.safetensors").stat().st_mtime_ns == written

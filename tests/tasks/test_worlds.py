@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from random import Random
 from typing import Any
 
 import pytest
 
 from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, parse_config
+from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
@@ -20,7 +22,7 @@ from repl_rl.rollout.setup import Extensions, RolloutSetup, environment_of
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.make import KNOWN
 from repl_rl.tasks.worlds import bughunt, lock, maze, table
-from repl_rl.tasks.worlds.lock import JAMMED, LockWorld
+from repl_rl.tasks.worlds.lock import JAMMED, Lock, LockWorld
 from repl_rl.tasks.worlds.maze import MazeWorld
 from repl_rl.tasks.worlds.world import LENGTHS, World, value
 from repl_rl.tools.environments import environment_factory
@@ -206,6 +208,27 @@ def test_a_walk_that_knows_the_way_is_sure_of_it(length: int) -> None:
         way[state] = {side: 1.0}
         state = maze.after(state, side)
     assert value(maze, maze.start, length - 1, way.__getitem__) == 1
+
+
+def test_worked_sessions_of_locks_are_what_a_lock_shows() -> None:
+    question = make_tasks("lock-10", 1, seed=0, split="train")[0].question
+    text = make_dialect(DialectConfig(name="prompts/locks.yaml", examples=3)).opening()
+    heading, *sessions = text.split(f">>> # {question}\n")
+    assert heading == ""
+    assert len(sessions) == 3
+    for session in sessions:
+        first, *shown = session.splitlines()
+        sums = re.findall(r"dial \d of \d: (.*)", session)
+        world = LockWorld(0, len(sums) + 1)
+        world.__dict__["dials"] = tuple((each, eval(each), None) for each in sums)  # as if they had been drawn
+        opened = Lock()
+        opened.world, opened.state = world, world.start
+        assert first == f">>> # {opened.observe()}"
+        for typed_line, answer in zip(shown[:-1:2], shown[1:-1:2], strict=True):
+            eval(typed_line.removeprefix(">>> "), {"turn": opened.turn})
+            assert answer == opened.observe()
+        assert world.is_solved(opened.state)
+        assert shown[-1] == ">>> submit_final_answer(1)"
 
 
 def test_worlds_are_forked_with_their_sessions() -> None:
