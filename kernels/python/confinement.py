@@ -110,11 +110,11 @@ class Walls:
         return memory_bytes, listener
 
 
-def furnish(pidfd, tmp_mb):
+def furnish(pidfd, tmp_mb, report):
     """Give a session's fork of itself what its new namespaces lack: the user, a /proc, and folders of its own.
 
-    It keeps the session's folders if `tmp_mb` is None. Called in a process of the fork server's, which is of no use
-    afterwards. Raises OSError.
+    It keeps the session's folders if `tmp_mb` is None. Writes "ok" to the descriptor `report` when all is there.
+    Called in a process of the fork server's, which is of no use afterwards. Raises OSError.
     """
     folder = _folder_of(pidfd)
     os.setresuid(*[_user_of(folder)] * 3)  # to whom the session's user namespace belongs, with all that is in it
@@ -128,6 +128,7 @@ def furnish(pidfd, tmp_mb):
     inside = os.fork()  # only a child is in the other's PID namespace, and /proc shows that of whoever mounts it
     if inside == 0:
         _mount_all(([] if tmp_mb is None else _folders(tmp_mb)) + [_PROC])
+        os.write(report, b"ok")
         os._exit(0)
     if os.waitpid(inside, 0)[1] != 0:
         raise OSError("its folders could not be mounted")

@@ -26,6 +26,7 @@ which "ok" is written once it has a user and a /proc of its own, and folders if 
 wrong.
 """
 
+import contextlib
 import fcntl
 import gc
 import importlib
@@ -34,13 +35,17 @@ import os
 import signal
 import socket
 import sys
+import time
 
 import confinement
 import huge_pages
 import slim_imports
 
 _MOST_BYTES = 1 << 16
-_FURNISHERS = 3
+_FURNISHERS, _ENOUGH = 5, 3
+"""How many processes wait to furnish a fork. While there are enough, others take the place of those that a fork used
+when the fork is over, so that they don't keep a core from it."""
+_PAUSES, _PAUSE_S = 4, 0.005
 _MOST_THREADS = 8
 """That are named to the owner."""
 _OWNER_IS_GONE = 3
@@ -147,16 +152,27 @@ def _keep_furnishers(requests, tmp_mb):
     This is a process of its own, forked from the server before that grows, because small ones fork fast.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    waiting = 0
-    while True:
+    waiting, ended = 0, [0]
+    while _OWNER_IS_GONE not in ended:
         while waiting < _FURNISHERS:
             if os.fork() == 0:
                 _furnish_one(requests, tmp_mb)
             waiting += 1
-        _, status = os.wait()
-        waiting -= 1
-        if os.waitstatus_to_exitcode(status) == _OWNER_IS_GONE:
-            return
+        ended = _ended(0)
+        for _ in range(_PAUSES):
+            if waiting - len(ended) >= _ENOUGH:
+                time.sleep(_PAUSE_S)
+                ended += _ended(os.WNOHANG)
+        waiting -= len(ended)
+
+
+def _ended(flags):
+    """The exit codes of the children that have ended; without flags, waits for the first."""
+    codes = []
+    with contextlib.suppress(ChildProcessError):  # there are none left
+        while (found := os.waitpid(-1, os.WNOHANG if codes else flags))[0]:
+            codes.append(os.waitstatus_to_exitcode(found[1]))
+    return codes
 
 
 def _furnish_one(requests, tmp_mb):
@@ -167,8 +183,7 @@ def _furnish_one(requests, tmp_mb):
         os._exit(_OWNER_IS_GONE)
     pidfd, report = descriptors
     try:
-        confinement.furnish(pidfd, tmp_mb if json.loads(message)["folders"] else None)
-        os.write(report, b"ok")
+        confinement.furnish(pidfd, tmp_mb if json.loads(message)["folders"] else None, report)
     except BaseException as error:  # noqa: BLE001 - it goes to whoever asked
         os.write(report, (str(error) or type(error).__name__).encode())
     finally:

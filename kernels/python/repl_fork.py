@@ -44,18 +44,27 @@ _at_childs_end = []
 
 def objection(for_twin=()):
     """Why this session can't be forked so that the twin is exact, or None. `for_twin` are descriptors that it gets."""
-    looks = (_threads, _processes, _timers, lambda: _descriptors(for_twin), _memory, _files)
+    return objection_at_fork(for_twin) or _memory()
+
+
+def objection_at_fork(for_twin):
+    """`objection` without a look at the memory, where the host looks after the fork."""
+    looks = (_threads, _processes, _timers, lambda: _descriptors(for_twin), _files)
     return next((reason for look in looks if (reason := look()) is not None), None)
 
 
-def clone():
-    """As `os.fork`, into new namespaces; the random state of Python's own generator stays. Raises OSError."""
+def clone(is_last=False):
+    """As `os.fork`, into new namespaces; the random state of Python's own generator stays. Raises OSError.
+
+    The last fork, which goes on as the session, keeps the session's network.
+    """
     chance = random.Random.getstate(_chance)
     if not _at_childs_end:
         _at_childs_end.append(signal.signal(signal.SIGCHLD, signal.SIG_IGN) or signal.SIG_DFL)
     _python.PyOS_BeforeFork()
     # As this process, the new one is the first of a PID namespace, so what libc remembers of its number holds there.
-    pid = _python.syscall(seccomp_filter.clone_number(), seccomp_filter.TWIN_FLAGS, 0, 0, 0, 0)
+    flags = seccomp_filter.SUCCESSOR_FLAGS if is_last else seccomp_filter.TWIN_FLAGS
+    pid = _python.syscall(seccomp_filter.clone_number(), flags, 0, 0, 0, 0)
     number = ctypes.get_errno()
     (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
     if pid < 0:

@@ -134,10 +134,11 @@ class Session:
 
     def _fork(self, request, descriptors):
         try:
-            refused = repl_fork.objection(descriptors)
-            for channel, output in zip(descriptors[::2], descriptors[1::2], strict=True) if refused is None else ():
-                if repl_fork.clone() == 0:
-                    self._become_twin(channel, output, descriptors)
+            refused = repl_fork.objection_at_fork(descriptors)
+            pairs = list(zip(descriptors[::2], descriptors[1::2], strict=True)) if refused is None else []
+            for pair in pairs:
+                if repl_fork.clone(is_last=pair is pairs[-1]) == 0:
+                    self._become_twin(*pair, descriptors)
                     return
         except OSError as error:
             refused = str(error)

@@ -8,7 +8,7 @@ AF_UNIX only, and routing sockets where a kernel that is not ours lists its netw
 EAFNOSUPPORT. Of `clone`, `fcntl`, `ioctl`, `madvise`, `mmap`, `prctl` and `setsockopt`,
 what is asked for decides. A call made through another architecture's table ends the process.
 
-One `clone` waits for the host's word: that with which a session forks itself into namespaces of its own (repl_fork.py).
+A `clone` with which a session forks itself into namespaces of its own (repl_fork.py) waits for the host's word.
 The host says yes only while it forks a session, through the descriptor that `install` returns.
 
 Memory that is shared without a file is for sessions in control groups, which are charged for it. It stays for as long
@@ -151,8 +151,11 @@ _CLONE_THREAD = 0x00010000
 _CLONE_FLAGS = 0x017D5FFF
 """A signal's number and VM, FS, FILES, SIGHAND, PIDFD, VFORK, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID,
 DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
-TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | signal.SIGCHLD
+_CLONE_NEWNET = 0x40000000
+TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | _CLONE_NEWNET | signal.SIGCHLD
 """A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+SUCCESSOR_FLAGS = TWIN_FLAGS & ~_CLONE_NEWNET
+"""The fork that goes on as the session. It keeps the session's network, which takes Linux longest to make."""
 _NETLINK_ROUTE = 0
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 
@@ -311,7 +314,8 @@ def _examinations(may_fork, may_share, lists_interfaces):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
-        *([(None, _JUMP_EQUAL, TWIN_FLAGS, "ask", "flags")] if may_fork else []),
+        *([(None, _JUMP_EQUAL, TWIN_FLAGS, "ask", "successor")] if may_fork else []),
+        *([("successor", _JUMP_EQUAL, SUCCESSOR_FLAGS, "ask", "flags")] if may_fork else []),
         ("flags", _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
         *(line for call in _ALLOWED_OPTIONS for line in _choice(call, may_fork)),

@@ -144,11 +144,13 @@ class SessionPipe(_Pipe):
         super().__init__()
         self._kept = HeadAndTail(keep_bytes)
         self._read_bytes = self._room_bytes = read_bytes
+        self._is_watched = False
 
     def watch(self) -> None:
         """Read as it fills, until `take`: a line may print more than the pipe can hold."""
         if self._read_fd >= 0:
             self._loop.add_reader(self._read_fd, self._on_readable)
+            self._is_watched = True
 
     def take(self) -> tuple[str, int]:
         """What was written until now, and the number of bytes left out of its middle; makes room for the next line."""
@@ -182,5 +184,6 @@ class SessionPipe(_Pipe):
         return count
 
     def _unwatch(self) -> None:
-        if self._read_fd >= 0:
+        if self._is_watched and self._read_fd >= 0:
             self._loop.remove_reader(self._read_fd)
+        self._is_watched = False

@@ -54,7 +54,8 @@ _READ_BYTES = 1 << 16
 _FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 _SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
 """Mappings that are shared with whoever has them too: access, device, name."""
-_APART = ("user", "pid", "mnt", "ipc", "net")
+_APART = ("user", "pid", "mnt", "ipc")
+"""Namespaces that each fork has to have of its own; a twin a network as well."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.argtypes = [ctypes.c_long] * 6
@@ -261,21 +262,23 @@ def strays(twins: Sequence[Twin], pid: int) -> str | None:
         return "further processes"
     devices = {os.stat(f"/proc/{pid}/root/{folder}").st_dev for folder in ("tmp", "dev/shm", "dev/pts")}
     terminals = os.stat(f"/proc/{pid}/root/dev/pts").st_dev
-    namespaces = [os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART]
+    namespaces = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART}
+    twins_namespaces = namespaces | {"net": os.readlink(f"/proc/{pid}/ns/net")}
     for number, twin in enumerate(twins):
         others = [pid, *(other.pid for other in twins[number + 1 :])]
-        found = _may_more(twin.pid, namespaces) or _open_strays(twin, {terminals}, [])
-        if found is None and twin is not twins[-1]:
+        is_last = twin is twins[-1]
+        found = _may_more(twin.pid, namespaces if is_last else twins_namespaces) or _open_strays(twin, {terminals}, [])
+        if found is None and not is_last:
             found = _open_strays(twin, devices, others) or _shared(twin.pid, devices)
         if found is not None:
             return found
     return None
 
 
-def _may_more(pid: int, namespaces: Sequence[str]) -> str | None:
-    """Beyond a session of its own; `namespaces` are those of the session that was forked."""
+def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
+    """Beyond a session of its own; `namespaces` are those of the session that was forked which it may not have."""
     status = _status(pid)
-    if any(os.readlink(f"/proc/{pid}/ns/{name}") == own for name, own in zip(_APART, namespaces, strict=True)):
+    if any(os.readlink(f"/proc/{pid}/ns/{name}") == that for name, that in namespaces.items()):
         return "a namespace"
     if children(pid) or len(os.listdir(f"/proc/{pid}/task")) != 1:
         return "further processes"

@@ -51,8 +51,8 @@ _COPIED_MB = 6.0
 _FOLDERS = ("/tmp", "/dev/shm")
 _PRINTED_CHARS = 4_000
 _REASON_CHARS = 500
-_WATCH_AFTER_S = 0.005
-"""The output of a line that runs for longer is read while it runs."""
+_WATCH_AFTER_S, _TURN_S = 0.005, 0.0003
+"""The output of a line is read while it runs if it takes longer than this, and a turn for each line beside it."""
 
 
 _log = logging.getLogger(__name__)
@@ -226,7 +226,9 @@ class ForkedKernel:
             raise KernelDiedError("the kernel is gone, and its state with it; take a new session")
         self._has_run = True
         started = time.monotonic()
-        watch = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._output.watch)
+        after_s = _WATCH_AFTER_S + _TURN_S * self._server.running_lines
+        watch = asyncio.get_running_loop().call_later(after_s, self._output.watch)
+        self._server.running_lines += 1
         try:
             async with self._asking:
                 status, reply = await self._race(source, host)
@@ -234,6 +236,7 @@ class ForkedKernel:
             self.kill()
             raise
         finally:
+            self._server.running_lines -= 1
             watch.cancel()
         if status is ExecStatus.KILLED:
             await self._kill()

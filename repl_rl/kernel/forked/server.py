@@ -50,6 +50,8 @@ class ForkServer:
         self._asked: dict[int, asyncio.Future[int]] = {}
         self._ready: asyncio.Future[dict[str, Any]] = self._loop.create_future()
         self.has_ended = False
+        self.running_lines = 0
+        """In all of its sessions."""
         self._loop.add_reader(control.fileno(), self._on_readable)
 
     @classmethod
