@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,10 @@ def asking(task: Task, place: int) -> Trajectory:
     return replace(made, lines=(first, second))
 
 
-def scored_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, Any]]:
-    trainer = recorded_trainer(folder, asking, TASKS, per_device_train_batch_size=4, **settings)
+def scored_batch(
+    folder: Path, make: Callable[[Task, int], Trajectory] = asking, **settings: Any
+) -> tuple[RecordedTrainer, dict[str, Any]]:
+    trainer = recorded_trainer(folder, make, TASKS, per_device_train_batch_size=4, **settings)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     rows = trainer.train_dataset.to_list()
@@ -130,20 +132,14 @@ def compacted(task: Task, place: int) -> Trajectory:
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_what_is_sampled_after_a_compaction_is_a_row_with_its_own_prompt(tmp_path: Path, trains: bool) -> None:
-    trainer = recorded_trainer(
+    trainer, output = scored_batch(
         tmp_path,
         compacted,
-        TASKS,
-        per_device_train_batch_size=4,
         subcalls={"train": trains},
         budget={"compact_at": 0.5},
         rewards={"kinds": {"exception": -0.25}},
         credit={"estimator": "return_to_go", "scale": "none"},
     )
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    tasks = trainer.train_dataset.to_list()
-    output = trainer._generate_and_score_completions([dict(tasks[index]) for index in (0, 0, 1, 1)])
     whole = compacted(TASKS[0], 1)
     [kept] = [each for each in read_jsonl(tmp_path / "rollouts" / "step_00001.jsonl") if each.compactions]
     advantages = [line.advantage or 0.0 for line in kept.lines]

@@ -146,6 +146,7 @@ class Twin:
         *, copies: bool, reseed: bool, patience_s: float,
     ) -> None:  # fmt: skip
         """It is the `number`th of the `newborn`, once it is born. With `copies`, the session's files become its own.
+        Then it is told to stop.
 
         Raises ForkRefusedError if it ends over that.
         """
@@ -159,6 +160,7 @@ class Twin:
         await server.furnish(self.pidfd, folders=copies)
         if await self.channel.ask({"settle": {"moves": copies, "reseed": reseed}}, patience_s) is None:
             raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {self._printed()}")
+        send_signal(self.pidfd, signal.SIGSTOP)
         with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
             Path(f"/proc/{self.pid}/autogroup").write_text(_NICENESS)
 
@@ -179,13 +181,14 @@ class Twin:
 
 
 async def bear(
-    twins: Sequence[Twin], server: ForkServer, pid: int, channel: PrivateChannel, listener: Listener,
+    twins: Sequence[Twin], server: ForkServer, pid: int, pidfd: int, channel: PrivateChannel, listener: Listener,
     *, reseed: bool, patience_s: float,
 ) -> None:  # fmt: skip
-    """Have a session fork itself into twins, and move them in. With `reseed`, all but the last get new random states.
+    """Have a session fork itself into twins, move them in, and stop it and them, each as soon as it has done its part.
 
-    Raises ForkRefusedError with the reason, and KernelDiedError if the session dies of it or does not do as it is told.
-    The twins are to be abandoned then.
+    With `reseed`, all twins but the last get new random states. Raises ForkRefusedError with the reason,
+    KernelDiedError if the session dies of it or does not do as it is told, and KernelError if one doesn't stop. The
+    twins are to be abandoned then.
     """
     before = children(pid)
 
@@ -202,6 +205,7 @@ async def bear(
             raise KernelDiedError("the session ended, or did not answer in time, as it was to be forked")
         if reply.get("refused") is not None:
             raise ForkRefusedError(f"the session can't be forked: {str(reply['refused'])[:_REASON_CHARS]}")
+        send_signal(pidfd, signal.SIGSTOP)
 
     async def moved_in(number: int, twin: Twin) -> None:
         copies = twin is not twins[-1]
@@ -215,6 +219,7 @@ async def bear(
             raise outcome
     if len(newborn()) != len(twins):
         raise KernelDiedError(f"the session was to fork itself {len(twins)} times, and did so {len(newborn())} times")
+    await _stopped([pid, *(twin.pid for twin in twins)])
 
 
 def children(pid: int) -> list[int]:
@@ -237,12 +242,10 @@ def kill_children(pid: int, keep: Sequence[int]) -> None:
             os.close(pidfd)
 
 
-async def stop(processes: Mapping[int, int]) -> None:
-    """Stop processes, process id -> pidfd. Raises KernelError if one doesn't stop."""
-    for pidfd in processes.values():
-        send_signal(pidfd, signal.SIGSTOP)
+async def _stopped(pids: Sequence[int]) -> None:
+    """Wait until processes that were told to stop have stopped. Raises KernelError if one doesn't."""
     began = time.monotonic()
-    for pid in processes:
+    for pid in pids:
         while _stat(pid)[0] != "T":
             waited_s = time.monotonic() - began
             if waited_s > _STOP_S:

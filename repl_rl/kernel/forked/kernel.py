@@ -31,7 +31,6 @@ from repl_rl.kernel.forked.fork import (
     children,
     depth,
     kill_children,
-    stop,
     strays,
 )
 from repl_rl.kernel.forked.server import ForkServer
@@ -289,10 +288,10 @@ class ForkedKernel:
                 for _ in range(count + 1):
                     twins.append(Twin(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
                 await bear(
-                    twins, self._server, self.pid, self._channel, self._listener,
+                    twins, self._server, self.pid, self._pidfd, self._channel, self._listener,
                     reseed=reseed, patience_s=limits.start_s,
                 )  # fmt: skip
-                await self._check(twins)
+                self._check(twins)
             except BaseException as error:
                 for twin in twins:
                     twin.abandon()
@@ -307,9 +306,8 @@ class ForkedKernel:
                 raise
             return self._give_place_to(twins, held_mb)
 
-    async def _check(self, twins: list[Twin]) -> None:
-        """Stop the session for good, and let the twins go on. Raises ForkRefusedError if one kept what it may not."""
-        await stop({self.pid: self._pidfd, **{twin.pid: twin.pidfd for twin in twins}})
+    def _check(self, twins: list[Twin]) -> None:
+        """Let the twins go on, and the session no more. Raises ForkRefusedError if one kept what it may not."""
         what = strays(twins, self.pid)
         if what is not None:
             raise ForkRefusedError(f"forks of the session would not have been apart from it; they share: {what}")
