@@ -1,7 +1,7 @@
 """Log-probabilities of typed tokens, and of nothing else: no padding, no interpreter text through the LM head.
 
-    forward = TypedForward.open(model)                        # None if the model can't be packed
-    logprobs, entropy = forward(pack(ids, attention, typed))  # (K,), (K,): one per typed token
+    forward = TypedForward.open(model)                                       # None if the model can't be packed
+    logprobs, entropy = forward(model, forward.pack(ids, attention, typed))  # (K,), (K,): one per typed token
 
 The loss itself is TRL's: it takes these values, spread over (B, T), instead of its own. `pack` turns a padded batch
 into one row of real tokens, and says where in it typed tokens are predicted. The model uses the forward pass that TRL
@@ -9,9 +9,14 @@ gives its models (`add_fused_lm_head`), so it works inside the wrappers of DDP, 
 tiles. What this module adds is the row without padding, and the selection of the hidden states that predict a typed
 token, the only ones that reach the head.
 
-Attention over several sequences in a single row, each of which sees only itself, is registered with transformers under
-`PACKED_ATTENTION`. A call with `sequence_lengths` runs each sequence through torch's causal kernel, without a mask;
-every other call is transformers' own `sdpa`. A sliding window becomes a mask if a sequence is longer than the window.
+What a sequence has in common with one before it, from its first token on, is in the row once: the prompt of a group,
+the worked sessions in all prompts, what the branches of a tree go on from. The values and the gradient stay the same,
+but for dropout, which is drawn once for it. Flash attention computes each sequence whole.
+
+Attention over several sequences in a single row, each of which sees only itself and what it shares, is registered with
+transformers under `PACKED_ATTENTION`. A call with `sequence_lengths` runs each sequence through torch's causal kernel,
+without a mask; every other call is transformers' own `sdpa`. What is shared, and a sliding window that is shorter than
+a sequence, become a mask.
 
 B batch, S prompt and completion tokens, T completion tokens, N tokens in the row, K typed tokens.
 """
@@ -43,7 +48,9 @@ class Packed:
     positions: torch.Tensor
     """(1, N), from 0 in each sequence."""
     lengths: tuple[int, ...]
-    """The lengths of the sequences; their sum is N."""
+    """How many tokens of each sequence are its own; their sum is N."""
+    shared: tuple[torch.Tensor, ...]
+    """For each sequence, where in the row the tokens before its own are: they are those of sequences before it."""
     at: torch.Tensor
     """(K,): indices into the row whose next token is a typed one."""
     targets: torch.Tensor
@@ -52,8 +59,13 @@ class Packed:
     """(K,): where the values of the typed tokens go in a flattened (B, T)."""
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence, with what it shares."""
+        return max(len(before) + own for before, own in zip(self.shared, self.lengths, strict=True))
+
+    @property
     def bounds(self) -> torch.Tensor:
-        """(sequences + 1,), int32: where each begins, and the end."""
+        """(sequences + 1,), int32: where the own tokens of each begin, and the end."""
         ends = torch.tensor((0, *self.lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
         return ends.to(self.ids.device)
 
@@ -63,8 +75,14 @@ class Packed:
         return flat.index_put((self.places,), values).view(shape)
 
 
-def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
+_LEAST_SHARED = 1 / 8
+"""Of a sequence, or it is computed as a whole: torch's causal kernel does half the work of one with a mask."""
+
+
+def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor, *, shares: bool = True) -> Packed:
     """`ids` and `attention_mask` (B, S), with no padding between real tokens; `typed_mask` (B, T), S >= T + 1.
+
+    Without `shares`, each sequence is there as a whole.
 
     Raises ValueError for a typed token without a real token before it to predict it.
     """
@@ -80,18 +98,44 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     column = torch.arange(ids.size(1), device=ids.device)
     last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): column of the last typed token
     kept = attention_mask.bool() & (column < last)  # (B, S)
-    lengths = kept.sum(dim=1)  # (B,)
     positions = kept.cumsum(dim=1) - 1  # (B, S)
-    row_index = torch.cumsum(kept.flatten(), dim=0).view_as(kept) - 1  # (B, S): index into the row, where kept
+    common, index = _laid_out(ids, kept, positions, shares)
+    own = kept & (positions >= common[:, None])
+    lengths = own.sum(dim=1).tolist()
     row, at = typed[:, 1:].nonzero(as_tuple=True)  # the token at `at + 1` is typed
     return Packed(
-        ids=ids[kept][None],
-        positions=positions[kept][None],
-        lengths=tuple(length for length in lengths.tolist() if length),
-        at=row_index[row, at],
+        ids=ids[own][None],
+        positions=positions[own][None],
+        lengths=tuple(length for length in lengths if length),
+        shared=tuple(
+            places[:count] for places, count, length in zip(index, common.tolist(), lengths, strict=True) if length
+        ),
+        at=index[row, positions[row, at]],
         targets=ids[row, at + 1],
         places=row * width + (at + 1 - prompt).clamp(min=0),
     )
+
+
+def _laid_out(
+    ids: torch.Tensor, kept: torch.Tensor, positions: torch.Tensor, shares: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(B,): how many tokens a sequence has in common with one before it. (B, S): where in the row its tokens are."""
+    sequences = torch.full_like(ids, -1).cpu()  # each from its first token on, then -1
+    row, _ = kept.nonzero(as_tuple=True)
+    sequences[row.cpu(), positions[kept].cpu()] = ids[kept].cpu()
+    lengths = kept.sum(dim=1).tolist()
+    common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros_like(sequences), 0
+    for number, length in enumerate(lengths):
+        if shares and number and length:
+            equal = (sequences[:number, :length] == sequences[number, :length]).long().cumprod(dim=1).sum(dim=1)
+            count, first = (int(value) for value in equal.max(dim=0))
+            if count >= _LEAST_SHARED * length:
+                common[number] = count
+                index[number, :count] = index[first, :count]
+        start = int(common[number])
+        index[number, start:length] = torch.arange(end, end + length - start)
+        end += length - start
+    return common.to(ids.device), index.to(ids.device)
 
 
 def _first_of_all(attention_mask: torch.Tensor) -> torch.Tensor:
@@ -113,6 +157,7 @@ def packed_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sequence_lengths: tuple[int, ...] | None = None,
+    sequence_shared: tuple[torch.Tensor, ...] = (),
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -121,9 +166,12 @@ def packed_attention(
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, dropout, scaling, sliding_window=sliding_window, **kwargs
         )
-    longest = max(sequence_lengths)
+    ends = [len(before) + own for before, own in zip(sequence_shared, sequence_lengths, strict=True)]
+    size = 1 << (max(ends) - 1).bit_length()
+    window = min(size, sliding_window or size)
+    is_masked = [end > min(own, window) for end, own in zip(ends, sequence_lengths, strict=True)]
     is_grouped = query.size(1) != key.size(1)
-    if is_grouped and query.is_cuda and (query.dtype == torch.float32 or _is_cut(longest, sliding_window)):
+    if is_grouped and query.is_cuda and (query.dtype == torch.float32 or any(is_masked)):
         # torch's kernels that keep no matrix take neither float32 nor a mask with groups of heads
         key, value = (each.repeat_interleave(query.size(1) // each.size(1), dim=1) for each in (key, value))
         is_grouped = False
@@ -131,28 +179,24 @@ def packed_attention(
     attended = [
         scaled_dot_product_attention(
             query_part,
-            key_part,
-            value_part,
-            attn_mask=_window(query_part.size(2), longest, sliding_window, query.device),
+            _with_shared(key, before, key_part),
+            _with_shared(value, before, value_part),
+            attn_mask=_band(size, window, query.device)[len(before) : end, :end] if masked else None,
             dropout_p=dropout,
-            is_causal=not _is_cut(query_part.size(2), sliding_window),
+            is_causal=not masked,
             scale=scaling,
             enable_gqa=is_grouped,
         )
-        for query_part, key_part, value_part in parts
+        for (query_part, key_part, value_part), before, end, masked in zip(
+            parts, sequence_shared, ends, is_masked, strict=True
+        )
     ]
     return torch.cat(attended, dim=2).transpose(1, 2).contiguous(), None
 
 
-def _is_cut(length: int, window: int | None) -> bool:
-    return window is not None and length > window
-
-
-def _window(length: int, longest: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """(length, length): each token sees itself and the `window - 1` before it; None if the window covers them all."""
-    if window is None or not _is_cut(length, window):
-        return None
-    return _band(1 << (longest - 1).bit_length(), window, device)[:length, :length]
+def _with_shared(states: torch.Tensor, before: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """(1, H, before + own, D)"""
+    return torch.cat([states.index_select(2, before), own], dim=2) if len(before) else own
 
 
 @lru_cache(maxsize=2)
@@ -168,7 +212,7 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 _AT = "typed_at"
 """The argument that tells the backbone's hooks where typed tokens are predicted."""
-_PROBE_LENGTHS = (7, 3, 5)
+_PROBE_LENGTHS, _PROBE_SHARED = (7, 3, 5), 2
 _PROBE_SHARE = 0.1
 """Packed passes may be off by this share of what they are off by if sequences see one another: 1.7 on nano and 10 on
 Gemma 3 270M. Rounding makes 1.1e-4 on the latter in float32; what it makes in bfloat16 grows with a model, and so does
@@ -218,18 +262,22 @@ class TypedForward:
         logger.warning("the loss pads its batches: this model can't take several sequences in one row, %s", reason)
         return None
 
+    def pack(self, ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor) -> Packed:
+        """A batch as the model can take it, see `pack`."""
+        return pack(ids, attention_mask, typed_mask, shares=not self._is_flash)
+
     def __call__(self, model: Any, packed: Packed) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Log-probability of each typed token in nats, and the entropy there if the head computes it: (K,) each."""
-        longest = max(packed.lengths)
         output = model(
             input_ids=packed.ids,
             position_ids=packed.positions,
             attention_mask=self._mask(packed),
             sequence_lengths=packed.lengths,
+            sequence_shared=packed.shared,
             cu_seq_lens_q=packed.bounds,  # this and the next three are for transformers' flash attention
             cu_seq_lens_k=packed.bounds,
-            max_length_q=longest,
-            max_length_k=longest,
+            max_length_q=packed.longest,
+            max_length_k=packed.longest,
             shift_labels=packed.targets[None],
             fused_lm_head=True,
             **{_AT: packed.at},
@@ -262,12 +310,13 @@ class TypedForward:
         width = max(_PROBE_LENGTHS)
         device = next(model.parameters()).device
         ids = (torch.arange(len(_PROBE_LENGTHS) * width).view(-1, width) * 7 % size).to(device)
+        ids[-1, :_PROBE_SHARED] = ids[0, :_PROBE_SHARED]
         attention = (torch.arange(width) < torch.tensor(_PROBE_LENGTHS)[:, None]).long().to(device)
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                packed = pack(ids, attention, attention[:, 1:])
+                packed = self.pack(ids, attention, attention[:, 1:])
                 found, _ = self(model, packed)
                 rows = [ids[row : row + 1, :length] for row, length in enumerate(_PROBE_LENGTHS)]
                 plain = torch.cat([model(input_ids=one, labels=one, fused_lm_head=True).log_probs[0] for one in rows])

@@ -25,7 +25,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
-from repl_rl.trainer.packed import Packed, TypedForward, pack
+from repl_rl.trainer.packed import Packed, TypedForward
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
@@ -134,7 +134,7 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
         batch = (input_ids, attention_mask, typed)
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
-        parts = [self._typed_values(model, pack(*of_rows), of_rows[2].shape) for of_rows in rows]
+        parts = [self._typed_values(model, self._typed_forward.pack(*of_rows), of_rows[2].shape) for of_rows in rows]
         logprobs, entropies = zip(*parts, strict=True)
         # in a batch without typed tokens, this zeroes the stand-in's value and gradient but keeps the graph
         return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None

@@ -35,9 +35,10 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "gemma3": Gemma3TextConfig(**SMALL, sliding_window=4, layer_types=["sliding_attention", "full_attention"]),
     "gpt2": GPT2Config(vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0),
 }
-PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [13]]
-COMPLETIONS = [[20, 21, 22, 23, 24, 25, 26, 27, 28], [30, 31, 32], [40, 41, 42, 43, 44, 45]]
-MASKS = [[1, 1, 0, 0, 1, 0, 1, 1, 0], [1, 0, 1], [0, 1, 1, 1, 0, 0]]
+# The third has the first one's prompt and first token, the fourth begins as the second does.
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12], [5, 6, 7], [8, 9, 13]]
+COMPLETIONS = [[20, 21, 22, 23, 24, 25, 26, 27, 28], [30, 31, 32], [20, 41, 42, 43, 44, 45], [50, 51, 52, 53]]
+MASKS = [[1, 1, 0, 0, 1, 0, 1, 1, 0], [1, 0, 1], [1, 1, 1, 1, 0, 0], [1, 1, 0, 1]]
 
 
 def make_model(name: str, **arguments: Any) -> Any:
@@ -84,14 +85,17 @@ def assert_same_gradient(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-6 * largest, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name: str) -> None:
+def test_values_entropies_and_gradients_are_those_of_one_sequence_at_a_time(name: str, shares: bool) -> None:
     model = make_model(name)
     expected, expected_entropy = plainly(model)
     expected_gradient = gradient(model, expected)
     forward = TypedForward.open(model)
     assert forward is not None
-    found, entropy = forward(model, pack(*batch()))
+    packed = pack(*batch(), shares=shares)
+    assert [len(shared) for shared in packed.shared] == ([0, 0, 4, 2] if shares else [0] * 4)
+    found, entropy = forward(model, packed)
     assert entropy is not None
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(entropy.double(), expected_entropy, atol=1e-6, rtol=0)

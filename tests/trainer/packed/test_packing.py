@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from repl_rl.trainer.packed import pack
+from repl_rl.trainer.packed import Packed, pack
 
 IDS = torch.tensor([[0, 11, 12, 21, 22, 23, 24], [31, 32, 33, 41, 42, 43, 0]])
 #                    .  prompt   typed out typed out      prompt    out typed out .
@@ -46,12 +46,37 @@ def test_an_empty_prompt_is_refused() -> None:
         pack(torch.tensor([[5, 6]]), torch.tensor([[1, 1]]), torch.tensor([[1, 1]]))
 
 
+def test_what_sequences_have_in_common_is_there_once() -> None:
+    """A group of two with one prompt, the same first token typed, and a third whose prompt begins alike."""
+    ids = torch.tensor([[1, 2, 3, 21, 22, 23], [1, 2, 3, 21, 32, 33], [0, 1, 2, 41, 42, 0]])
+    typed = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    packed = pack(ids, (ids > 0).long(), typed)
+    assert packed.ids.tolist() == [[1, 2, 3, 21, 22, 32, 41]]
+    assert packed.positions.tolist() == [[0, 1, 2, 3, 4, 4, 2]]
+    assert packed.lengths == (5, 1, 1)
+    assert [places.tolist() for places in packed.shared] == [[], [0, 1, 2, 3], [0, 1]]
+    assert packed.longest == 5
+    assert packed.at.tolist() == [2, 3, 4, 2, 3, 5, 1, 6]
+    assert packed.targets.tolist() == [21, 22, 23, 21, 32, 33, 41, 42]
+
+
+def test_little_in_common_is_not_shared() -> None:
+    ids = torch.arange(40).view(2, 20) + 1
+    ids[1, :2] = ids[0, :2]
+    packed = pack(ids, torch.ones_like(ids), torch.ones(2, 17))
+    assert packed.lengths == (19, 19), "a tenth of the sequence"
+
+
+TOKENS = st.integers(1, 2)
+
+
+@pytest.mark.parametrize("shares", [False, True])
 @given(st.data())
-def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(data: st.DataObject) -> None:
+def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(shares: bool, data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 4))
-    prompts = [data.draw(st.lists(st.integers(100, 199), min_size=1, max_size=4)) for _ in range(rows)]
-    masks = [data.draw(st.lists(st.booleans(), min_size=1, max_size=6)) for _ in range(rows)]
-    completions = [[200 + 10 * row + place for place in range(len(mask))] for row, mask in enumerate(masks)]
+    prompts = [data.draw(st.lists(TOKENS, min_size=1, max_size=3)) for _ in range(rows)]
+    masks = [data.draw(st.lists(st.booleans(), min_size=1, max_size=5)) for _ in range(rows)]
+    completions = [data.draw(st.lists(TOKENS, min_size=len(mask), max_size=len(mask))) for mask in masks]
     width, length = max(map(len, prompts)), max(map(len, completions))
     ids = torch.tensor(
         [
@@ -60,26 +85,42 @@ def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(data:
         ]
     )
     typed = torch.tensor([[int(was) for was in mask] + [0] * (length - len(mask)) for mask in masks])
-    packed = pack(ids, (ids > 0).long(), typed)
+    packed = pack(ids, (ids > 0).long(), typed, shares=shares)
     expected = [
         (row * length + place, completion[place], prompt + completion[:place])
         for row, (prompt, completion, mask) in enumerate(zip(prompts, completions, masks, strict=True))
         for place, was in enumerate(mask)
         if was
     ]
-    sequences = list(zip(packed.ids[0].split(packed.lengths), packed.positions[0].split(packed.lengths), strict=True))
-    assert all(positions.tolist() == list(range(len(ids))) for ids, positions in sequences)
-    before = [ids.tolist()[: place + 1] for ids, _ in sequences for place in range(len(ids))]
+    before = histories(packed)
     found = [
         (place, target, before[at])
         for at, target, place in zip(packed.at.tolist(), packed.targets.tolist(), packed.places.tolist(), strict=True)
     ]
-    if expected:
-        assert found == expected
-        assert sum(packed.lengths) == sum(
-            max(len(history) for place, _, history in expected if place // length == row)
-            for row in range(rows)
-            if any(masks[row])
+    if not expected:
+        assert len(found) == 1
+        return
+    assert found == expected
+    whole = [
+        max((history for place, _, history in expected if place // length == row), key=len)
+        for row in range(rows)
+        if any(masks[row])
+    ]
+    if shares:
+        assert sorted(before) == sorted(
+            {tuple(each[:end]): each[:end] for each in whole for end in range(1, len(each) + 1)}.values()
         )
     else:
-        assert len(found) == 1
+        assert packed.lengths == tuple(map(len, whole))
+
+
+def histories(packed: Packed) -> list[list[int]]:
+    """For each token of the row, it and the tokens that it sees, in the order of their positions."""
+    found, start = [], 0
+    for length, shared in zip(packed.lengths, packed.shared, strict=True):
+        for end in range(start + 1, start + length + 1):
+            places = [*shared.tolist(), *range(start, end)]
+            assert packed.positions[0, places].tolist() == list(range(len(places)))
+            found.append(packed.ids[0, places].tolist())
+        start += length
+    return found
