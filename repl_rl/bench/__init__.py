@@ -62,6 +62,8 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
         "loss and gradient beside TRL's own",
         [
             ("--trajectories", int, "in a batch (default: 16)"),
+            ("--group-size", int, "how many of them have the same prompt (default: 1)"),
+            ("--prompt-tokens", int, "of the longest prompt (default: 40)"),
             ("--tokens", int, "of the longest completion (default: 256)"),
             ("--rounds", int, "how often both take their turn (default: 3)"),
         ],

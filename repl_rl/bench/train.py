@@ -42,7 +42,10 @@ class TrainSettings:
     """How much is measured. Raises ConfigError for invalid counts."""
 
     trajectories: int = 16
+    group_size: int = 1
+    """How many of them have the same prompt."""
     prompt_tokens: int = 40
+    """The length of the longest prompt; the shortest has half of it."""
     tokens: int = 256
     """The length of the longest completion; the shortest has a quarter of it."""
     rounds: int = 3
@@ -50,7 +53,7 @@ class TrainSettings:
     """Vocabulary sizes. None is nano's own; a larger one gets new, random rows."""
 
     def __post_init__(self) -> None:
-        for name in ("trajectories", "prompt_tokens", "rounds"):
+        for name in ("trajectories", "group_size", "prompt_tokens", "rounds"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} {getattr(self, name)}: give at least 1")
         if self.tokens < 4 * _CHUNK_TOKENS:
@@ -77,7 +80,9 @@ def measure(settings: TrainSettings, say: Say) -> dict[str, Any]:
         with tempfile.TemporaryDirectory(prefix="repl_rl_bench_") as folder:
             rows.append(_both_sides(settings, _checkpoint(vocabulary, Path(folder)), say))
     columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return {"trajectories": settings.trajectories, "longest_tokens": settings.tokens, **columns, **machine(_PACKAGES)}
+    batch = ("trajectories", "group_size", "prompt_tokens")
+    shape = {name: getattr(settings, name) for name in batch} | {"longest_tokens": settings.tokens}
+    return {**shape, **columns, **machine(_PACKAGES)}
 
 
 def _both_sides(settings: TrainSettings, checkpoint: Path, say: Say) -> dict[str, float]:
@@ -113,14 +118,16 @@ def make_batch(settings: TrainSettings, vocabulary: int) -> Batch:
     def tokens(*shape: int) -> torch.Tensor:
         return torch.randint(1, vocabulary, shape, generator=generator)
 
-    rows, longest = settings.trajectories, settings.tokens
+    rows, longest, group = settings.trajectories, settings.tokens, settings.group_size
+    groups = -(-rows // group)
     lengths = torch.linspace(longest / 4, longest, rows).long()[torch.randperm(rows, generator=generator)]
-    prompts = torch.randint(settings.prompt_tokens // 2, settings.prompt_tokens + 1, (rows,), generator=generator)
+    prompts = torch.randint(settings.prompt_tokens // 2, settings.prompt_tokens + 1, (groups,), generator=generator)
+    prompts = prompts.repeat_interleave(group)[:rows]
     completion_mask = (torch.arange(longest) < lengths[:, None]).long()  # (B, T)
     prompt_mask = (torch.arange(settings.prompt_tokens) >= settings.prompt_tokens - prompts[:, None]).long()
     typed = ((torch.arange(longest) // _CHUNK_TOKENS) % 2 == 0).long().expand(rows, longest)
     return {
-        "prompt_ids": tokens(rows, settings.prompt_tokens) * prompt_mask,
+        "prompt_ids": tokens(groups, settings.prompt_tokens).repeat_interleave(group, dim=0)[:rows] * prompt_mask,
         "prompt_mask": prompt_mask,
         "completion_ids": tokens(rows, longest) * completion_mask,
         "completion_mask": completion_mask,
