@@ -77,6 +77,8 @@ class Packed:
 
 _LEAST_SHARED = 1 / 8
 """Of a sequence, or it is computed as a whole: torch's causal kernel does half the work of one with a mask."""
+_LONGEST_SHARING = 8192
+"""Longer sequences are computed as a whole: the mask has a byte for each pair of tokens."""
 
 
 def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tensor, *, shares: bool = True) -> Packed:
@@ -126,7 +128,7 @@ def _laid_out(
     lengths = kept.sum(dim=1).tolist()
     common, index, end = torch.zeros(len(ids), dtype=torch.long), torch.zeros_like(sequences), 0
     for number, length in enumerate(lengths):
-        if shares and number and length:
+        if shares and number and 0 < length <= _LONGEST_SHARING:
             equal = (sequences[:number, :length] == sequences[number, :length]).long().cumprod(dim=1).sum(dim=1)
             count, first = (int(value) for value in equal.max(dim=0))
             if count >= _LEAST_SHARED * length:
