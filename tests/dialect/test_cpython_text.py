@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import sys
 import termios
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ from repl_rl.utils.threads import BackgroundLoop
 
 MARKS = {PRIMARY_PROMPT: "\x01", "...": "\x02"}
 SET_PROMPTS = "import sys; sys.ps1 = '\\x01'; sys.ps2 = '\\x02'"
+FORGET_LINES = "__import__('linecache')._register_code = lambda *_: None; "
+"""From Python 3.13 on, a terminal shows the typed line once more in each traceback. Sessions show what 3.11 and 3.12
+do, on every Python, so that a model reads the same wherever it runs."""
 
 SNIPPETS = """
 [expressions]
@@ -922,7 +926,8 @@ def cpython(lines: list[str], folder: Path) -> str:
     ) as process:
         os.close(terminal)
         assert process.stdin is not None
-        process.stdin.write("".join(f"{line}\n" for line in [SET_PROMPTS, *lines]).encode())
+        begin = (FORGET_LINES if sys.version_info >= (3, 13) else "") + SET_PROMPTS
+        process.stdin.write("".join(f"{line}\n" for line in [begin, *lines]).encode())
         process.stdin.close()
         shown = read_all(primary)
     assert process.returncode == 0, shown
@@ -960,7 +965,10 @@ def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
 
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_transcript_reads_like_a_terminal(name: str, loop: BackgroundLoop, pool: KernelPool, tmp_path: Path) -> None:
-    assert loop.run(ours(SESSIONS[name], pool)) == cpython(SESSIONS[name], tmp_path)
+    terminal = cpython(SESSIONS[name], tmp_path)
+    if sys.version_info >= (3, 13) and ("<stdin>-" in terminal or name == "eval and exec"):
+        pytest.skip("this CPython shows the typed line in errors of its compiler too, and in those of `eval`")
+    assert loop.run(ours(SESSIONS[name], pool)) == terminal
 
 
 def test_there_are_enough_snippets() -> None:

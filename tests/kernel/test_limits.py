@@ -72,7 +72,7 @@ def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) ->
 
 
 def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:
-    cells = "import os, threading; threading.Timer(0.2, os._exit, (1,)).start()", "import time; time.sleep(1)"
+    cells = "import os, threading; threading.Timer(1, os._exit, (1,)).start()", "import time; time.sleep(9)"
     first, second = typed(*cells)
     assert (first.status, second.status) == (ExecStatus.OK, ExecStatus.KILLED)
 
