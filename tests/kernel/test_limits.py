@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import time
+
 import pytest
 from kernel.conftest import HASTY, LIMITS, Typed
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
+from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile
+from repl_rl.kernel.processes import send_signal
+from repl_rl.utils.threads import BackgroundLoop
 
 FILL = "n = 0\nwhile True:\n    n += 1\n    with open('{}/%d' % n, 'wb') as f: _ = f.write(bytes(10 ** 6))\n"
 
@@ -46,6 +52,27 @@ def test_an_interrupt_that_the_code_handles_in_time_is_a_timeout(typed_in_haste:
     _, stopped, after = typed_in_haste("import time", handling, "'alive'")
     assert (stopped.status, stopped.error_name, stopped.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
     assert after.output == "'alive'\n"
+
+
+def test_time_in_which_the_whole_machine_stands_still_is_given_back(loop: BackgroundLoop) -> None:
+    async def paused() -> tuple[ExecResult, float]:
+        async with KernelPool(1, Limits(line_s=3.0), sandbox="bwrap") as pool, pool.session() as kernel:
+            pidfd = kernel._kernel._pidfd  # type: ignore[attr-defined]
+
+            def pause() -> None:
+                send_signal(pidfd, signal.SIGSTOP)
+                time.sleep(7)
+                send_signal(pidfd, signal.SIGCONT)
+
+            asyncio.get_running_loop().call_later(0.2, pause)
+            awake = await kernel.execute("import time\nfor _ in range(10): time.sleep(0.1)\n")
+            asleep = await kernel.execute("while True: pass\n")
+            return awake, asleep.duration_s
+
+    awake, asleep_s = loop.run(paused())
+    assert awake.status is ExecStatus.OK
+    assert awake.duration_s > 7
+    assert asleep_s < 7
 
 
 def test_memory_is_limited_and_the_session_survives(typed: Typed) -> None:

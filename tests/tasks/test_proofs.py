@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl import Task, Trajectory
-from repl_rl.kernel import KernelPool
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import grade, grade_many, make_tasks, require_gradable
 from repl_rl.tasks.make import KNOWN
@@ -118,7 +118,7 @@ def test_scripts_solve_them_in_real_sessions() -> None:
     tasks = [task for name in PROOF_FAMILIES for task in make_tasks(name, 2, 5, "heldout")]
 
     async def typed() -> list[Trajectory]:
-        async with KernelPool(2) as pool:
+        async with KernelPool(2, Limits(line_s=60.0)) as pool:
             return [await type_session(task, script(task), kernels=pool) for task in tasks]
 
     trajectories = asyncio.run(typed())

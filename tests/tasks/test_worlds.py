@@ -13,7 +13,7 @@ from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig, parse_conf
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import KernelPool
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.models.nano.sessions import make_long
 from repl_rl.rollout.loop import Rollout
@@ -64,7 +64,7 @@ def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> l
     )
 
     async def go() -> list[Trajectory]:
-        async with KernelPool(4) as pool:
+        async with KernelPool(4, Limits(line_s=60.0)) as pool:
             rollout = Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup)
             return await rollout.many([task] * (config.group_size if config else 1), branch=config)
 

@@ -26,6 +26,8 @@ _HEADER = struct.Struct("!I")
 _CHUNK_BYTES = 1 << 16
 _NUMBER_BYTES = 8
 _READY = "ready"
+_STALL_S = 0.5
+"""A loop that is so late has not run meanwhile."""
 
 _MOST_CALLS = 1_000
 _MOST_REFUSED = 10
@@ -44,16 +46,22 @@ OnCall = Callable[[object, int], None]
 
 
 class Countdown:
-    """Calls `at_end` when its seconds have passed, not counting those for which it stood still. Belongs to one loop."""
+    """Calls `at_end` when its seconds have passed, not counting those for which it stood still. Belongs to one loop.
+
+    If this process stood still as they ran out (a paused machine, a suspended laptop), so did the session: then that
+    time is given back, once and at most as much as there was.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at_end: Callable[[], None]) -> None:
         self._loop = loop
         self._at_end = at_end
         self._timer: asyncio.TimerHandle | None = None
         self._left_s: float | None = None
+        self._most_given_back_s = 0.0
 
     def start(self, seconds: float) -> None:
-        self._timer = self._loop.call_later(seconds, self._at_end)
+        self._most_given_back_s = seconds
+        self._timer = self._loop.call_later(seconds, self._over)
 
     def stand_still(self) -> None:
         if self._timer is not None and self._left_s is None:
@@ -70,6 +78,15 @@ class Countdown:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._left_s = None
+
+    def _over(self) -> None:
+        assert self._timer is not None
+        late_s = self._loop.time() - self._timer.when()
+        if late_s > _STALL_S and self._most_given_back_s:
+            self._timer = self._loop.call_later(min(late_s, self._most_given_back_s), self._over)
+            self._most_given_back_s = 0.0
+        else:
+            self._at_end()
 
 
 class PrivateChannel:

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import load_config
 from repl_rl.engine.vocabulary import load_vocabulary
+from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models import resolve_model
 from repl_rl.models.nano import RLM_PATH
 from repl_rl.models.nano.recursive import QUESTIONS, answer_to
@@ -18,6 +19,7 @@ from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.service import open_service
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.documents import is_complaint, remarks
+from repl_rl.trajectory import Trajectory
 
 RECORDS = make_recursive(400, seed=3)
 SESSIONS = [record for record in RECORDS if record.answer is not None]
@@ -45,7 +47,12 @@ def test_what_counts_as_a_complaint_is_what_the_problem_counts(number: int) -> N
 def test_what_nano_rlm_is_shown_reads_as_a_rollout() -> None:
     record = next(each for each in SESSIONS if any("llm_query" in segment.text for segment in each.segments[1:]))
     typed = "".join(segment.text for segment in record.segments if segment.sampled)
-    made = asyncio.run(type_session(record.task, typed, environment="rlm", answer=answer_to))
+
+    async def session() -> Trajectory:
+        async with KernelPool(1, Limits(line_s=60.0)) as pool:
+            return await type_session(record.task, typed, environment="rlm", answer=answer_to, kernels=pool)
+
+    made = asyncio.run(session())
     shown = made.prompt + "".join(line.text + line.output for line in made.lines)
     assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
     assert made.answer == record.answer
