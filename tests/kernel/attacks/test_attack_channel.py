@@ -55,8 +55,8 @@ def test_what_was_not_asked_for_costs_the_session(kind: str, name: str, arenas: 
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("name", ["early-reply", "garbage", "half-a-frame", "four-gib"])
 def test_what_is_sent_between_two_lines_costs_the_session(kind: str, name: str, arenas: Arenas) -> None:
-    later = f"threading.Timer(0.2, os.write, (3, {BROKEN[name]})).start()"
-    first, *others = arenas(kind).attack(later, "time.sleep(0.7); 'next'", "'third'")
+    later = f"later = threading.Timer(1, os.write, (3, {BROKEN[name]})); later.start()"
+    first, *others = arenas(kind).attack(later, "later.join(); 'next'", "'third'")
     assert (first.status, first.answer) == (OK, None)
     assert others[-1].status is KILLED
     assert all(result.answer is None for result in others)
