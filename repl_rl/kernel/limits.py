@@ -39,7 +39,7 @@ class Limits:
     """
 
     line_s: float = 5.0
-    """Time for one cell; then it is interrupted. Time in which the machine stands still does not count."""
+    """Time for one cell; then it is interrupted. If the machine stands still as it runs out, it gets that back."""
     grace_s: float = 1.0
     """Time between the interrupt and the kill."""
     start_s: float = 30.0
