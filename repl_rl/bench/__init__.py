@@ -78,6 +78,7 @@ _BENCHES: dict[str, tuple[str, list[tuple[str, type, str]]]] = {
             ("--seeds", int, "of each arm (default: 3)"),
             ("--steps", int, "of each run (default: 30)"),
             ("--line-ms", float, "what each line takes longer (default: 50)"),
+            ("--sessions", int, "how many may be at work at once, in every arm (default: 64)"),
             ("--runs", Path, "folder for the figures of each run, which is not repeated (default: runs/asynchronous)"),
         ],
     ),

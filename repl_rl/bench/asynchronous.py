@@ -46,12 +46,16 @@ class AsynchronousSettings:
     steps: int = 30
     line_ms: float = 50.0
     """What each line that is run takes longer."""
+    sessions: int = 64
+    """How many may be at work at once, in every arm. One that waits never has more than a step's 64."""
     runs: Path = Path("runs/asynchronous")
     """Where each run leaves its figures, a JSON file."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or self.steps <= _WARM_UP:
             raise ConfigError(f"--seeds {self.seeds} --steps {self.steps}: give at least 1 and {_WARM_UP + 1}")
+        if self.sessions < 1:
+            raise ConfigError(f"--sessions {self.sessions}: give at least 1")
         if self.line_ms < 0:
             raise ConfigError(f"--line-ms {self.line_ms:g}: give 0 or more")
 
@@ -66,9 +70,15 @@ def measure(settings: AsynchronousSettings, say: Say) -> dict[str, Any]:
     require_vllm()
     planned = [
         PlannedRun(
-            f"{arm.replace(' ', '')}-{settings.line_ms:g}ms-{settings.steps}-seed{seed}",
+            f"{arm.replace(' ', '')}-{settings.line_ms:g}ms-{settings.sessions}-{settings.steps}-seed{seed}",
             "quickstart",
-            (f"seed={seed}", f"train.steps={settings.steps}", f"train.asynchronous={ARMS[arm]}"),
+            (
+                f"seed={seed}",
+                f"train.steps={settings.steps}",
+                f"train.asynchronous={ARMS[arm]}",
+                f"engine.places={settings.sessions}",
+                f"kernel.size={settings.sessions}",
+            ),
             {"arm": arm, "seed": seed},
             read_run,
             {"wrap_kernels": SlowLines(settings.line_ms / 1000)},
@@ -80,6 +90,7 @@ def measure(settings: AsynchronousSettings, say: Say) -> dict[str, Any]:
         "steps": settings.steps,
         "seeds": settings.seeds,
         "line_ms": settings.line_ms,
+        "sessions": settings.sessions,
         "rows": list(_rows(runs)),
     } | machine(_PACKAGES)
 
@@ -113,7 +124,10 @@ def _rows(runs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for a terminal: medians over the seeds, with the least and the most."""
-    title = f"{report['steps']} steps, {report['seeds']} seeds, lines of {report['line_ms']:g} ms more: median (range)"
+    title = (
+        f"{report['steps']} steps, {report['seeds']} seeds, lines of {report['line_ms']:g} ms more, "
+        f"{report['sessions']} sessions at once: median (range)"
+    )
     shown = Table(title=title)
     for column in ("arm", "steps/min", "of waiting", "trainer idle %", "staleness", "dropped %", "held-out %"):
         shown.add_column(column, justify="left" if column == "arm" else "right")

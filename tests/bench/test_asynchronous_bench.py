@@ -21,10 +21,10 @@ def test_arms_are_compared_by_seed() -> None:
     assert [row["arm"] for row in rows] == list(ARMS)
     assert rows[0]["ratio"] == [1.0, 1.0]
     assert all(row["ratio"] == [2.0, 2.0] for row in rows[1:])
-    assert table({"steps": 3, "seeds": 2, "line_ms": 50.0, "rows": rows}).row_count == len(ARMS)
+    assert table({"steps": 3, "seeds": 2, "line_ms": 50.0, "sessions": 64, "rows": rows}).row_count == len(ARMS)
 
 
-@pytest.mark.parametrize("values", [{"seeds": 0}, {"steps": 2}, {"line_ms": -1.0}])
+@pytest.mark.parametrize("values", [{"seeds": 0}, {"steps": 2}, {"line_ms": -1.0}, {"sessions": 0}])
 def test_invalid_settings_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="give"):
         AsynchronousSettings(**values)  # type: ignore[arg-type]

@@ -15,7 +15,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import re
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,7 +137,8 @@ def cases(*attacks: Attack) -> list[object]:
 class Host:
     """What attacks must leave as it was."""
 
-    descriptors: int
+    descriptors: Counter[str]
+    """How many of each kind: a file by its path, others without their numbers (`socket:[]`)."""
     processes: int
     mounts: int
     session_folders: int
@@ -146,7 +149,7 @@ class Host:
         return self.marked != before.marked or any(
             now > then
             for now, then in (
-                (self.descriptors, before.descriptors),
+                (self.descriptors.total(), before.descriptors.total()),
                 (self.processes, before.processes),
                 (self.mounts, before.mounts),
                 (self.session_folders, before.session_folders),
@@ -279,12 +282,13 @@ class Arena:
         deadline = time.monotonic() + PATIENCE_S
         while (after := self._host()).holds_more_than(before) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not after.holds_more_than(before), f"before: {before}, after: {after}"
+        new = dict(after.descriptors - before.descriptors)
+        assert not after.holds_more_than(before), f"before: {before}, after: {after}, new descriptors: {new}"
 
     def _calm_host(self) -> Host:
         """Once what the last attack left behind has gone its way."""
         seen = [self._host()]
-        while len(seen) < 3 or len(set(seen[-3:])) > 1:
+        while len(seen) < 3 or not seen[-3] == seen[-2] == seen[-1]:
             time.sleep(0.003)
             seen.append(self._host())
         return seen[-1]
@@ -294,7 +298,7 @@ class Arena:
         home = self.pool._backend._home  # type: ignore[attr-defined]
         places = (Path("/tmp"), Path("/dev/shm"), Path("/"), CHECKOUT, Installation.current().prefix, Path.cwd())
         return Host(
-            descriptors=len(os.listdir("/proc/self/fd")),
+            descriptors=Counter(map(_kind_of, os.listdir("/proc/self/fd"))),
             processes=len(descendants(self.server_pid)),
             mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
             session_folders=len(list(home.sessions.iterdir())),
@@ -311,6 +315,13 @@ class Arena:
     def _current_server_pid(self) -> int:
         pid: int = self.pool._backend._server.pid  # type: ignore[attr-defined]
         return pid
+
+
+def _kind_of(descriptor: str) -> str:
+    try:
+        return re.sub(r"(?<=\[)\d+(?=\]$)", "", os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:  # the one that listed them, which is closed again
+        return "closed"
 
 
 async def _typed_into(kernel: PooledKernel, cells: tuple[str, ...]) -> tuple[list[ExecResult], list[int]]:
