@@ -56,7 +56,8 @@ def cluster() -> Iterator[list[Machine]]:
 
 def environment() -> dict[str, str]:
     paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
-    return {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}
+    # Where ~/.ray has a token, `ray start --head` would ask for it, and machines that join would not send it.
+    return {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
 
 def server_of(machine: Machine) -> int | None:
