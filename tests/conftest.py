@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,6 +56,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((place for place, start in enumerate(order) if group_of(item.nodeid).startswith(start)), len(order))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """An `async def` test runs on the fixture `loop`, where the pools live; so does one of hypothesis."""
+    if isinstance(item, pytest.Function) and _coroutine_of(item) is not None:
+        item.fixturenames.append("loop")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    if (coroutine := _coroutine_of(pyfuncitem)) is None:
+        return
+    run = pyfuncitem.funcargs["loop"].run
+
+    @functools.wraps(coroutine)
+    def in_loop(*args: Any, **named: Any) -> None:
+        run(coroutine(*args, **named))
+
+    if hypothesis := getattr(pyfuncitem.obj, "hypothesis", None):
+        hypothesis.inner_test = in_loop
+    else:
+        pyfuncitem.obj = in_loop
+
+
+def _coroutine_of(item: pytest.Function) -> Callable[..., Any] | None:
+    function = item.obj.hypothesis.inner_test if hasattr(item.obj, "hypothesis") else item.obj
+    return function if inspect.iscoroutinefunction(function) else None
 
 
 def group_of(nodeid: str) -> str:
