@@ -15,7 +15,7 @@ VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-all test-soak lint bench bench-quickstart clean
+.PHONY: help install train test test-more test-all test-soak lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -25,8 +25,11 @@ install: $(STAMP) ## what the other targets need, in .venv
 train: $(STAMP) ## train the quickstart: a small model learns to use the interpreter
 	@$(BIN)/repl-rl train quickstart
 
-test: $(STAMP) $(VERIFIERS) ## the tests of every change, in ten minutes: real vLLM, real kernels, real training steps
-	@$(PYTEST) -m "not slow" $(ARGS)
+test: $(STAMP) ## the tests of every room, in five minutes: real vLLM, real kernels, a real training run
+	@$(PYTEST) -m "not slow and not more" $(ARGS)
+
+test-more: $(STAMP) $(VERIFIERS) ## what a change has to pass besides, in ten minutes
+	@$(PYTEST) -m "more and not slow" $(ARGS)
 
 test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
