@@ -281,7 +281,7 @@ _KINDS: dict[str, _Kind] = {
             {length: {"min_moves": least, "max_moves": length - 1} for length, least in ((10, 4), (20, 10), (40, 20))},
         ),
     )
-}  # fmt: skip
+}
 
 
 @lru_cache(256)

@@ -1,9 +1,9 @@
-"""Draws the plots and writes the tables of docs/capacity.md, and the table in BENCHMARKS.md.
+"""Draws the plots and writes the tables of README.md, from the report beside it.
 
-    repl-rl bench capacity --json docs/images/capacity.json
-    python docs/images/capacity.py
+    python -m studies.capacity --json studies/capacity/report.json
+    python -m studies.capacity.page
 
-Tables are put between `<!-- capacity NAME -->` and `<!-- end -->`. A test holds the pages against what this writes.
+Tables are put between `<!-- capacity NAME -->` and `<!-- end -->`. A test holds the page against what this writes.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from repl_rl.bench.capacity import DISTURBED_CORES, longest_queue
-
 from repl_rl.view.charts import AMBER, BLUE, GREEN, GREY
+from studies.capacity.study import DISTURBED_CORES, longest_queue
 
-HERE = Path(__file__).parent
-PAGES = (HERE.parent / "capacity.md", HERE.parent.parent / "BENCHMARKS.md")
+PAGE = Path(__file__).with_name("README.md")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560, 300, 64, 44, 58
 
 
 def load() -> dict[str, Any]:
     """The report that lies beside this file."""
-    report: dict[str, Any] = json.loads((HERE / "capacity.json").read_text(encoding="utf-8"))
+    report: dict[str, Any] = json.loads(PAGE.with_name("report.json").read_text(encoding="utf-8"))
     return report
 
 
@@ -36,7 +34,7 @@ def pictures(report: Mapping[str, Any]) -> dict[str, str]:
     cores = _of(report, _middle(report))
     flights = report["in_flight"]
     return {
-        "capacity-check.svg": chart(
+        "check.svg": chart(
             "Lines per second: measured, and by the model",
             "sessions at once x lines of each, wait of a line; bars: measured, plus and minus 20%",
             checked,
@@ -46,19 +44,19 @@ def pictures(report: Mapping[str, Any]) -> dict[str, str]:
             },
             joined=False,
         ),
-        "capacity-cores.svg": chart(
+        "cores.svg": chart(
             "Lines per second of a GPU",
             "CPU cores for each GPU",
             [f"{row['cores_per_gpu']:g}" for row in cores],
             {"by the model": (BLUE, [row["lines_per_s"] / row["gpus"] for row in cores])},
         ),
-        "capacity-sessions.svg": chart(
+        "sessions.svg": chart(
             "Lines per second of a GPU",
             "sessions in flight for each GPU",
             [f"{row['sessions']}" for row in flights],
             {"by the model": (BLUE, [row["lines_per_s"] for row in flights])},
         ),
-        "capacity-line.svg": chart(
+        "line.svg": chart(
             "Seconds that a line takes, from the request to its output",
             "sessions in flight for each GPU",
             [f"{row['sessions']}" for row in flights],
@@ -132,28 +130,51 @@ def tables(report: Mapping[str, Any]) -> dict[str, str]:
     return {
         "answers": _answers(report),
         "rates": _table(["", "takes"], rates),
-        "check": _others(report) + _table(
+        "check": _others(report)
+        + _table(
             ["sessions at once", "lines of each", "wait of a line", "measured", "model", "ratio"],
             [
-                (row["kernels"], row["lines"], f"{1000 * row['wait']:g} ms", f"{row['lines_per_s']:,.0f}",
-                 f"{row['model']:,.0f}", f"{row['ratio']:.2f}")
+                (
+                    row["kernels"],
+                    row["lines"],
+                    f"{1000 * row['wait']:g} ms",
+                    f"{row['lines_per_s']:,.0f}",
+                    f"{row['model']:,.0f}",
+                    f"{row['ratio']:.2f}",
+                )
                 for row in report["checked"]
             ],
         ),
         "fleets": _table(
-            ["GPUs", "sessions in flight", "lines/s", "cores for each GPU", "p50", "p99", "first queue",
-             "the trainer's process is busy", "a lost machine: sessions begun again", "lines done again", "later by"],
+            [
+                "GPUs",
+                "sessions in flight",
+                "lines/s",
+                "cores for each GPU",
+                "p50",
+                "p99",
+                "first queue",
+                "the trainer's process is busy",
+                "a lost machine: sessions begun again",
+                "lines done again",
+                "later by",
+            ],
             [_fleet(report, gpus) for gpus in sorted({row["gpus"] for row in report["asked"]})],
         ),
         "cores": _table(
             ["cores for each GPU", "lines/s of a GPU", "p50", "p99", "engines", "cores", "loops", "longest queue"],
             [
-                (f"{row['cores_per_gpu']:g}", f"{row['lines_per_s'] / row['gpus']:,.0f}", *_times(row),
-                 *(f"{row[name]:.0%}" for name in ("engine_busy", "core_busy", "loop_busy")), longest_queue(row))
+                (
+                    f"{row['cores_per_gpu']:g}",
+                    f"{row['lines_per_s'] / row['gpus']:,.0f}",
+                    *_times(row),
+                    *(f"{row[name]:.0%}" for name in ("engine_busy", "core_busy", "loop_busy")),
+                    longest_queue(row),
+                )
                 for row in _of(report, _middle(report))
             ],
         ),
-    }  # fmt: skip
+    }
 
 
 def _answers(report: Mapping[str, Any]) -> str:
@@ -198,11 +219,19 @@ def _fleet(report: Mapping[str, Any], gpus: int) -> tuple[object, ...]:
     enough = _enough(_of(report, gpus))
     lost = next((row for row in report["lost"] if row["gpus"] == gpus), None)
     return (
-        gpus, f"{enough['sessions']:,}", f"{enough['lines_per_s']:,.0f}", f"{enough['cores_per_gpu']:g}",
-        *_times(enough), longest_queue(enough), f"{enough['taking_busy']:.0%}",
-        *(("all", "all", "it is out") if lost is None else
-          (f"{lost['begun_again']:,}", f"{lost['lost_lines'] / lost['lines']:.1%}", f"{lost['more_s']:.0f} s")),
-    )  # fmt: skip
+        gpus,
+        f"{enough['sessions']:,}",
+        f"{enough['lines_per_s']:,.0f}",
+        f"{enough['cores_per_gpu']:g}",
+        *_times(enough),
+        longest_queue(enough),
+        f"{enough['taking_busy']:.0%}",
+        *(
+            ("all", "all", "it is out")
+            if lost is None
+            else (f"{lost['begun_again']:,}", f"{lost['lost_lines'] / lost['lines']:.1%}", f"{lost['more_s']:.0f} s")
+        ),
+    )
 
 
 def _of(report: Mapping[str, Any], gpus: int) -> list[dict[str, Any]]:
@@ -237,6 +266,5 @@ def filled(page: str, report: Mapping[str, Any]) -> str:
 
 if __name__ == "__main__":
     for name, svg in pictures(load()).items():
-        (HERE / name).write_text(svg, encoding="utf-8")
-    for page in PAGES:
-        page.write_text(filled(page.read_text(encoding="utf-8"), load()), encoding="utf-8")
+        PAGE.with_name(name).write_text(svg, encoding="utf-8")
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), load()), encoding="utf-8")

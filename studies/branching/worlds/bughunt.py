@@ -61,14 +61,26 @@ BUGS = (
         _number(5, 40),
     ),
     Bug("def triangle(n):\n    return n * (n + 1) // 2\n", "n + 1", "n - 1", _number(3, 999)),
-    Bug("def primes(n):\n    return sum(all(k % d for d in range(2, k)) for k in range(2, n + 1))\n", "range(2, n + 1)",
-        "range(1, n + 1)", _number(10, 90)),
-    Bug("def gap(xs):\n    xs = sorted(xs)\n    return max(b - a for a, b in zip(xs, xs[1:]))\n", "sorted(xs)",
-        "list(xs)", _numbers),
+    Bug(
+        "def primes(n):\n    return sum(all(k % d for d in range(2, k)) for k in range(2, n + 1))\n",
+        "range(2, n + 1)",
+        "range(1, n + 1)",
+        _number(10, 90),
+    ),
+    Bug(
+        "def gap(xs):\n    xs = sorted(xs)\n    return max(b - a for a, b in zip(xs, xs[1:]))\n",
+        "sorted(xs)",
+        "list(xs)",
+        _numbers,
+    ),
     Bug("def runs(xs):\n    return 1 + sum(a != b for a, b in zip(xs, xs[1:]))\n", "1 + sum", "sum", _numbers),
     Bug("def second(xs):\n    return sorted(set(xs))[-2]\n", "[-2]", "[1]", _numbers),
-    Bug("def palindromes(n):\n    return sum(str(k) == str(k)[::-1] for k in range(1, n + 1))\n", "range(1, n + 1)",
-        "range(n)", _number(9, 999)),
+    Bug(
+        "def palindromes(n):\n    return sum(str(k) == str(k)[::-1] for k in range(1, n + 1))\n",
+        "range(1, n + 1)",
+        "range(n)",
+        _number(9, 999),
+    ),
     Bug(
         "def horner(xs, x):\n    value = 0\n    for c in xs:\n        value = value * x + c\n    return value\n",
         "value * x + c",
@@ -76,7 +88,7 @@ BUGS = (
         lambda rng: (*_numbers(rng), rng.randint(2, 9)),
     ),
     Bug("def above(xs):\n    return sum(x > sum(xs) / len(xs) for x in xs)\n", "x > sum(xs)", "x < sum(xs)", _numbers),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
