@@ -77,6 +77,10 @@ def test_a_study_runs_by_its_command(name: str, flags: str, is_whole: Callable[[
     assert is_whole(json.loads(file.read_text()))
 
 
+def test_trl_rolls_out_with_an_llm_of_its_own() -> None:
+    run("studies.trl_tools", "--trajectories", "4", "--rounds", "1")
+
+
 def test_nano_long_is_built_by_its_command(tmp_path: Path) -> None:
     run("studies.branching.build", "--out", str(tmp_path), "--steps", "1", "--sessions", "40")
     assert (tmp_path / "model.safetensors").is_file()
