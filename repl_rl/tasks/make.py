@@ -137,6 +137,6 @@ def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[st
 
 def _problem(name: str, operands: Sequence[int]) -> str:
     family = KNOWN.get(name)
-    identity = family and family.identity
+    identity = None if family is None else family.identity
     shared = map(str, sorted(operands)) if identity is None else [identity(*operands)]
     return " ".join([family.name if family else name, *shared])

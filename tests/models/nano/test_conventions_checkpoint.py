@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import load_config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
-from repl_rl.models.nano import CONVENTIONS_PATH
+from repl_rl.models import resolve_model
+from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
 from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
@@ -21,6 +22,18 @@ from studies.conventions.study import CONFIG
 
 TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
 VOCABULARY = load_vocabulary(str(CONVENTIONS_PATH))
+
+
+def test_it_is_found_by_its_name():
+    assert resolve_model("nano-conventions") == str(CONVENTIONS_PATH)
+    assert resolve_model("nano") == str(NANO_PATH)
+
+
+def test_it_is_of_nanos_size():
+    model = AutoModelForCausalLM.from_pretrained(CONVENTIONS_PATH)
+    assert 900_000 < model.num_parameters() < 1_000_000
+    assert model.config.vocab_size == len(TOKENIZER)
+    assert sum(path.stat().st_size for path in CONVENTIONS_PATH.iterdir()) <= 4_000_000
 
 
 def test_a_text_ends_with_either_of_two_tokens():

@@ -9,7 +9,7 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
 from repl_rl.models.nano.demonstrations import IDIOMS, Code, Submit, Thought, demonstrate
 from repl_rl.models.nano.sessions import load_interpreter, make_sessions, record_session
-from repl_rl.tasks import FAMILIES, grade, make_tasks
+from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 
 SESSIONS = make_sessions(600, seed=5)
 ALL_IDIOMS = [(family, idiom) for family, idioms in IDIOMS.items() for idiom in idioms]
@@ -57,11 +57,28 @@ def test_without_its_import_an_idiom_raises_name_error(family, idiom):
     assert outcome.error_name == "NameError"
 
 
+def test_sessions_use_training_problems_only():
+    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
+
+
 @pytest.mark.slow
 def test_sessions_run_again_show_the_same():
     for record in SESSIONS:
         shown = [segment.text for segment in record.segments[1:] if not segment.sampled]
         assert list(_outputs(record))[:-1] == shown
+
+
+def test_prompt_lines_and_outputs_take_turns_and_the_submission_is_last():
+    for record in SESSIONS:
+        assert [segment.sampled for segment in record.segments] == [False, True] * (len(record.segments) // 2)
+        assert "submit_final_answer(" in record.segments[-1].text
+        assert record.segments[-1].text.endswith(")\n")
+
+
+def test_typed_lines_open_with_one_space_and_end_in_a_newline():
+    typed = [segment.text for record in SESSIONS for segment in record.segments if segment.sampled]
+    assert all(text == "\n" or (text[0] == " " and text[-1] == "\n" and text.strip()) for text in typed)
+    assert any(text.endswith("\n\n") for text in typed)
 
 
 def test_the_demonstrated_policy_is_bad_but_right_now_and_then_in_every_family():
@@ -70,6 +87,15 @@ def test_the_demonstrated_policy_is_bad_but_right_now_and_then_in_every_family()
         right[record.task.family].append(grade(record.task, record.answer))
     assert all(0.1 < sum(grades) / len(grades) < 0.55 for grades in right.values())
     assert sum(map(sum, right.values())) / len(SESSIONS) < 0.45
+
+
+@pytest.mark.parametrize("text", ["NameError: name 'gcd' is not defined", "SyntaxError: unmatched ')'", "TypeError: "])
+def test_errors_are_seen(text):
+    assert any(text in segment.text for record in SESSIONS for segment in record.segments if not segment.sampled)
+
+
+def test_the_same_seed_gives_the_same_sessions():
+    assert make_sessions(30, seed=1) == make_sessions(30, seed=1) != make_sessions(30, seed=2)
 
 
 def test_a_demonstration_copies_what_was_shown():

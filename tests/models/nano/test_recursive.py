@@ -6,10 +6,12 @@ import asyncio
 from collections import Counter
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import load_config
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
+from repl_rl.models import resolve_model
 from repl_rl.models.nano import RLM_PATH
 from repl_rl.models.nano.recursive import QUESTIONS, answer_to
 from repl_rl.models.nano.sessions import make_recursive
@@ -54,6 +56,14 @@ def test_what_nano_rlm_is_shown_reads_as_a_rollout() -> None:
     shown = made.prompt + "".join(line.text + line.output for line in made.lines)
     assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
     assert made.answer == record.answer
+
+
+def test_the_checkpoint_is_small() -> None:
+    assert resolve_model("nano-rlm") == str(RLM_PATH)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(RLM_PATH), AutoTokenizer.from_pretrained(RLM_PATH)
+    assert model.num_parameters() < 1_000_000
+    assert model.config.vocab_size == len(tokenizer)
+    assert sum(path.stat().st_size for path in RLM_PATH.iterdir()) <= 4_000_000
 
 
 def test_a_long_context_is_out_of_its_prompts_reach() -> None:

@@ -1,7 +1,6 @@
-"""The checkpoints in the package, and nano's tokenizer."""
+"""The checkpoint in the package, and its tokenizer."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.models import resolve_model
-from repl_rl.models.nano import NANO_PATH, SHIPPED
+from repl_rl.models.nano import NANO_PATH
 
 TOKENIZER = AutoTokenizer.from_pretrained(NANO_PATH)
 
@@ -21,15 +19,20 @@ def _pieces(text):
     return [TOKENIZER.decode([token]) for token in TOKENIZER.encode(text)]
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_a_checkpoint_is_small_loads_and_is_found_by_its_name(name):
-    folder = Path(resolve_model(name))
-    model = AutoModelForCausalLM.from_pretrained(folder)
+def test_all_files_together_stay_within_4_mb():
+    names = {path.name for path in NANO_PATH.iterdir()}
+    assert names == {
+        *("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    }
+    assert sum(path.stat().st_size for path in NANO_PATH.iterdir()) <= 4_000_000
+
+
+def test_the_model_loads_in_float32_with_tied_embeddings():
+    model = AutoModelForCausalLM.from_pretrained(NANO_PATH)
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert 800_000 < model.num_parameters() < 1_000_000
-    assert model.config.vocab_size == len(AutoTokenizer.from_pretrained(folder))
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4_000_000
+    assert 800_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert model.config.vocab_size == len(TOKENIZER)
 
 
 @pytest.mark.parametrize("ending", [")\n", "):\n", "\n\n", ")\n\n", "\n\n\n", "?\n"])

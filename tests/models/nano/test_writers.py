@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from random import Random
 
 import pytest
 from kernel_fakes import FakeKernelPool
@@ -15,11 +17,11 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
 from repl_rl.models.nano.build import Example, example_of
 from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
-from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture
+from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture, record_session
 from repl_rl.models.nano.writers import WRITERS, render_chat
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, dialect_for
-from repl_rl.tasks import FAMILIES, grade, make_tasks
+from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 
 SESSIONS = make_mixture(1000, seed=2)
@@ -27,6 +29,7 @@ BY_DIALECT = {
     name: [record for index, record in enumerate(SESSIONS) if index // len(FAMILIES) % len(WRITERS) == place]
     for place, name in enumerate(WRITERS)
 }
+WITH_TOOLS = [name for name in WRITERS if name != "text"]
 TASK = make_tasks(["digit_sum"], 1, 0, "train")[0]
 
 
@@ -54,6 +57,10 @@ class Typist:
 
 def typed_in(record: SessionRecord) -> str:
     return "".join(segment.text for segment in record.segments if segment.sampled)
+
+
+def shown_in(record: SessionRecord) -> str:
+    return "".join(segment.text for segment in record.segments[1:] if not segment.sampled)
 
 
 def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Example]) -> list[Trajectory]:
@@ -109,6 +116,23 @@ def test_each_dialect_is_worked_in_badly_but_right_now_and_then(name):
     grades = [grade(record.task, record.answer) for record in BY_DIALECT[name]]
     assert 0.2 < sum(grades) / len(grades) < 0.45
     assert {record.task.family for record in BY_DIALECT[name]} == set(FAMILIES)
+
+
+def test_all_problems_are_different_training_problems():
+    assert len({record.task.id for record in SESSIONS}) == len(SESSIONS)
+    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_imports_are_forgotten_and_mended_everywhere(name):
+    failed = [record for record in BY_DIALECT[name] if "NameError" in shown_in(record)]
+    mended = [record for record in failed if re.search(r"from math import|import math", typed_in(record))]
+    assert 0 < len(mended) < len(failed)
+
+
+@pytest.mark.parametrize("name", WITH_TOOLS)
+def test_slips_are_seen_everywhere(name):
+    assert any("SyntaxError: unmatched ')'" in shown_in(record) for record in BY_DIALECT[name])
 
 
 def test_without_tools_nothing_is_put_in():
@@ -192,3 +216,13 @@ def test_digits_are_added_up_in_the_head():
 def test_what_goes_wrong_in_the_head_is_not_said():
     assert typed_by("text", [(Code(("gcd(4, 6)",)), "")]) == [""]
     assert typed_by("text", [(Code(("3 - 5",)), "")]) == ["3 - 5 = -2\n"]
+
+
+def test_one_seed_gives_one_mixture():
+    assert make_mixture(60, seed=1) == make_mixture(60, seed=1) != make_mixture(60, seed=2)
+
+
+def test_a_session_depends_on_its_dialect_and_its_random_source_alone():
+    task = make_tasks(["gcd"], 1, 0, "train")[0]
+    one, other = (record_session(task, make_dialect_of("fenced"), Random(5), "fenced") for _ in range(2))
+    assert one == other
