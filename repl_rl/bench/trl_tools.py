@@ -114,7 +114,7 @@ class TRLRollouts:
         llm: Any | None,
         vocabulary: Vocabulary,
         *,
-        places: int,
+        slots: int,
         lines: int,
         line_tokens: int,
         tokens: int,
@@ -122,7 +122,7 @@ class TRLRollouts:
         self._folder = tempfile.TemporaryDirectory(prefix="repl_rl_bench_")
         arguments = GRPOConfig(
             output_dir=self._folder.name,
-            per_device_train_batch_size=places,
+            per_device_train_batch_size=slots,
             num_generations=2,
             max_completion_length=tokens,
             max_tool_calling_iterations=lines - 1,

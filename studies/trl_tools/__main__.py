@@ -22,7 +22,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     vocabulary = load_vocabulary(str(NANO_PATH))
     tasks = make_tasks(None, options.trajectories, seed=5, split="heldout")
-    with TRLRollouts(str(NANO_PATH), None, vocabulary, places=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:
+    with TRLRollouts(str(NANO_PATH), None, vocabulary, slots=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:
         for _ in range(options.rounds):
             print(json.dumps(asdict(trl.roll_out(tasks, latency_s=0.0))), flush=True)
 
