@@ -113,7 +113,8 @@ async def typed(task: Task, lines: list[str]) -> Trajectory:
         extensions=Extensions(environment=environment_factory(environment_of([task.family]))),
     )
     async with KernelPool(1) as pool:
-        return await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).one(task)
+        [made] = await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).many([task])
+        return made
 
 
 def solution(world: str, task: Task) -> list[str]:
@@ -137,6 +138,7 @@ def solution(world: str, task: Task) -> list[str]:
         ("table", "sum(r['total'] for r in rows)"),
         ("bughunt", "[y for i in range(len(hidden)) for y in map(lambda a: globals()[f'f{i}'](*a), hidden[i])]"),
     ],
+    ids=["lock", "maze", "table", "bughunt"],
 )
 async def test_a_world_is_solved_in_as_many_lines_as_its_name_says(world: str, submitted: str) -> None:
     [task] = make_tasks(f"studies.branching.worlds.{world}:{world}-10", 1, seed=2, split="train")
