@@ -65,13 +65,17 @@ def test_every_form_of_a_number_is_right_and_its_neighbour_wrong(number: Fractio
     assert (grade(whole, (whole.answer,)), grade(whole, (str(number.numerator + 1),))) == (1.0, 0.0)
 
 
-@pytest.mark.parametrize("answer", [None, (), ("401", "401"), "401", (None,), (401,)])
+@pytest.mark.parametrize("answer", [None, (), ("401", "401"), "401", (None,), (401,), ("''",)])
 def test_what_is_not_one_text_is_wrong(answer: Any) -> None:
     assert grade(task_of("401"), answer) == 0.0
+    assert grade(task_of(""), answer) == 0.0
 
 
 def test_long_numbers_are_compared_exactly() -> None:
-    long_task, odd = task_of("7" * 6000), task_of(str(2**60 + 1))  # `int` does not read the one, a float rounds the other
+    long_task, odd = (
+        task_of("7" * 6000),
+        task_of(str(2**60 + 1)),
+    )  # `int` does not read the one, a float rounds the other
     assert grade(long_task, ("7" * 6000,)) == grade(odd, (f"{2**60 + 1}.0",)) == 1.0
     assert grade(long_task, ("7" * 5999 + "8",)) == grade(odd, (repr(float(2**60 + 1)),)) == 0.0
 
@@ -95,4 +99,3 @@ def test_references_that_cannot_be_read_are_named(answer: str) -> None:
     with pytest.raises(ConfigError, match="task 'odd': the reference answer") as caught:
         require_gradable([task_of("7"), Task("odd", "?", answer)])
     assert repr(answer) in str(caught.value)
-    assert grade(task_of(""), ("''",)) == 0.0
