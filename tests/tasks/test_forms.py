@@ -43,6 +43,7 @@ def _forms(values):
     return [form(value, repr(value), []) for value in values]
 
 
+@pytest.mark.more
 def test_an_object_gets_the_verdict_of_its_text():
     assert len(PAIRS) > 150
     tasks = [Task("t", "?", reference) for reference, *_ in PAIRS]
@@ -150,6 +151,7 @@ def test_what_only_the_form_shows_counts():
     assert grade(Task("t", "?", reference), [repr(long)], _forms([long])) == 1.0
 
 
+@pytest.mark.more
 def test_hostile_forms_are_wrong_and_nothing_raises():
     for reference, text in (("7", "7"), ("x+1", "x + 1")):
         tasks, answers = [Task("t", "?", reference)] * len(HOSTILE), [[text]] * len(HOSTILE)

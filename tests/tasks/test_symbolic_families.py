@@ -33,6 +33,7 @@ def test_the_second_method_refuses_the_answer_to_another_problem(name):
     assert not any(family.check(other, *first) for other in others)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", FAMILIES_BY_COST)
 def test_answers_are_gradable_and_right_for_their_own_problem_alone(name):
     tasks = make_tasks([name], DRAWS, 2, "heldout")

@@ -48,7 +48,7 @@ _ASKING_FAMILIES = {"count-1k": 0.5, "count-10k": 0.15, "count-100k": 0.05}
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TranscriptSegment:
     """A stretch of a transcript that is encoded on its own; `sampled` is True if it was typed."""
 
     text: str
@@ -60,7 +60,7 @@ class SessionRecord:
     """A session: its prompt, then lines and outputs in turn, the submission last if there is one."""
 
     task: Task
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
     answer: tuple[str, ...] | None
 
 
@@ -103,7 +103,7 @@ def make_recursive(count: int, seed: int) -> list[SessionRecord]:
     ]
     for task in make_tasks("count-1k", count - len(records), seed + 1, "train"):
         prompt = f"{rng.choice(remarks(*task.metadata['operands'])[0])} {rng.choice(QUESTIONS)}"
-        parts = Segment(prompt, sampled=False), Segment(f" {answer_to(prompt)}\n", sampled=True)
+        parts = TranscriptSegment(prompt, sampled=False), TranscriptSegment(f" {answer_to(prompt)}\n", sampled=True)
         records.append(SessionRecord(task, parts, None))
     return records
 
@@ -137,17 +137,17 @@ def record_session(
     # What is sampled in one turn. Stops in a row end it together, as if in one token: blank lines do.
     stop = re.escape(dialect.stops.decode())
     one_turn = re.compile(f"[^{stop}]*[{stop}]+|[^{stop}]+")
-    segments = [Segment(prompt, sampled=False)]
+    segments = [TranscriptSegment(prompt, sampled=False)]
     steps = (demonstration or demonstrate)(task, rng)
     step = next(steps)
     while True:
         printed = ""
         for typed in (turn for text in writer.write(step) for turn in one_turn.findall(text)):
-            segments.append(Segment(typed, sampled=True))
+            segments.append(TranscriptSegment(typed, sampled=True))
             entered = terminal.enter(typed)
             if entered.answer is not None:
                 return SessionRecord(task, tuple(segments), entered.answer)
-            segments += [Segment(text, sampled=False) for text in entered.shown]
+            segments += [TranscriptSegment(text, sampled=False) for text in entered.shown]
             printed += entered.printed
         try:
             step = steps.send(writer.heard(printed))

@@ -14,6 +14,9 @@ from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.tasks.proofs.reading import number_and_set, polynomial
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _MOST_MODULUS = 10_000
 
@@ -53,8 +56,6 @@ def _shown(loop: Callable[..., Loop]) -> Callable[..., tuple[str, ...]]:
 
 def _holds(loop: Callable[..., Loop], must_have: str = "") -> Callable[..., bool]:
     def accepts(submitted: Sequence[str], *operands: int) -> bool:
-        from sympy import reduced
-
         start, step = loop(*operands)
         found = polynomial(submitted, list(start))
         if found.is_zero or (must_have and found.degree(found.gens[list(start).index(must_have)]) < 1):
@@ -63,7 +64,7 @@ def _holds(loop: Callable[..., Loop], must_have: str = "") -> Callable[..., bool
             return False
         after = {symbol: polynomial([step[str(symbol)]], list(start)).as_expr() for symbol in found.gens}
         moved = found.as_expr().subs(after, simultaneous=True)
-        return bool(reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
+        return bool(sympy.reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
 
     return accepts
 
