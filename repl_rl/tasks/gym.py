@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from repl_rl.errors import DependencyError
@@ -215,14 +214,10 @@ def _dataset(name: str) -> Any:
     return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
 
 
-def _draw(rng: Random) -> tuple[int]:
-    return (rng.randrange(10**9),)
-
-
 def _family(name: str) -> Family:
     return Family(
         PREFIX + name,
-        _draw,
+        lambda rng: (rng.randrange(10**9),),
         lambda index: str(entry(name, index)["answer"]),
         ("{0}",),
         present=lambda index: (entry(name, index)["question"],),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from repl_rl.errors import ConfigError, DependencyError
+from repl_rl.errors import DependencyError
 from repl_rl.tasks import grade, grade_many, gym, make_tasks, require_gradable
 from repl_rl.trajectory import Task
 
@@ -86,13 +86,6 @@ def test_forms_read_what_sessions_have(form, texts, read):
 def test_forms_refuse_what_scorers_would_fall_for(form, text):
     with pytest.raises((ValueError, SyntaxError)):
         form([text])
-
-
-def test_a_name_that_is_not_there_gets_the_nearest_ones():
-    with pytest.raises(ConfigError, match="'rg-polynomial_equation', did you mean 'rg-polynomial_equations'"):
-        make_tasks("rg-polynomial_equation", 1, 0, "train")
-    with pytest.raises(ConfigError, match="'rg-chain_sums', did you mean 'rg-chain_sum' or 'rg-decimal_chain_sum'"):
-        make_tasks("rg-chain_sums", 1, 0, "train")
 
 
 def test_without_the_package_making_and_grading_say_what_to_install(monkeypatch):

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import cycle
@@ -188,15 +188,12 @@ class _Terminal:
         if self._environment is not None:
             if hasattr(self._environment, "use_model"):
                 self._environment.use_model(TrueAnswers())
-            self._bind(self._environment.reset(task))
+            for name, value in self._environment.reset(task).items():
+                if inspect.iscoroutinefunction(value):
+                    self._interpreter.tools.register(value, name)
+                else:
+                    self._interpreter.namespace[name] = value
             self._interpreter.prepare(getattr(self._environment, "session_setup", ""))
-
-    def _bind(self, names: Mapping[str, Any]) -> None:
-        for name, value in names.items():
-            if inspect.iscoroutinefunction(value):
-                self._interpreter.tools.register(value, name)
-            else:
-                self._interpreter.namespace[name] = value
 
     @property
     def observed(self) -> str:

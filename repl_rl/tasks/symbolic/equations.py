@@ -141,30 +141,31 @@ def _solves_both(answer: Any, *operands: int) -> bool:
     return tuple(answer) == tuple(found)
 
 
+def _linear(name: str, size: int, *phrasings: str) -> Family:
+    return Family(
+        name,
+        lambda rng: _draw_linear(rng, size),
+        lambda *operands: operands[size * size :],
+        phrasings,
+        lambda *operands: _equations(size, operands),
+        lambda answer, *operands: _is_the_solution(answer, size, operands),
+    )
+
+
 _SYSTEMS = (
-    Family(
+    _linear(
         "system-1",
-        lambda rng: _draw_linear(rng, 2),
-        lambda *operands: operands[4:],
-        (
-            "Solve the system {0} = {1}, {2} = {3}. Give (x, y).",
-            "Find the (x, y) with {0} = {1} and {2} = {3}.",
-            "Which point (x, y) lies on both lines, {0} = {1} and {2} = {3}?",
-        ),
-        lambda *operands: _equations(2, operands),
-        lambda answer, *operands: _is_the_solution(answer, 2, operands),
+        2,
+        "Solve the system {0} = {1}, {2} = {3}. Give (x, y).",
+        "Find the (x, y) with {0} = {1} and {2} = {3}.",
+        "Which point (x, y) lies on both lines, {0} = {1} and {2} = {3}?",
     ),
-    Family(
+    _linear(
         "system-2",
-        lambda rng: _draw_linear(rng, 3),
-        lambda *operands: operands[9:],
-        (
-            "Solve the system {0} = {1}, {2} = {3}, {4} = {5}. Give (x, y, z).",
-            "Find the (x, y, z) with {0} = {1}, {2} = {3} and {4} = {5}.",
-            "In which point (x, y, z) do the planes {0} = {1}, {2} = {3} and {4} = {5} meet?",
-        ),
-        lambda *operands: _equations(3, operands),
-        lambda answer, *operands: _is_the_solution(answer, 3, operands),
+        3,
+        "Solve the system {0} = {1}, {2} = {3}, {4} = {5}. Give (x, y, z).",
+        "Find the (x, y, z) with {0} = {1}, {2} = {3} and {4} = {5}.",
+        "In which point (x, y, z) do the planes {0} = {1}, {2} = {3} and {4} = {5} meet?",
     ),
     Family(
         "system-3",
