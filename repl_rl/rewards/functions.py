@@ -66,7 +66,7 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     def call() -> list[float]:
         returned: Any = function(trajectory)
         if inspect.isawaitable(returned):
-            returned = _awaited(returned, limit_s)
+            returned = _shared_loop().submit(asyncio.wait_for(returned, limit_s)).result()
         if isinstance(returned, Iterator):  # it may raise, too
             returned = list(returned)
         try:
@@ -108,14 +108,8 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     return tuple(values)
 
 
-def _awaited(value: Awaitable[Any], limit_s: float) -> Any:
-    """The result of `value`, which is cancelled at the limit."""
+def _shared_loop() -> BackgroundLoop:
     global _loop
-
-    async def within() -> Any:
-        return await asyncio.wait_for(value, limit_s)
-
     with _loop_lock:
         _loop = _loop or BackgroundLoop()
-        loop = _loop
-    return loop.submit(within()).result()
+        return _loop

@@ -144,11 +144,11 @@ def record_session(
         printed = ""
         for typed in (turn for text in writer.write(step) for turn in one_turn.findall(text)):
             segments.append(TranscriptSegment(typed, sampled=True))
-            entered = terminal.enter(typed)
-            if entered.answer is not None:
-                return SessionRecord(task, tuple(segments), entered.answer)
-            segments += [TranscriptSegment(text, sampled=False) for text in entered.shown]
-            printed += entered.printed
+            shown, output, answer = terminal.enter(typed)
+            if answer is not None:
+                return SessionRecord(task, tuple(segments), answer)
+            segments += [TranscriptSegment(text, sampled=False) for text in shown]
+            printed += output
         try:
             step = steps.send(writer.heard(printed))
         except StopIteration as end:
@@ -166,15 +166,6 @@ def chat_prompt_text(dialect: Dialect, question: str) -> str:
 def conventions() -> dict[str, Dialect]:
     """The dialects that have a writer."""
     return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
-
-
-@dataclass(frozen=True, slots=True)
-class _Entered:
-    """What one turn led to: the texts put in after it, what the interpreter printed, the answer if it gave one."""
-
-    shown: tuple[str, ...] = ()
-    printed: str = ""
-    answer: tuple[str, ...] | None = None
 
 
 class _Terminal:
@@ -206,8 +197,11 @@ class _Terminal:
         """What `source` prints."""
         return str(self._interpreter.run(source).output)
 
-    def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. The model types the end of a turn itself, so the template's is left out."""
+    def enter(self, typed: str) -> tuple[list[str], str, tuple[str, ...] | None]:
+        """Read one turn and run its cells: the texts put in after it, what was printed, and the answer if any.
+
+        The model types the end of a turn itself, so the template's is left out.
+        """
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []
@@ -219,11 +213,11 @@ class _Terminal:
             if answer is not None:
                 break
         if answer is not None:
-            return _Entered(answer=answer)
+            return [], "", answer
         shown = [part.text for part in self._reader.show(runs, goes_on=True)]
         if ends:
             shown[0] = shown[0].removeprefix(END_OF_TURN)
-        return _Entered(tuple(shown), "".join(run.output for run in runs))
+        return shown, "".join(run.output for run in runs), None
 
 
 @cache

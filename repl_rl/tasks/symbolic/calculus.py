@@ -161,30 +161,26 @@ _PHRASINGS = (
     "Compute the limit of {0} for x -> {1}.",
 )
 
+
+def _limit(name: str, draw: Any, solve: Any, present: Any) -> Family:
+    return Family(
+        name, draw, solve, _PHRASINGS, present, lambda answer, *operands: _is_near(answer, *present(*operands))
+    )
+
+
 _LIMITS = (
-    Family(
+    _limit(
         "limit-1",
         lambda rng: tuple(rng.sample(range(-15, 16), 3)),
         lambda hole, above, below: sympy.Rational(hole - above, hole - below),
-        _PHRASINGS,
         _gap,
-        lambda answer, *given: _is_near(answer, *_gap(*given)),
     ),
-    Family(
-        "limit-2",
-        _draw_roots,
-        lambda first, _constant1, second, _constant2: sympy.Rational(first - second, 2),
-        _PHRASINGS,
-        _roots,
-        lambda answer, *given: _is_near(answer, *_roots(*given)),
-    ),
-    Family(
+    _limit("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _roots),
+    _limit(
         "limit-3",
         lambda rng: (_some(rng, 12), _some(rng, 12), rng.randint(-9, 9)),
         lambda gain, times, _shift: sympy.exp(gain * times),
-        _PHRASINGS,
         _growth,
-        lambda answer, *given: _is_near(answer, *_growth(*given)),
     ),
 )
 

@@ -21,15 +21,6 @@ def _x() -> Any:
     return sympy.Symbol("x")
 
 
-def _draw_integers(rng: Random) -> Operands:
-    first, second = rng.sample([root for root in range(-60, 61) if root], 2)
-    return tuple(sorted((first, second)))
-
-
-def _integer_polynomial(first: int, second: int) -> tuple[Any, ...]:
-    return (sympy.expand((_x() - first) * (_x() - second)),)
-
-
 def _roots_are(left: Any, roots: Any, count: int) -> bool:
     """Whether each root makes `left` zero, and there are `count` of them."""
     return len(roots) == count and all(sympy.simplify(left.subs(_x(), root)) == 0 for root in roots.args)
@@ -43,17 +34,9 @@ def _draw_fractions(rng: Random) -> Operands:
             return (*first, *second)
 
 
-def _fraction_polynomial(top1: int, below1: int, top2: int, below2: int) -> tuple[Any, ...]:
-    return (sympy.expand((below1 * _x() - top1) * (below2 * _x() - top2)),)
-
-
 def _draw_radicals(rng: Random) -> Operands:
     square = rng.choice([n for n in range(2, 40) if math.isqrt(n) ** 2 != n])
     return rng.randint(-12, 12), rng.randint(-9, 9), square
-
-
-def _radical_polynomial(root: int, middle: int, square: int) -> tuple[Any, ...]:
-    return (sympy.expand((_x() - root) * ((_x() - middle) ** 2 - square)),)
 
 
 def _exponential(factor: int, rate: int, ratio: int) -> tuple[Any, ...]:
@@ -71,30 +54,40 @@ _PHRASINGS = (
     f"Find the roots of {{0}}. {_SET}",
 )
 
-_EQUATIONS = (
-    Family(
-        "equation-1",
-        _draw_integers,
-        lambda first, second: sympy.FiniteSet(first, second),
+
+def _polynomial(name: str, count: int, draw: Any, solve: Any, left: Any) -> Family:
+    """Where is a polynomial 0 that has `count` roots?"""
+    return Family(
+        name,
+        draw,
+        solve,
         _PHRASINGS,
-        _integer_polynomial,
-        lambda answer, *operands: _roots_are(_integer_polynomial(*operands)[0], answer, 2),
+        lambda *operands: (sympy.expand(left(*operands)),),
+        lambda answer, *operands: _roots_are(left(*operands), answer, count),
+    )
+
+
+_EQUATIONS = (
+    _polynomial(
+        "equation-1",
+        2,
+        lambda rng: tuple(sorted(rng.sample([root for root in range(-60, 61) if root], 2))),
+        lambda first, second: sympy.FiniteSet(first, second),
+        lambda first, second: (_x() - first) * (_x() - second),
     ),
-    Family(
+    _polynomial(
         "equation-2",
+        2,
         _draw_fractions,
         lambda top1, below1, top2, below2: sympy.FiniteSet(sympy.Rational(top1, below1), sympy.Rational(top2, below2)),
-        _PHRASINGS,
-        _fraction_polynomial,
-        lambda answer, *operands: _roots_are(_fraction_polynomial(*operands)[0], answer, 2),
+        lambda top1, below1, top2, below2: (below1 * _x() - top1) * (below2 * _x() - top2),
     ),
-    Family(
+    _polynomial(
         "equation-3",
+        3,
         _draw_radicals,
         lambda root, middle, square: sympy.FiniteSet(root, middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
-        _PHRASINGS,
-        _radical_polynomial,
-        lambda answer, *operands: _roots_are(_radical_polynomial(*operands)[0], answer, 3),
+        lambda root, middle, square: (_x() - root) * ((_x() - middle) ** 2 - square),
     ),
     Family(
         "equation-4",
