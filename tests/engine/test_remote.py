@@ -15,7 +15,6 @@ from exactness import RecordingEngine
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, ServesSlots
-from repl_rl.engine.admission import Admission
 from repl_rl.engine.remote import (
     AskLine,
     CancelLine,
@@ -29,6 +28,7 @@ from repl_rl.engine.remote import (
 )
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.errors import ConfigError, EngineError
+from repl_rl.utils.admission import Admission, Room
 from repl_rl.utils.channel import Channel, frame
 
 CAPACITY_TOKENS = 100
@@ -102,14 +102,16 @@ class CountingEngine(ThreadedEngine[Place]):
     def __init__(self) -> None:
         self.stepper = CountingStepper()
         self.places: list[Place] = []
-        super().__init__(self.stepper, "the counting engine", Admission(CAPACITY_TOKENS), CONTEXT_TOKENS)
+        super().__init__(
+            self.stepper, "the counting engine", Admission(Room(CAPACITY_TOKENS), learns=True), CONTEXT_TOKENS
+        )
 
     def make_sequence(self, tokens: int) -> Place:
         self.places.append(Place(tokens))
         return self.places[-1]
 
     def assert_all_is_given_back(self) -> None:
-        assert (self.admission.admitted, self.admission.taken_tokens) == (0, 0)
+        assert (self.admission.admitted, self.admission.taken) == (0, 0)
         assert {id(place) for place in self.stepper.left} == {id(place) for place in self.places}
         assert (self.stepper.lines, self.stepper.left_with_a_line) == ({}, False)
 
@@ -386,7 +388,7 @@ def test_slots_wait_for_room_in_the_order_of_their_coming(serve: Serve) -> None:
             await guests.come("small", 30)
             await guests.come("last", 40)
             await until(lambda: served.engine.admission.waiting == 3)
-            assert (guests.admitted, served.engine.admission.taken_tokens) == (["first"], 40)
+            assert (guests.admitted, served.engine.admission.taken) == (["first"], 40)
             guests.leave["first"].set()
             await guests.are("first", "large", "small")  # as long as the first one was: 40, and 30 of the small one
             guests.leave["large"].set()
@@ -467,7 +469,7 @@ def test_a_batch_that_fails_is_heard_of_by_all_slots_and_by_those_who_come_later
             with pytest.raises(EngineError, match=r"the batch is broken|the engine is gone"):
                 await one_line(remote, 1)
             await until(lambda: served.engine.admission.admitted == 0)
-            assert served.engine.admission.taken_tokens == 0
+            assert served.engine.admission.taken == 0
             remote.close()
 
     run(go())

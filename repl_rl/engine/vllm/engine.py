@@ -28,13 +28,13 @@ from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 from vllm.v1.request import Request
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
-from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine, Versions, updated
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.vllm.scheduler import AsyncLineScheduler, LineRequest, LineScheduler, stop_table
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import EngineError, ModelError
+from repl_rl.utils.admission import Admission, Room
 
 _ATTEMPTS = 3
 """How often a line is requested if vLLM aborts it or fails."""
@@ -61,7 +61,13 @@ class VLLMEngine(ThreadedEngine[str]):
         self._names = itertools.count()
         (parameters,) = self.llm.apply_model(lambda model: sum(weights.numel() for weights in model.parameters()))
         threads = None if torch.cuda.is_available() else engine_threads(parameters)
-        super().__init__(self.stepper, "vLLM", Admission(_kv_capacity_tokens(self.llm)), config.context_tokens, threads)
+        super().__init__(
+            self.stepper,
+            "vLLM",
+            Admission(Room(_kv_capacity_tokens(self.llm)), learns=True),
+            config.context_tokens,
+            threads,
+        )
 
     def make_sequence(self, tokens: int) -> str:
         return f"slot-{next(self._names)}"
