@@ -26,7 +26,7 @@ import aiohttp
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION, ServerUnreachable
+from repl_rl.engine.server.client import ServerUnreachable, serve_flags
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.utils.processes import die_with_parent
 
@@ -85,9 +85,15 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
         return
     import ray
 
-    nodes = connection.places(cluster.replica_resources, cluster.replicas, "vLLM servers")
+    nodes = connection.nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
     _require_folders(connection, nodes, config, path)
-    arguments = [*serve_arguments(config, path), *cluster.replica_arguments]
+    arguments = [
+        f"--model={path}",
+        *serve_flags(config.model.dtype, config.engine.context_tokens),
+        f"--max-num-seqs={config.engine.places}",
+        "--disable-uvicorn-access-log",
+        *cluster.replica_arguments,
+    ]
     replicas = []
     try:
         for node in nodes:
@@ -124,21 +130,6 @@ def _require_folders(connection: Connection, nodes: Sequence[Node], config: Conf
         except OSError as error:
             raise ConfigError(f"engine.weights_folder {folder} can't be made: {error}") from error
     connection.require(nodes, {"weights_folder": folder, "model": path})
-
-
-def serve_arguments(config: Config, path: str) -> list[str]:
-    """The flags that a server of this run needs (docs/servers.md)."""
-    return [
-        f"--model={path}",
-        f"--dtype={config.model.dtype}",
-        f"--max-model-len={config.engine.context_tokens}",
-        f"--max-num-seqs={config.engine.places}",
-        "--enable-scale-out",
-        "--logprobs-mode=processed_logprobs",
-        f"--worker-extension-cls={WORKER_EXTENSION}",
-        f"--scheduler-cls={SCHEDULER}",
-        "--disable-uvicorn-access-log",
-    ]
 
 
 class ReplicaActor:

@@ -41,7 +41,7 @@ _TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class WorkerTimeouts:
     """How long the trainer waits, in seconds."""
 
     open_s: float = 600.0
@@ -97,17 +97,17 @@ class RolloutCluster:
         engine_config: EngineConfig,
         seed: int = 0,
         locate: Locate | None = None,
-        timeouts: Timeouts | None = None,
+        timeouts: WorkerTimeouts | None = None,
     ) -> None:
         require_shared(engine, engine_config)
         assert isinstance(engine, SharedEngine)
         self._engine = engine
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts = timeouts or WorkerTimeouts()
         self._workers: list[_RemoteWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
         kernels = config.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
-        nodes = connection.places(config.resources, config.workers, "workers")
+        nodes = connection.nodes_for(config.resources, config.workers, "workers")
         self.at_once = kernels * len(nodes)
         """How many trajectories may be under way."""
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})

@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.engine.server.client import Patience, ServerRefused, ServerUnreachable, read_answer
+from repl_rl.engine.server.client import ServerTimeouts, ServerRefused, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.models.nano import NANO_PATH
 
-PATIENCE = Patience(
+PATIENCE = ServerTimeouts(
     connect_s=2, health_s=2, request_s=5, between_checks_s=0.1, no_server_s=1.0, backoff_s=0.01, weights_s=5
 )
 IDS = [1, 2, 3]
@@ -54,7 +54,7 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
 
     def make(
         *fakes: FakeVLLM,
-        patience: Patience = PATIENCE,
+        timeouts: ServerTimeouts = PATIENCE,
         places: int = 64,
         follows: Weights | None = None,
         locate: Locate | None = None,
@@ -64,7 +64,7 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
         model = ModelConfig(path="nano")
         opened.append(
             VLLMServerEngine(
-                str(NANO_PATH), vocabulary, model, config, patience=patience, follows=follows, locate=locate
+                str(NANO_PATH), vocabulary, model, config, timeouts=patience, follows=follows, locate=locate
             )
         )
         return opened[-1]
@@ -257,8 +257,8 @@ def test_a_request_that_is_refused_is_not_tried_again(fakes: list[FakeVLLM], ope
 
 def test_a_request_that_gets_no_answer_goes_elsewhere(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
     fakes[0].respond = hang
-    patience = Patience(request_s=0.2, between_checks_s=0.1, backoff_s=0.01)
-    assert asyncio.run(sample(open_engine(*fakes, patience=patience))).finish is Finish.NEWLINE
+    timeouts = ServerTimeouts(request_s=0.2, between_checks_s=0.1, backoff_s=0.01)
+    assert asyncio.run(sample(open_engine(*fakes, timeouts=patience))).finish is Finish.NEWLINE
     assert [len(fake.requests) for fake in fakes] == [2, 1]
 
 
@@ -374,7 +374,7 @@ def test_a_line_under_way_leaves_a_server_that_falls_ill(fakes: list[FakeVLLM], 
 
 
 def test_a_busy_server_may_miss_a_health_check(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(fakes[0], patience=Patience(health_s=0.5, between_checks_s=60))
+    engine = open_engine(fakes[0], timeouts=ServerTimeouts(health_s=0.5, between_checks_s=60))
     (server,) = engine._fleet.servers
     fakes[0].health = 0
     ups = []
@@ -541,7 +541,7 @@ def test_a_server_that_is_away_during_an_update_gets_the_weights_when_it_is_back
 def test_a_server_that_was_restarted_unseen_is_given_the_weights_before_its_tokens_count(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
-    engine = open_engine(fakes[0], patience=Patience(between_checks_s=60, backoff_s=0.01))
+    engine = open_engine(fakes[0], timeouts=ServerTimeouts(between_checks_s=60, backoff_s=0.01))
     engine.load_weights(new_weights())
     fakes[0].label = "default"
     asyncio.run(sample(engine))
@@ -674,7 +674,7 @@ def test_a_server_whose_machine_is_lost_is_used_where_another_takes_its_place(
 def test_lines_wait_for_the_only_server_to_take_another_machine(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
     lost, elsewhere = fakes
     directory = Directory(lost)
-    engine = open_engine(lost, locate=directory.locate, patience=replace(PATIENCE, no_server_s=300))
+    engine = open_engine(lost, locate=directory.locate, timeouts=replace(PATIENCE, no_server_s=300))
     lost.respond = hang
     with ThreadPoolExecutor() as threads:
         lines = [threads.submit(lambda: asyncio.run(sample(engine))) for _ in range(4)]
@@ -689,7 +689,7 @@ def test_many_lines_on_a_lost_server_ask_for_it_once(fakes: list[FakeVLLM], open
     """A machine that is gone answers late or never: lines must not wait for that one after another."""
     lost, other = fakes
     directory = Directory(lost, other)
-    engine = open_engine(*fakes, locate=directory.locate, patience=replace(PATIENCE, between_checks_s=60))
+    engine = open_engine(*fakes, locate=directory.locate, timeouts=replace(PATIENCE, between_checks_s=60))
     server, asked = engine._fleet.servers[0], directory.asked
     lost.stop()
     directory.is_open.clear()
@@ -727,7 +727,7 @@ def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(
     fakes: list[FakeVLLM], open_engine: OpenEngine
 ) -> None:
     """No connection to it is closed, and loading may take half an hour."""
-    engine = open_engine(*fakes, patience=replace(PATIENCE, health_s=0.2, weights_s=1800))
+    engine = open_engine(*fakes, timeouts=replace(PATIENCE, health_s=0.2, weights_s=1800))
     back = threading.Event()
 
     def load(body: dict[str, Any]) -> dict[str, int]:
@@ -747,7 +747,7 @@ def test_a_machine_that_is_lost_while_it_loads_weights_is_given_up(
 
 
 def test_new_weights_wait_for_a_server_to_be_back(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
-    engine = open_engine(fakes[0], patience=replace(PATIENCE, no_server_s=300))
+    engine = open_engine(fakes[0], timeouts=replace(PATIENCE, no_server_s=300))
     fakes[0].stop()
     until(lambda: not engine._fleet.up)
     with ThreadPoolExecutor() as threads:

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import SampledLine, TensorFacts, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine, transfer
-from repl_rl.engine.server.client import Patience
+from repl_rl.engine.server.client import ServerTimeouts
 from repl_rl.errors import EngineError
 from repl_rl.models.nano import NANO_PATH
 
-PATIENCE = Patience(between_checks_s=0.2, backoff_s=0.01)
+PATIENCE = ServerTimeouts(between_checks_s=0.2, backoff_s=0.01)
 
 
 class Scaled:
@@ -59,7 +59,7 @@ def running(tmp_path: Path) -> Iterator[list[RunningServer]]:
 
 def open_engine(servers: list[RunningServer], vocabulary: Vocabulary) -> VLLMServerEngine:
     config = EngineConfig(context_tokens=512, servers=tuple(server.url for server in servers))
-    return VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, patience=PATIENCE)
+    return VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, timeouts=PATIENCE)
 
 
 async def sample(engine: VLLMServerEngine, ids: list[int]) -> SampledLine:

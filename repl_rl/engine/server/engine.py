@@ -26,9 +26,9 @@ from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
     WORKER_EXTENSION,
-    Patience,
     ServerClient,
     ServerFacts,
+    ServerTimeouts,
     ServerUnreachable,
     Wanted,
     agree,
@@ -73,7 +73,7 @@ class VLLMServerEngine:
         model: ModelConfig,
         config: EngineConfig,
         seed: int = 0,
-        patience: Patience | None = None,
+        timeouts: ServerTimeouts | None = None,
         follows: Weights | None = None,
         locate: Locate | None = None,
     ) -> None:
@@ -81,7 +81,7 @@ class VLLMServerEngine:
         itself, and goes on with later ones of that engine as they come. `locate` says where a server is now that began
         at one of `config.servers`; without it, servers stay where they are."""
         self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or ServerTimeouts()
         self._folder = WeightsFolder(config.weights_folder)
         self._follows = follows
         self._closed = False
@@ -174,10 +174,10 @@ class VLLMServerEngine:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
-        clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
+        clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, urls))]
         weights = self._follows or Weights(run=self._folder.run)
         leads = self._follows is None
-        self._fleet = Fleet(clients, places, self._patience, self._inspect, weights, not leads, locate)
+        self._fleet = Fleet(clients, places, self._timeouts, self._inspect, weights, not leads, locate)
 
         async def facts_of(server: Server) -> tuple[str, ServerFacts] | ServerUnreachable:
             try:
@@ -225,7 +225,7 @@ class VLLMServerEngine:
         troubles: list[str] = []
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
-                await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
+                await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
             server = slot.server
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
             if server is None and (holder := self._holders.get(hash(tuple(ids)))) is not None and holder.up:

@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from repl_rl.engine.server.client import CHECKPOINT, Patience, ServerClient, ServerSilent, ServerUnreachable
+from repl_rl.engine.server.client import CHECKPOINT, ServerClient, ServerSilent, ServerTimeouts, ServerUnreachable
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Fleet:
         self,
         clients: Sequence[ServerClient],
         places: int,
-        patience: Patience,
+        timeouts: ServerTimeouts,
         inspect: Callable[[ServerClient], Awaitable[str | None]],
         weights: Weights,
         follows: bool = False,
@@ -92,7 +92,7 @@ class Fleet:
         self.weights = weights
         self._follows = follows
         self._locate = locate
-        self._patience = patience
+        self._timeouts = timeouts
         self._inspect = inspect
         self._requests = 0
         self._is_shut = False
@@ -108,16 +108,16 @@ class Fleet:
 
         `avoid` is only returned if there is no other.
 
-        Raises EngineError if all stay down for the patience's `no_server_s`.
+        Raises EngineError if all stay down for `no_server_s`.
         """
         try:
-            async with asyncio.timeout(self._patience.no_server_s), self._change:
+            async with asyncio.timeout(self._timeouts.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
                 rest = [server for server in self.up if server is not avoid] or self.up
                 return min(rest, key=lambda server: server.slots)
         except TimeoutError as error:
             raise EngineError(
-                f"no vLLM server came back within {self._patience.no_server_s:g} s:\n{self.troubles()}"
+                f"no vLLM server came back within {self._timeouts.no_server_s:g} s:\n{self.troubles()}"
             ) from error
 
     def troubles(self) -> str:
@@ -129,7 +129,7 @@ class Fleet:
 
         async def check_again_and_again(server: Server) -> None:
             while True:
-                await asyncio.sleep(self._patience.between_checks_s)
+                await asyncio.sleep(self._timeouts.between_checks_s)
                 await self.check(server)
 
         async with asyncio.TaskGroup() as group:
@@ -309,7 +309,7 @@ class Fleet:
         bringing = asyncio.create_task(bring_to(server.client, weights))
         silences = 0
         try:
-            while not (await asyncio.wait({bringing}, timeout=self._patience.between_checks_s))[0]:
+            while not (await asyncio.wait({bringing}, timeout=self._timeouts.between_checks_s))[0]:
                 try:
                     await server.client.get("/health")
                     silences = 0
@@ -445,7 +445,7 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
 
 async def _begin(client: ServerClient, weights: Weights) -> None:
     """Drain a server, and take its label away."""
-    await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
+    await client.post("/pause?mode=wait", wait_s=client.timeouts.weights_s)
     await client.post("/update_weight_version", {"new_version": f"on the way to {weights.label}"})
 
 

@@ -156,7 +156,7 @@ class _Servers:
 
     def _post(self, path: str, bodies: Sequence[Any]) -> None:
         calls = zip(self._clients, bodies, strict=True)
-        self._ask([client.post(path, body, client.patience.weights_s) for client, body in calls])
+        self._ask([client.post(path, body, client.timeouts.weights_s) for client, body in calls])
 
     def _ask(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """All answers; as soon as one call fails, its error, and the others are given up."""
