@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine
-from repl_rl.engine.server.client import ServerTimeouts, ServerRefused, ServerUnreachable, read_answer
+from repl_rl.engine.server.client import ServerRefused, ServerTimeouts, ServerUnreachable, read_answer
 from repl_rl.engine.server.fleet import Locate, Weights
 from repl_rl.errors import ConfigError, EngineError, ModelError
 from repl_rl.models.nano import NANO_PATH
@@ -64,7 +64,7 @@ def open_engine(vocabulary: Vocabulary, tmp_path: Path) -> Iterator[OpenEngine]:
         model = ModelConfig(path="nano")
         opened.append(
             VLLMServerEngine(
-                str(NANO_PATH), vocabulary, model, config, timeouts=patience, follows=follows, locate=locate
+                str(NANO_PATH), vocabulary, model, config, timeouts=timeouts, follows=follows, locate=locate
             )
         )
         return opened[-1]
@@ -258,7 +258,7 @@ def test_a_request_that_is_refused_is_not_tried_again(fakes: list[FakeVLLM], ope
 def test_a_request_that_gets_no_answer_goes_elsewhere(fakes: list[FakeVLLM], open_engine: OpenEngine) -> None:
     fakes[0].respond = hang
     timeouts = ServerTimeouts(request_s=0.2, between_checks_s=0.1, backoff_s=0.01)
-    assert asyncio.run(sample(open_engine(*fakes, timeouts=patience))).finish is Finish.NEWLINE
+    assert asyncio.run(sample(open_engine(*fakes, timeouts=timeouts))).finish is Finish.NEWLINE
     assert [len(fake.requests) for fake in fakes] == [2, 1]
 
 

@@ -125,7 +125,7 @@ def test_each_server_has_ranks_of_its_own() -> None:
     engine = open_engine(fakes, fakes[0].vocabulary)  # type: ignore[arg-type]
     try:
         clients = [server.client for server in engine._fleet.servers]
-        asked = transfer._Servers(clients, engine._loop.run, lambda: None)
+        asked = transfer.ServerGroup(clients, engine._loop.run, lambda: None)
         asked.init_weight_transfer_engine({"port": 5})
         asked.update_weights({"names": []})
         begun = [body["init_info"] for path, body in bodies if path == "/init_weight_transfer_engine"]
@@ -133,7 +133,7 @@ def test_each_server_has_ranks_of_its_own() -> None:
         assert {info["port"] for info in begun} == {5}
         fakes[1].refused["/update_weights"] = 500
         ended = []
-        asked = transfer._Servers(clients, engine._loop.run, lambda: ended.append(True))
+        asked = transfer.ServerGroup(clients, engine._loop.run, lambda: ended.append(True))
         with pytest.raises(EngineError, match="HTTP 500"):
             asked.update_weights({"names": []})
         assert ended == [True]

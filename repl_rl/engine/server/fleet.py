@@ -277,7 +277,8 @@ class Fleet:
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
         if self._follows:
-            self._go_on(weights)
+            if weights.version > self.weights.version:
+                self.weights = weights
             return
         async with self._without_requests():
             self.weights = weights
@@ -288,13 +289,9 @@ class Fleet:
         if label == asked.label:
             return asked
         later = asked.later(label) if self._follows else None
-        if later is not None:
-            self._go_on(later)
+        if later is not None and later.version > self.weights.version:
+            self.weights = later
         return later
-
-    def _go_on(self, weights: Weights) -> None:
-        if weights.version > self.weights.version:
-            self.weights = weights
 
     async def _give(self, server: Server, weights: Weights) -> None:
         async with server.mending:
@@ -367,7 +364,13 @@ class WeightsFolder:
         label = self.label(version)
         tensors = iter(named_params)
         try:
-            files = list(_write(self._folder(), label, tensors))
+            if self._given is not None:
+                folder = Path(self._given).expanduser().absolute()
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                self._made = self._made or tempfile.mkdtemp(prefix="repl-rl-weights-")
+                folder = Path(self._made)
+            files = list(_write(folder, label, tensors))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
@@ -383,38 +386,23 @@ class WeightsFolder:
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
-    def _folder(self) -> Path:
-        if self._given is not None:
-            folder = Path(self._given).expanduser().absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        if self._made is None:
-            self._made = tempfile.mkdtemp(prefix="repl-rl-weights-")
-        return Path(self._made)
-
 
 def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
     """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
-    batch: dict[str, torch.Tensor] = {}
-    size = 0
-    number = itertools.count()
-
-    def written() -> str:
-        path = folder / f"{label}-{next(number):03d}.safetensors"
+    tensors = iter(named_params)
+    for number in itertools.count():
+        batch: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors:
+            batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            if sum(each.nbytes for each in batch.values()) >= _FILE_BYTES:
+                break
+        if not batch:
+            return
+        path = folder / f"{label}-{number:03d}.safetensors"
         partial = path.with_suffix(".partial")
         save_file(batch, partial)
         partial.rename(path)
-        batch.clear()
-        return str(path)
-
-    for name, tensor in named_params:
-        batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += batch[name].nbytes
-        if size >= _FILE_BYTES:
-            yield written()
-            size = 0
-    if batch:
-        yield written()
+        yield str(path)
 
 
 async def bring_to(client: ServerClient, weights: Weights) -> None:
