@@ -59,8 +59,8 @@ class FakeVLLM:
         self.on_transfer: Callable[[str, Any], None] = lambda path, body: None
         self.has_unloaded_rank = False
         """One of its data-parallel engines has failed to load weights, of which `load` says nothing."""
-        self.missing: set[str] = set()
         self.refused: dict[str, int] = {}
+        """The status of the answer, by path."""
         self.paused = False
         self.cards: list[Any] | None = None
         self.aliases: list[str] = []
@@ -110,8 +110,8 @@ class FakeVLLM:
 
     async def _route(self, request: web.Request) -> web.Response:
         self.authorizations.add(request.headers.get("Authorization"))
-        if request.path in self.missing or request.path in self.refused:
-            return web.json_response({"detail": "no"}, status=self.refused.get(request.path, 404))
+        if request.path in self.refused:
+            return web.json_response({"detail": "no"}, status=self.refused[request.path])
         body = json.loads(await request.text() or "null")
         if request.path == "/inference/v1/generate":
             return await self._generate(body)
