@@ -214,7 +214,7 @@ class _Steps:
         self.rows: list[tuple[float, int, int]] = []
         self.cpu_s = 0.0
         """Of the engine's thread."""
-        stepper, scheduler = engine.stepper, engine.stepper._scheduler
+        stepper, scheduler = engine.stepper, engine.stepper.scheduler
         step, sleep = stepper.step, engine._sleep
         clock = time.thread_time if engine.threads == 1 else time.perf_counter
         awake_since_s: float | None = None

@@ -11,7 +11,7 @@ import ray
 from conftest import OpenService
 from shared_engine import SharedScript
 
-from repl_rl.cluster.rollouts import Patience
+from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
@@ -97,7 +97,7 @@ def test_what_a_rollout_raises_is_raised_here(open_service: OpenService) -> None
 
 
 def test_without_workers_a_run_ends(open_service: OpenService) -> None:
-    service = open_service(Patience(no_worker_s=1.0, between_tries_s=60.0), workers=1)
+    service = open_service(WorkerTimeouts(no_worker_s=1.0, between_tries_s=60.0), workers=1)
     under_way = service.begin(tasks(1, seconds=30), None)
     until(lambda: workers(service)[0].under_way == 1)
     ray.kill(workers(service)[0].actor)
