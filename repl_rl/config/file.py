@@ -104,7 +104,7 @@ class Config(Section):
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
                 f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
             )
-        if branch.looks_at_outcomes and estimator in UNBIASED_ON_TREES:
+        if estimator in UNBIASED_ON_TREES and branch.looks_at_outcomes:
             raise ValueError(
                 f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
                 "unbiased only where that depends on nothing but what was typed before; take "

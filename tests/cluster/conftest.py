@@ -17,7 +17,8 @@ from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 
 HERE = Path(__file__).parent
@@ -83,6 +84,6 @@ def open_service(connection: Connection, cluster_config: ClusterConfig) -> Itera
                     timeouts=timeouts or WorkerTimeouts(between_tries_s=0.1),
                 )
 
-            return stack.enter_context(RolloutService(SharedScript(vocabulary), setup, make_runner=runner))
+            return stack.enter_context(start_service(SharedScript(vocabulary), setup, make_runner=runner))
 
         yield make

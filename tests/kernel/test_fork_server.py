@@ -24,7 +24,7 @@ from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
-from repl_rl.rollout.execute import Interpreter
+from repl_rl.rollout.execute import TrajectoryKernel
 from repl_rl.utils.threads import BackgroundLoop
 
 
@@ -130,7 +130,7 @@ def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
 def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
     async def use(pool: KernelPool) -> None:
         async with AsyncExitStack() as stack:
-            fresh, old = Interpreter(pool, stack), Interpreter(pool, stack)
+            fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)
             await fresh.start()
             await old.execute("x = 1")
             await kill_the_server(pool)

@@ -34,7 +34,7 @@ from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedSlot
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
@@ -62,7 +62,7 @@ def engine(vocabulary: Vocabulary) -> Iterator[RecordingEngine]:
 def made(engine: RecordingEngine, vocabulary: Vocabulary) -> tuple[list[Trajectory], list[Trajectory]]:
     """Independent trajectories, and four groups of trees."""
     tasks = make_tasks(None, 64, seed=3, split="heldout")
-    with RolloutService(
+    with start_service(
         engine,
         RolloutSetup(
             vocabulary,
