@@ -33,10 +33,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _excluding_options_are_not_all_set(self) -> Self:
-        refuse_excluding(self.EXCLUDING, self._if_set)
+        refuse_excluding(self.EXCLUDING, self.if_set)
         return self
 
-    def _if_set(self, name: str) -> Any:
+    def if_set(self, name: str) -> Any:
         """The value of an option; None if it is the default, or if the section that it belongs to is not there."""
         value: Any = self
         for key in name.split("."):

@@ -361,23 +361,22 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest, WarnWhenFlat
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat
 
     if prepared.checkpoint is not None:
         if is_main_process():
             prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
-    stop, minutes = StopOnRequest(), prepared.config.train.max_minutes
-    in_time = StopInTime(math.inf if minutes is None else 60 * minutes)
+    config = prepared.config.train
+    stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
-    trainer.add_callback(WarnWhenFlat(prepared.config.train.prompts_per_step, progress))
+    trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
     trainer.add_callback(stop)
-    trainer.add_callback(in_time)
     trainer.add_callback(FollowArguments())
-    with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
+    with progress.steps(config.steps), _first_interrupt(stop.request, progress):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
-    return not in_time.is_over
+    return not stop.is_over
 
 
 @contextmanager
