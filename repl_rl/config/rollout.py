@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Names, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section, nearest
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.import_path import imported
@@ -137,6 +137,10 @@ class EngineConfig(Section):
     or address and no limit in seconds strikes. Nothing that was computed for an earlier line is used again, so that no
     cache decides about the last bits. Sampling takes as long as its trajectories one after another."""
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("deterministic", "servers"), "a server batches lines as they come"),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, values: Any) -> Any:
@@ -163,8 +167,6 @@ class EngineConfig(Section):
         for name in self.vllm:
             if name in _OWN_ARGUMENTS:
                 raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")
-        if self.deterministic and self.servers:
-            raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")
         return self
 
 
@@ -266,14 +268,7 @@ class SubcallsConfig(Section):
     """Train what is sampled for sub-calls too: each answer of the policy, and each session, becomes a row of the batch
     with the advantage of the line that asked."""
 
-    @model_validator(mode="after")
-    def _trains_its_own_answers(self) -> SubcallsConfig:
-        if self.train and self.model != "policy":
-            raise ValueError(
-                f"train: the answers are those of {self.model}, and only what the policy samples can be trained; set "
-                "model: policy, or leave train out"
-            )
-        return self
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = ((("train", "model"), "only what the policy samples can be trained"),)
 
     @property
     def one_by_one(self) -> SubcallsConfig:

@@ -1,4 +1,4 @@
-"""The reference of the YAML file, written from the models: `python -m repl_rl.config.reference > docs/config.md`.
+"""The reference of the YAML file, written from the models: `python docs/reference.py > docs/config.md`.
 
 Types, ranges and defaults are read from the fields, descriptions from the string below each field in the source.
 Checks across several fields are not covered: their error messages say what to change.
@@ -27,7 +27,7 @@ from repl_rl.config.file import Config
 HEAD = """\
 # The YAML file
 
-This page is written by `python -m repl_rl.config.reference > docs/config.md`; a test compares it with the models.
+This page is written by `python docs/reference.py > docs/config.md`; a test compares it with the models.
 
 A config is a path, or the name of a file that ships: `repl-rl train quickstart`. `--set section.key=value` overrides a
 value, and can be given several times. The value is YAML: `--set rewards.kinds.comment=0.1 --set train.steps=20`; text
