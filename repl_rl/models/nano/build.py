@@ -125,9 +125,9 @@ def build(
         records = recipe.make_sessions(sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
         tokenizer.model_max_length = recipe.context_tokens
-        model = LlamaForCausalLM(_model_config(tokenizer))
+        model = LlamaForCausalLM(model_config(tokenizer))
         if recipe.start is not None:
-            _begin_with(model, tokenizer, recipe.start)
+            begin_with(model, tokenizer, recipe.start)
         examples = [example_of(record, tokenizer) for record in records]
         batches = _batches(examples, recipe.batch, Random(f"{seed}/batches"))
         typed_tokens = sum(int(example.is_typed.sum()) for example in examples) / len(examples)
@@ -217,7 +217,7 @@ RECIPES = {
 """By the model's name."""
 
 
-def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -235,7 +235,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+def begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
     """Copy what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
     known = LlamaForCausalLM.from_pretrained(start).state_dict()
     ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
@@ -277,7 +277,7 @@ def _train(
     schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
     losses: list[float] = []
     for step, batch in zip(range(steps), batches, strict=False):
-        loss = _loss(model, batch, scale_tokens)
+        loss = loss_of(model, batch, scale_tokens)
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -305,7 +305,7 @@ def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[li
             yield from ([examples[index] for index in batch] for batch in batches)
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
+def loss_of(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
     """Cross-entropy summed over the typed tokens of a batch, in nats, divided by `scale_tokens`.
 
     The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano
