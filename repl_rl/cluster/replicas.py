@@ -127,7 +127,7 @@ def _require_folders(connection: Connection, nodes: Sequence[Node], config: Conf
 
 
 def serve_arguments(config: Config, path: str) -> list[str]:
-    """The flags that a server of this run needs (docs/servers.md)."""
+    """The flags that a server of this run needs (docs/engines.md)."""
     return [
         f"--model={path}",
         f"--dtype={config.model.dtype}",

@@ -197,7 +197,7 @@ def serve_command(wanted: Wanted) -> str:
     return (
         f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} --dtype {wanted.dtype} "
         f"--max-model-len {wanted.context_tokens} --enable-scale-out --logprobs-mode processed_logprobs "
-        f"--worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}   # see docs/servers.md"
+        f"--worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}   # see docs/engines.md"
     )
 
 
