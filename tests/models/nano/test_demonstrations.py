@@ -16,7 +16,7 @@ ALL_IDIOMS = [(family, idiom) for family, idioms in IDIOMS.items() for idiom in 
 
 
 def _answer(idiom, operands):
-    interpreter = load_interpreter().Interpreter()
+    interpreter = load_interpreter().PythonInterpreter()
     setup = "\n".join(idiom.setup)
     for source in filter(None, (idiom.needs, setup)):
         interpreter.run(source) if source == idiom.needs else _run_lines(interpreter, source, operands)
@@ -32,7 +32,7 @@ def _run_lines(interpreter, source, operands):
 
 def _outputs(record):
     """The record's outputs, made again from nothing but what was typed."""
-    reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().Interpreter()
+    reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().PythonInterpreter()
     for typed in (segment.text for segment in record.segments if segment.sampled):
         output = "".join(interpreter.run(cell.source).output for cell in reader.read(typed).cells)
         yield output + reader.next_prompt()
@@ -53,7 +53,7 @@ def test_right_idioms_are_right_and_wrong_ones_wrong(family, idiom):
 @pytest.mark.parametrize(("family", "idiom"), [(f, i) for f, i in ALL_IDIOMS if i.needs])
 def test_without_its_import_an_idiom_raises_name_error(family, idiom):
     operands = make_tasks([family], 1, 0, "train")[0].metadata["operands"]
-    outcome = load_interpreter().Interpreter().run(idiom.expression.format(*operands))
+    outcome = load_interpreter().PythonInterpreter().run(idiom.expression.format(*operands))
     assert outcome.error_name == "NameError"
 
 
