@@ -42,7 +42,7 @@ def test_kernels_come_up_while_nobody_asks() -> None:
         await until(lambda: pool.stats.started == 2)
         ready = list(pool._ready)
         async with pool.session() as kernel:
-            assert kernel._kernel in ready
+            assert kernel.kernel in ready
             assert (await kernel.execute("1 + 1")).output == "2\n"
         await until(lambda: pool.stats.started == 3)
 
@@ -75,7 +75,7 @@ def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pytest.Log
     async def use(pool: KernelPool) -> None:
         for _ in range(3):
             async with pool.session() as kernel:
-                kernel._kernel.close = partial(close, kernel._kernel)
+                kernel.kernel.close = partial(close, kernel.kernel)
         [result] = await in_one_session(pool, "1 + 1")
         assert result.output == "2\n"
 
@@ -108,8 +108,8 @@ def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
 def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
-            os.kill(kernel._kernel.pid, signal.SIGKILL)
-            await until(lambda: not kernel._kernel.is_alive)
+            os.kill(kernel.kernel.pid, signal.SIGKILL)
+            await until(lambda: not kernel.kernel.is_alive)
             with pytest.raises(KernelDiedError, match="take a new session"):
                 await kernel.execute("1")
 
@@ -183,7 +183,7 @@ def test_a_start_that_fails_in_an_unforeseen_way_is_reported_to_whoever_waits(mo
     async def use() -> None:
         async with KernelPool(1, LIMITS, warm=0) as pool:
             with monkeypatch.context() as patch:
-                patch.setattr(pool._backend, "start", lambda: None)  # what is no coroutine can't be awaited
+                patch.setattr(pool.backend, "start", lambda: None)  # what is no coroutine can't be awaited
                 with pytest.raises(KernelStartError, match="TypeError"):
                     await asyncio.wait_for(in_one_session(pool, "1"), 60)
             assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]

@@ -182,7 +182,7 @@ class _Terminal:
 
     def __init__(self, dialect: Dialect, task: Task) -> None:
         self._reader: Reader = dialect.reader()
-        self._interpreter = load_interpreter().Interpreter()
+        self._interpreter = load_interpreter().PythonInterpreter()
         path = environment_of([task.family or ""])
         self._environment: Any = None if path is None else environment_factory(path)()
         if self._environment is not None:
