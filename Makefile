@@ -52,7 +52,7 @@ bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain g
 	@$(BIN)/repl-rl bench train
 
 bench-quickstart: $(STAMP) ## the quickstart's tables in BENCHMARKS.md: eighteen training runs
-	@$(BIN)/python -m repl_rl.bench.quickstart --variants shipped outcome turn gigpo gentle strict
+	@$(BIN)/python -m studies.quickstart --variants shipped outcome turn gigpo gentle strict
 
 clean: ## remove .venv, builds and caches; runs/ is kept
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -91,7 +91,8 @@ class Config(Section):
     def import_paths(self) -> list[str]:
         """The values that name something to import, `package.module:name`."""
         single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
-        named = [*single, *self.tools.functions, *self.rewards.model_dump(mode="json")["functions"]]
+        listed = [*self.tools.functions, *(self.tasks.families or ())]
+        named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
 
     @property

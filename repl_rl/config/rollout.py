@@ -19,7 +19,7 @@ class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, `nano-long`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
+    """`nano`, `nano-conventions`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
     `.`, `/` or `~`, or ends with `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have

@@ -60,7 +60,7 @@ def test_sessions_use_training_problems_only(sessions):
 def test_sessions_run_again_show_the_same(sessions):
     """From nothing but what was typed."""
     for record in sessions[:200]:
-        reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().Interpreter()
+        reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().PythonInterpreter()
         typed = [segment.text for segment in record.segments if segment.sampled]
         outputs = []
         for text in typed:
