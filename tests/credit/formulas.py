@@ -233,8 +233,8 @@ def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
         return gigpo(group, config)
     if config.baseline in ("place", "state"):
         return by_lines(group, config)
-    if config.estimator in ("dr_grpo", "spo_tree"):  # the latter without forks
+    if config.estimator == "dr_grpo":
         return outcome(rewards, CreditConfig(estimator="outcome", baseline="mean"))
-    if config.estimator in ("rloo", "branch", "vine"):  # the last two without forks
+    if config.estimator in ("rloo", "branch"):  # the latter without forks
         return outcome(rewards, CreditConfig(estimator="outcome", baseline="leave_one_out"))
     return {"outcome": outcome, "return_to_go": return_to_go, "turn": turn}[config.estimator](rewards, config)

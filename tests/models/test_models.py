@@ -44,7 +44,7 @@ def test_a_local_path_is_never_asked_of_the_hub(path: str) -> None:
         find_model(path)
     assert str(caught.value) == (
         f"there is no folder {path!r}: give a checkpoint folder, a hub id (owner/name), or nano or nano-conventions or "
-        "nano-long or nano-rlm or gemma-270m"
+        "nano-rlm or gemma-270m"
     )
 
 
@@ -55,7 +55,7 @@ def test_a_run_with_a_model_that_is_not_there_ends_at_once(
     assert main(["train", "quickstart", "--set", "model.path=./nope", "--runs", "runs"]) == 2
     assert " ".join(capsys.readouterr().err.split()) == (
         "repl-rl: there is no folder './nope': give a checkpoint folder, a hub id (owner/name), or nano or "
-        "nano-conventions or nano-long or nano-rlm or gemma-270m"
+        "nano-conventions or nano-rlm or gemma-270m"
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -1,7 +1,7 @@
 """Makes nano: a Llama trained from scratch on sessions that were really run.
 
     build(Path("weights"), seed=0)
-    build(Path("long"), seed=0, recipe=RECIPES["nano-long"])
+    build(Path("rlm"), seed=0, recipe=RECIPES["nano-rlm"])
 
 Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
 on the typed tokens; the interpreter's text and the prompt are context. A seed gives the same weights, to the bit, on
@@ -32,7 +32,6 @@ from repl_rl.models.nano.sessions import (
     SessionRecord,
     chat_prompt_text,
     conventions,
-    make_long,
     make_mixture,
     make_recursive,
     make_sessions,
@@ -72,6 +71,13 @@ class Example:
     is_typed: torch.Tensor  # (T,)
 
 
+def session_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    """nano's: 640 tokens, of which the lines of the banner are some."""
+    lines = _banner()
+    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
+    return train_tokenizer(texts, lines, 640)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a model is made.
@@ -83,7 +89,7 @@ class Recipe:
     steps: int
     sessions: int
     make_sessions: Callable[[int, int], list[SessionRecord]]
-    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
+    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast] = session_tokenizer
     start: Path | None = None
     context_tokens: int = CONTEXT_TOKENS
     batch: int = 64
@@ -116,12 +122,6 @@ def build(out: Path, seed: int = 0, recipe: Recipe | None = None) -> None:
     tokenizer.save_pretrained(out)
     # safetensors makes files that only their owner can read; an installed package is read by everybody.
     (out / "model.safetensors").chmod(0o644)
-
-
-def _tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    lines = _banner()
-    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
-    return train_tokenizer(texts, lines, 640)
 
 
 def _banner() -> list[str]:
@@ -182,10 +182,9 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 
 
 RECIPES = {
-    "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
+    "nano": Recipe(1300, 50_000, make_sessions),
     "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
-    "nano-long": Recipe(300, 12_800, make_long, _tokenizer, start=NANO_PATH, context_tokens=2048, batch=32),
-    "nano-rlm": Recipe(300, 19_200, make_recursive, _tokenizer, start=NANO_PATH),
+    "nano-rlm": Recipe(300, 19_200, make_recursive, start=NANO_PATH),
 }
 """By the model's name."""
 

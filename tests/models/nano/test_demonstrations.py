@@ -20,7 +20,7 @@ def sessions():
 
 
 def _answer(idiom, operands):
-    interpreter = load_interpreter().Interpreter()
+    interpreter = load_interpreter().PythonInterpreter()
     setup = "\n".join(idiom.setup)
     for source in filter(None, (idiom.needs, setup)):
         interpreter.run(source) if source == idiom.needs else _run_lines(interpreter, source, operands)
@@ -49,7 +49,7 @@ def test_right_idioms_are_right_and_wrong_ones_wrong(family, idiom):
 @pytest.mark.parametrize(("family", "idiom"), [(f, i) for f, i in ALL_IDIOMS if i.needs])
 def test_without_its_import_an_idiom_raises_name_error(family, idiom):
     operands = make_tasks([family], 1, 0, "train")[0].metadata["operands"]
-    outcome = load_interpreter().Interpreter().run(idiom.expression.format(*operands))
+    outcome = load_interpreter().PythonInterpreter().run(idiom.expression.format(*operands))
     assert outcome.error_name == "NameError"
 
 
@@ -60,7 +60,7 @@ def test_sessions_use_training_problems_only(sessions):
 def test_sessions_run_again_show_the_same(sessions):
     """From nothing but what was typed."""
     for record in sessions[:200]:
-        reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().Interpreter()
+        reader, interpreter = make_dialect(DialectConfig()).reader(), load_interpreter().PythonInterpreter()
         typed = [segment.text for segment in record.segments if segment.sampled]
         outputs = []
         for text in typed:

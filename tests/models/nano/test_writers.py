@@ -96,7 +96,7 @@ def make_dialect_of(name: str):
 
 def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
     """What the writer types for steps, each with what is shown for it."""
-    interpreter = load_interpreter().Interpreter()
+    interpreter = load_interpreter().PythonInterpreter()
     writer = WRITERS[name](TASK, lambda source: interpreter.run(source).output)
     typed = []
     for step, shown in steps:
