@@ -64,11 +64,9 @@ def test_any_text_gets_a_grade(text: str, reference: str) -> None:
 @pytest.mark.more
 @given(st.fractions(max_denominator=999))
 def test_every_form_of_a_number_is_right_and_its_neighbour_wrong(number: Fraction) -> None:
-    task = task_of(rf"\frac{{{number.numerator}}}{{{number.denominator}}}")
-    forms = [repr(number), repr(str(number)), f"Rational({number.numerator}, {number.denominator})"]
-    assert grade_many([task] * 3, [(form,) for form in forms]) == [1.0] * 3
-    assert grade(task, (repr(number + 1),)) == 0.0
-    whole = task_of(str(number.numerator))
+    task, whole = task_of(rf"\frac{{{number.numerator}}}{{{number.denominator}}}"), task_of(str(number.numerator))
+    forms = [repr(number), repr(str(number)), f"Rational({number.numerator}, {number.denominator})", repr(number + 1)]
+    assert grade_many([task] * 4, [(form,) for form in forms]) == [1.0, 1.0, 1.0, 0.0]
     assert (grade(whole, (whole.answer,)), grade(whole, (str(number.numerator + 1),))) == (1.0, 0.0)
 
 
