@@ -16,11 +16,11 @@ import pytest
 from repl_rl.errors import RewardError
 from repl_rl.tasks import confined
 from repl_rl.tasks.confined import Call, Confined
-from repl_rl.tasks.grading import _EQUAL
+from repl_rl.tasks.grading import EQUAL
 
-RIGHT: Call = (_EQUAL, ["x+1", ["1 + x"]])
-WRONG: Call = (_EQUAL, ["x+1", ["2 + x"]])
-RAISES: Call = (_EQUAL, [r"\frac{", None])
+RIGHT: Call = (EQUAL, ["x+1", ["1 + x"]])
+WRONG: Call = (EQUAL, ["x+1", ["2 + x"]])
+RAISES: Call = (EQUAL, [r"\frac{", None])
 CRASHES: Call = ("os:abort", [])
 ENDS: Call = ("os:_exit", [0])
 FILLS: Call = ("builtins:bytearray", [3 << 30])
@@ -50,7 +50,7 @@ def test_what_ends_its_process_costs_its_own_verdict(checker: Confined, bad: Cal
 
 @pytest.mark.slow
 def test_processor_time_is_bounded(checker: Confined) -> None:
-    slow: Call = (_EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
+    slow: Call = (EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
     assert checker.ask([RIGHT, slow, RIGHT, slow, RIGHT]) == [True, None, True, None, True]
 
 
@@ -84,21 +84,21 @@ def test_several_threads_take_turns(checker: Confined) -> None:
 @pytest.mark.more
 def test_a_forked_process_has_a_program_of_its_own() -> None:
     assert confined.ask([RIGHT]) == [True]
-    assert confined._confined is not None
-    before = confined._confined.pid
+    assert confined.current is not None
+    before = confined.current.pid
 
     def ask_again() -> None:
         assert confined.ask([RIGHT]) == [True]
-        assert confined._confined is not None
-        assert confined._confined.pid != before
-        confined._confined.close()
+        assert confined.current is not None
+        assert confined.current.pid != before
+        confined.current.close()
 
     child = multiprocessing.get_context("fork").Process(target=ask_again)
     child.start()
     child.join()
     assert child.exitcode == 0
     assert confined.ask([RIGHT]) == [True]
-    assert confined._confined.pid == before
+    assert confined.current.pid == before
 
 
 @pytest.mark.more

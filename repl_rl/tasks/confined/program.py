@@ -1,4 +1,4 @@
-"""The program behind `ask`: calls as JSON over the pipe whose descriptor is its argument, their verdicts as JSON.
+"""The program that `ask` calls: calls as JSON over the pipe whose descriptor is its argument, verdicts as JSON.
 
 Modules are imported here, where calls share them; a module that has a function `warm` gets it called once. The calls
 themselves run in forks: with limits on time and memory, and behind walls that keep them from files, processes and

@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
-_EQUAL = "repl_rl.tasks.grading.compare:equal"
+EQUAL = "repl_rl.tasks.grading.compare:equal"
 
 __all__ = ["grade", "grade_many", "require_gradable"]
 
@@ -80,7 +80,7 @@ def require_gradable(tasks: Iterable[Task]) -> None:
         is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
         if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
             doubtful.append(task)
-    verdicts = ask([(_EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
+    verdicts = ask([(EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
     for task, is_gradable in zip(doubtful, verdicts, strict=True):
         if not is_gradable:
             where = f"{row}: " if (row := task.metadata.get("where")) else ""
@@ -133,7 +133,7 @@ def _decides(task: Task) -> bool:
 
 def _call(answer: str, submitted: tuple[str, ...], family: str, operands: tuple[int, ...]) -> Call:
     if not family:
-        return _EQUAL, [answer, submitted]
+        return EQUAL, [answer, submitted]
     if KNOWN[family].needs_gym:
         return "repl_rl.tasks.gym:accepts", [family.removeprefix(PREFIX), submitted, *operands]
     return "repl_rl.tasks.make:accepts", [family, submitted, operands]
