@@ -63,7 +63,7 @@ def _polynomial(name: str, count: int, draw: Any, solve: Any, left: Any) -> Fami
         solve,
         _PHRASINGS,
         lambda *operands: (sympy.expand(left(*operands)),),
-        lambda answer, *operands: _roots_are(left(*operands), answer, count),
+        lambda answer, *operands: _roots_are(sympy.expand(left(*operands)), answer, count),
     )
 
 
