@@ -35,11 +35,11 @@ class _Kernels:
         async with self._pool.session() as kernel:
             yield _Kernel(kernel, *self._settings)
 
-    async def twins(
+    async def forks(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         assert isinstance(kernel, _Kernel)
-        twins = await self._pool.twins(kernel.wrapped, stacks, reseed=reseed, wait=wait)
+        twins = await self._pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
         return [_Kernel(twin, *self._settings) for twin in twins]
 
 

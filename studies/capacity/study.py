@@ -41,7 +41,7 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
 from studies.capacity.simulation import Fleet, Loss, Rates, Simulated, Work, simulate
@@ -228,7 +228,7 @@ class _Steps:
         self.rows: list[tuple[float, int, int]] = []
         self.cpu_s = 0.0
         """Of the engine's thread."""
-        stepper, scheduler = engine.stepper, engine.stepper._scheduler
+        stepper, scheduler = engine.stepper, engine.stepper.scheduler
         step, sleep = stepper.step, engine._sleep
         clock = time.thread_time if engine.threads == 1 else time.perf_counter
         awake_since_s: float | None = None

@@ -36,8 +36,8 @@ from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scripted import ScriptedPolicy
-from repl_rl.rollout.service import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 

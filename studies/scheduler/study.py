@@ -30,6 +30,7 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
@@ -182,7 +183,7 @@ async def _roll(vocabulary: Vocabulary, count: int, at_once: int, lines: int) ->
         at_once=at_once,
     )
     rollout = Rollout(CannedEngine(vocabulary), CannedKernels(), setup)
-    async for _, trajectory in rollout.stream(_tasks(count)):
+    async for _, trajectory in rollout.as_completed(RolloutBatch(_tasks(count))):
         if len(trajectory.lines) != lines:
             raise AssertionError(f"{len(trajectory.lines)} lines and not {lines}: {trajectory.stop_reason}")
 

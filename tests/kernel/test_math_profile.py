@@ -118,10 +118,10 @@ def test_a_session_with_solvers_can_be_forked(kernel_pools: Callable[..., Kernel
         async with pool.session() as kernel:
             for package in ("z3", "ortools", "flint"):
                 await kernel.execute(USES[package])
-            async with pool.fork(kernel) as twin:
-                await twin.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
+            async with pool.fork(kernel) as fork:
+                await fork.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
                 cell = "import z3; t = z3.Solver(); t.add(z3.Int('k') == 7); print(t.check(), s2.value(v))"
-                return [(await each.execute(cell)).output for each in (twin,)]
+                return [(await each.execute(cell)).output for each in (fork,)]
 
     assert loop.run(run()) == ["sat 3\n"]
 

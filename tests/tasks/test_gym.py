@@ -132,9 +132,9 @@ async def test_a_puzzle_forks_with_its_session(family: str) -> None:
         ("jugs-10", [("fill", "Z"), ("empty", ""), ("pour", "A", "A"), ("pour", "A", "Z")]),
         ("tower_of_hanoi-10", [("move", 9, 1), ("move", 1, 9), ("move", 0, 0)]),
         ("sokoban-10", [("go", "UU"), ("go", "")]),
-        ("rush_hour-10", [("slide", car, 1) for car in ("x", "AB", "")] + [("slide", "A", 0), ("slide", "A", 99)]),
+        ("rush_hour-10", [("slide", *to) for to in (("x", 1), ("AB", 1), ("", 1), ("A", 0), ("A", 99))]),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_move_says_so_and_changes_nothing(family: str, calls: list[tuple[Any, ...]]) -> None:
     [task] = make_tasks(family, 1, seed=4, split="heldout")
     puzzle = puzzle_of(family)
