@@ -39,7 +39,7 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
             "train.group_size: estimator return_to_go takes its baseline from two trajectories or more",
         ),
         (
-            ["train.group_size=1", "credit.baseline=none", "credit.scale=false"],
+            ["train.group_size=1", "credit.baseline=none", "credit.scale=none"],
             "train.group_size is 1, and TRL's trainer takes groups of two or more, with or without a baseline",
         ),
         (["train.micro_batch=7"], "micro_batch 7 does not divide the 64 trajectories of a step"),
@@ -105,7 +105,7 @@ def test_a_shells_completion_is_printed(shell: str, capsys: pytest.CaptureFixtur
         main(["--print-completion", shell])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("repl-rl", "rollout", "dry-run", "conventions"))
+    assert all(word in shown for word in ("repl-rl", "rollout", "dry-run", "kernels"))
 
 
 def test_the_completion_of_bash_completes(tmp_path: Path) -> None:

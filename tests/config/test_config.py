@@ -91,7 +91,7 @@ def test_overrides_reach_nested_keys_and_are_yaml() -> None:
             "train.learning_rate=1e-3",
             "rewards.kinds.exception=-0.25",
             "model.chat=null",
-            "credit.scale=false",
+            "credit.scale=none",
             "tasks.families=[gcd, lcm]",
             "name=a.b-c",
             "train.trl.num_iterations=2",
