@@ -19,6 +19,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "stored")
 
 
+@pytest.mark.more
 def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixture[str]) -> None:
     for file in Path("model").glob("tokenizer*"):  # which the stored checkpoint is without
         shutil.copy(file, "run/checkpoints/checkpoint-2")
@@ -37,6 +38,7 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
     assert {len(trajectory.lines) <= 4 for trajectory in trajectories} == {True}, "the run's own budget"
 
 
+@pytest.mark.more
 def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "sample.yaml", "--task", "What is 1 + 1?"]) == 0
     shown = capsys.readouterr().out

@@ -41,10 +41,7 @@ SMALL: dict[str, Any] = {
     "eval": {"problems": 6},
 }
 ENGINE = {"backend": "transformers", "context_tokens": 384, "places": 16, "deterministic": True}
-TRAIN = {
-    "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1,
-    "learning_rate": 1e-3,
-}  # fmt: skip
+TRAIN = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1}
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,11 @@ KINDS = {
 
 def train(kind: Kind, folder: Path, *arguments: str) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launch, *kind.program, "train", *arguments]
+    own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
     done = subprocess.run(
-        [sys.executable, *launch, *kind.program, "train", *arguments],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else None,
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
