@@ -1,4 +1,4 @@
-"""`repl-rl rollout`: a problem of one's own, graded, from a run's folder, without a file; bad input before loading."""
+"""`repl-rl rollout`: a problem of one's own, graded, from a run's folder, without a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.trajectory import read_jsonl
 
+pytestmark = pytest.mark.more
 STORED = Path(__file__).parent / "stored"
 
 
@@ -19,7 +20,6 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "stored")
 
 
-@pytest.mark.more
 def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixture[str]) -> None:
     for file in Path("model").glob("tokenizer*"):  # which the stored checkpoint is without
         shutil.copy(file, "run/checkpoints/checkpoint-2")
@@ -38,35 +38,8 @@ def test_a_task_with_an_answer_is_graded_and_credited(capsys: pytest.CaptureFixt
     assert {len(trajectory.lines) <= 4 for trajectory in trajectories} == {True}, "the run's own budget"
 
 
-@pytest.mark.more
 def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rollout", "sample.yaml", "--task", "What is 1 + 1?"]) == 0
     shown = capsys.readouterr().out
     assert shown.endswith("\n1 trajectory\n")
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give a config or --model"),
-        (["sample.yaml", "-n", "0"], "-n 0: give at least one rollout"),
-        (
-            ["sample.yaml", "--answer", "2"],
-            "--answer '2' belongs to a --task; held-out problems have their own answers",
-        ),
-        (["--model", "runs/none"], "there is no run 'runs/none'; there is nothing in runs"),
-        (["sample.yaml", "--set", "rewards.functions=[no_module:f]"], None),
-        (["sample.yaml", "--attach", "-n", "2"], "--attach is for one rollout at a time; leave out -n 2"),
-    ],
-)
-def test_bad_input_is_one_message_before_a_model_is_loaded(
-    arguments: list[str],
-    message: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
-    assert main(["rollout", *arguments]) == 2
-    shown = capsys.readouterr().err
-    assert shown == f"repl-rl: {message}\n" if message else shown.startswith("repl-rl: rewards.functions")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from repl_rl.cli import main
 from repl_rl.config import load_config
 from repl_rl.errors import ModelError, RunError
 from repl_rl.models.nano import NANO_PATH
@@ -99,44 +96,3 @@ def test_a_run_is_not_looked_for_on_the_hub_where_there_are_no_runs(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match="there is no run 'runs/quickstart'; there is nothing in runs"):
         checkpoint_of("runs/quickstart")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-n", "4", "--k", "1,8"], "--k 8: pass@8 needs k from 1 to the 4 samples of a problem; raise -n or lower k"),
-        (["--k", "0"], "--k 0: pass@0 needs k from 1 to"),
-        (["--k", "1;2"], "--k '1;2': give whole numbers with commas between them, such as 1,4,8"),
-        (["-n", "0"], "-n 0: give at least one sample of each problem"),
-        (["--problems", "0"], "eval.problems: Input should be greater than or equal to 1 (got 0)"),
-        (["--model", "nano", "no-such-model"], "'no-such-model' is not a model"),
-        (["--model", "nano", "runs/none"], "there is no run 'runs/none'"),
-        (["--model", "empty"], "'empty' is a folder without config.json"),
-        (["--dialect", "pyhton"], "dialect.name: unknown dialect 'pyhton'; did you mean 'python'?"),
-        (["-n", "2", "--set", "eval.temperature=0"], "at temperature 0 the 2 samples of a problem would be one"),
-        (["--json", "nowhere"], "--json nowhere can't be written: Is a directory; give another file"),
-        (["--set", "engine.context_tokens=32", "--set", "dialect.examples=2"], "nano, python: the longest prompt has"),
-    ],
-)
-def test_bad_input_is_one_message_and_nothing_is_evaluated(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
-    for name in ("empty", "nowhere"):
-        (tmp_path / name).mkdir()
-    assert main(["eval", "quickstart", *arguments]) == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-
-
-def test_bad_input_loads_neither_torch_nor_vllm() -> None:
-    program = (
-        "import sys; from repl_rl.cli import main; code = main(['eval', 'quickstart', '-n', '2', '--k', '3']);"
-        "print(code, sorted({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout == "2 []\n"
