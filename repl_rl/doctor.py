@@ -111,7 +111,9 @@ def print_cluster_report(address: str, console: Console) -> bool:
         facts = found.facts
         amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
         versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
-        table.add_row(mark, Text(found.node.address, style="bold"), Text(amounts + versions if facts else ""))
+        table.add_row(
+            mark, Text(found.node.address, style="bold"), Text(amounts + versions if "cores" in facts else "")
+        )
     console.print(table)
     for found in findings:
         if found.problem:

@@ -91,7 +91,8 @@ class Config(Section):
     def import_paths(self) -> list[str]:
         """The values that name something to import, `package.module:name`."""
         single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
-        named = [*single, *self.tools.functions, *self.rewards.model_dump(mode="json")["functions"]]
+        listed = [*self.tools.functions, *(self.tasks.families or ())]
+        named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
 
     @property
@@ -122,7 +123,7 @@ class Config(Section):
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
                 f"common; with a section branch, take {', '.join(ON_TREES[:-1])} or {ON_TREES[-1]}"
             )
-        if branch.looks_at_outcomes and estimator in UNBIASED_ON_TREES:
+        if estimator in UNBIASED_ON_TREES and branch.looks_at_outcomes:
             raise ValueError(
                 f"branch.at: {branch.at} chooses by outcomes where to fork, and credit.estimator {estimator} is "
                 "unbiased only where that depends on nothing but what was typed before; take "

@@ -52,7 +52,8 @@ class TasksConfig(Section):
     """Where problems come from. docs/tasks.md lists families and presets."""
 
     families: Names | None = None
-    """Names of problem families; null takes all number families, unless `dataset` or `folder` is set."""
+    """Names of problem families, or import paths of your own: `package.module:NAME`, or `package.module:NAME-10` for
+    what the function NAME returns for 10. null takes all number families, unless `dataset` or `folder` is set."""
     train: int = Field(2048, ge=1)
     """Training problems to make, or to take at most; the trainer walks through them in a seeded order."""
     dataset: str | None = Field(None, min_length=1)

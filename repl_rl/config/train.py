@@ -32,7 +32,7 @@ KAHAN = "stable_adamw"
 
 
 class AsynchronousConfig(Section):
-    """Rollouts that go on while the trainer trains, by weights that are a few steps old. docs/asynchronous.md
+    """Rollouts that go on while the trainer trains, by weights that are a few steps old. docs/training-your-own.md
 
     A step takes the groups that are finished, and more begin in their place. Weights change while sessions are under
     way: each token is recorded with the version that sampled it.
@@ -114,7 +114,7 @@ class TrainConfig(Section):
     get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty
     list."""
     metrics_port: int | None = Field(None, ge=1, le=65535)
-    """Port at which Prometheus finds the run's metrics (`/metrics`); null: none. docs/trackers.md"""
+    """Port at which Prometheus finds the run's metrics (`/metrics`); null: none. docs/runs.md"""
     report_rollouts_every: int = Field(10, ge=0)
     """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)

@@ -40,10 +40,10 @@ from repl_rl.engine import TrainableEngine
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models import resolve_model
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
-from repl_rl.rollout.loop import refuse_if_all_aborted
+from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.score import CreditedTrajectory, credit, reward_table, score
-from repl_rl.rollout.service import RolloutService, config_of, load_engine
+from repl_rl.rollout.service import config_of, load_engine, start_service
 from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
@@ -114,7 +114,7 @@ class SessionWorker:
             self._open.callback(self._engine.close)
             if not isinstance(self._engine, TrainableEngine):
                 raise ConfigError(f"engine.backend {self.config.engine.backend!r}: it can't be given new weights")
-            self._service = self._open.enter_context(RolloutService(self._engine, setup))
+            self._service = self._open.enter_context(start_service(self._engine, setup))
         except BaseException:
             self._open.close()
             raise
@@ -229,7 +229,7 @@ class SessionWorker:
             self._lived_at = time.monotonic()
             self._events.put(None)
 
-        group.done = self._service.begin(group.tasks, seed, self.config.branch, ended)
+        group.done = self._service.begin(RolloutBatch(group.tasks, seed, None, self.config.branch), ended)
         group.done.add_done_callback(lambda _: self._events.put(group))
 
     def _task(self, number: int) -> Task:

@@ -24,7 +24,7 @@ from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelSession, KernelSource
-from repl_rl.rollout.execute import Interpreter, run_turn
+from repl_rl.rollout.execute import TrajectoryKernel, run_turn
 from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import LineKind, StopReason
 from repl_rl.utils.threads import BackgroundLoop
@@ -55,12 +55,12 @@ class LiveSession:
         self.kinds: list[LineKind] = []
         self._kernels = kernels
         self._stack = AsyncExitStack()
-        self._interpreter: Interpreter | None = None
+        self._interpreter: TrajectoryKernel | None = None
         self._is_lost = False
 
     async def open(self) -> None:
         """Start an interpreter. Raises KernelStartError if it does not start."""
-        interpreter = Interpreter(self._kernels, self._stack)
+        interpreter = TrajectoryKernel(self._kernels, self._stack)
         await interpreter.start()
         self._interpreter = interpreter
 

@@ -11,9 +11,10 @@ from typing import Any
 from repl_rl.config import Config, SamplingConfig
 from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
+from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import solve_rates
 from repl_rl.rollout.score import score
-from repl_rl.rollout.service import RolloutService, prompt_tokens
+from repl_rl.rollout.service import prompt_tokens
 from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory

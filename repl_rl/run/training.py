@@ -129,7 +129,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
     if config.train.processes > 1 and engine_backend(config.engine) == "vllm" and has_gpu_driver():
         raise ConfigError(
             f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
-            "`vllm serve` on other GPUs and name it in engine.servers (docs/servers.md), or set train.processes to 1"
+            "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
         )
     require_backend(config.kernel.backend, config.kernel.sandbox)
     model_path = find_model(config.model.path)

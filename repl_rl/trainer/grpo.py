@@ -40,11 +40,11 @@ from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.kernel import KernelPool, KernelSource
 from repl_rl.rewards import RewardFunction, ScoredTrajectory
-from repl_rl.rollout.loop import refuse_if_all_aborted
+from repl_rl.rollout.batch import RolloutBatch, refuse_if_all_aborted
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.score import CreditedTrajectory, credit, credit_numbers, reward_table, score
-from repl_rl.rollout.service import MakeRunner, RolloutService
+from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import Grader, RolloutSetup, make_extensions
 from repl_rl.tasks import grade
 from repl_rl.tools import tool_metrics
@@ -191,7 +191,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
                 accelerator=self.accelerator,
                 processing_class=self.processing_class,
             )
-            self.service = RolloutService(self.engine, setup, make_runner=make_runner)
+            self.service = start_service(self.engine, setup, make_runner=make_runner)
         except BaseException:
             self.engine.close()
             raise
@@ -361,7 +361,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]
-        return self.service.begin(tasks, self.group_sampling(ticket), self.args.branch, on_end)
+        return self.service.begin(RolloutBatch(tasks, self.group_sampling(ticket), None, self.args.branch), on_end)
 
     def _rows_of(self, ticket: Ticket) -> list[dict[str, Any]]:
         row = self.train_dataset[self._order.row(ticket.number)]
