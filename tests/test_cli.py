@@ -54,8 +54,8 @@ def test_bad_input_is_one_message_and_leaves_no_file(
     said = " ".join(capsys.readouterr().err.split())
     assert said.startswith("repl-rl: ")
     assert message in said
-    kept = {path.name for path in tmp_path.iterdir()} - {"__pycache__"}
-    assert kept == {"bad_rewards.py", "file", "tests", "empty"}
+    files = {path.name for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+    assert files == {"bad_rewards.py", "file"}
 
 
 HEAVY = "{'torch', 'vllm', 'transformers', 'trl', 'datasets'}"
