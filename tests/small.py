@@ -10,6 +10,7 @@ from typing import Any
 from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Trajectory
 
 ENGINE: dict[str, Any] = {"backend": "transformers", "context_tokens": 384, "places": 16}
 
@@ -56,3 +57,10 @@ def small_trainer(
 def rows_of(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
     """What was logged of each step."""
     return [row for row in trainer.state.log_history if "reward" in row]
+
+
+def without_times(trajectory: Trajectory) -> dict[str, Any]:
+    """All of a trajectory but its times."""
+    record = trajectory.to_dict()
+    lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
+    return {key: value for key, value in record.items() if not key.endswith("_s")} | {"lines": lines}

@@ -267,14 +267,9 @@ class Hub(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             asked = json.loads(sent)
             kind = asked.get("type", "model")
-            self.made.append(
-                (
-                    kind,
-                    f"{asked['organization']}/{asked['name']}",
-                    asked.get("private") or asked.get("visibility") == "private",
-                )
-            )
-            self.answer({"url": f"https://huggingface.co/{asked['organization']}/{asked['name']}"})
+            name, is_private = f"{asked['organization']}/{asked['name']}", asked.get("visibility") == "private"
+            self.made.append((kind, name, asked.get("private") or is_private))
+            self.answer({"url": f"https://huggingface.co/{name}"})
         elif "/preupload/" in self.path:
             files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(sent)["files"]]
             self.answer({"files": [{**file, "shouldIgnore": False, "oid": None} for file in files]})
@@ -324,6 +319,11 @@ def push_to(hub: str, here: Path, token: str, *more: str) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
+    """A token that the hub refuses is an error before anything is made."""
+    refused = push_to(hub, here, "hf_wrong")
+    assert (refused.returncode, Hub.made) == (2, [])
+    assert "--to me/typist" in refused.stderr
+    assert "https://huggingface.co/settings/tokens" in refused.stderr
     done = push_to(hub, here, "hf_right", "--private")
     assert done.returncode == 0, done.stderr
     assert Hub.made == [("dataset", "me/typist-rollouts", True), ("model", "me/typist", True)]
@@ -338,12 +338,3 @@ def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
     assert yaml.safe_load(card.split("---")[1])["datasets"] == ["me/typist-rollouts"]
     assert "from_pretrained('me/typist')" in card
     assert "https://huggingface.co/datasets/me/typist-rollouts" in card
-
-
-@pytest.mark.slow
-def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_made(here: Path, hub: str) -> None:
-    done = push_to(hub, here, "hf_wrong")
-    assert done.returncode == 2
-    assert "--to me/typist" in done.stderr
-    assert "https://huggingface.co/settings/tokens" in done.stderr
-    assert Hub.made == []

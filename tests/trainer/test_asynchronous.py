@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small import ENGINE, small_trainer
+from small import ENGINE, small_trainer, without_times
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl import ReplGRPOTrainer, read_jsonl
@@ -281,13 +281,7 @@ def trained(folder: Path, problems: int = 30, checkpoint: Path | None = None, **
 
 def facts(folder: Path) -> list[Any]:
     """All of the trajectories but their times."""
-    found = []
-    for path in sorted((folder / "rollouts").iterdir()):
-        for trajectory in read_jsonl(path):
-            record = trajectory.to_dict()
-            lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
-            found.append({**{key: value for key, value in record.items() if not key.endswith("_s")}, "lines": lines})
-    return found
+    return [without_times(each) for path in sorted((folder / "rollouts").iterdir()) for each in read_jsonl(path)]
 
 
 def tasks_of(folder: Path, step: int) -> list[str]:

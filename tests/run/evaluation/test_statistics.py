@@ -50,23 +50,12 @@ def test_more_samples_than_there_are_can_t_be_drawn(samples: int, k: int) -> Non
         pass_at_k(samples, 0, k)
 
 
-@pytest.mark.parametrize(("samples", "right"), [(2, 3), (2, -1)])
-def test_a_tally_adds_up(samples: int, right: int) -> None:
-    with pytest.raises(ValueError, match=f"{right} right of {samples} samples"):
-        Tally(samples, right)
-
-
 def test_wilson_s_interval_as_published() -> None:
     """Newcombe 1998, "Two-sided confidence intervals for the single proportion", table I, method 3."""
     assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
     assert wilson(15 / 148, 148) == pytest.approx((0.0624, 0.1605), abs=5e-5)
     assert wilson(0.0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
     assert wilson(1 / 29, 29) == pytest.approx((0.0061, 0.1718), abs=5e-5)
-
-
-def test_one_sample_of_each_problem_gives_wilson_s_interval() -> None:
-    found = estimate_pass_at_k([Tally(1, 1)] * 15 + [Tally(1, 0)] * 133, 1)
-    assert found == Estimate(15 / 148, *wilson(15 / 148, 148), 148)
 
 
 def test_samples_count_by_what_they_tell() -> None:
@@ -76,6 +65,8 @@ def test_samples_count_by_what_they_tell() -> None:
     assert estimate_pass_at_k(all_alike, 1) == Estimate(0.5, *wilson(0.5, 80), 10)
     chance = pass_at_k(8, 4, 3)
     assert estimate_pass_at_k(all_alike, 3) == Estimate(chance, *wilson(chance, 20), 10)
+    one_each = [Tally(1, 1)] * 15 + [Tally(1, 0)] * 133
+    assert estimate_pass_at_k(one_each, 1) == Estimate(15 / 148, *wilson(15 / 148, 148), 148)
 
 
 def test_the_effective_size_worked_out_by_hand() -> None:
@@ -138,18 +129,6 @@ def test_the_paired_interval_holds_the_true_difference() -> None:
     assert 90 <= held <= 99
 
 
-def test_what_makes_problems_hard_for_both_cancels_out() -> None:
-    first = [Tally(4, 0)] * 20 + [Tally(4, 3)] * 20
-    ours = [Tally(4, 1)] * 20 + [Tally(4, 4)] * 18 + [Tally(4, 3)] * 2
-    found = paired_difference(ours, first, "0")
-    alone = estimate_pass_at_k(ours, 1)
-    assert found is not None
-    assert alone is not None
-    assert found.value == pytest.approx(38 / 40 / 4)
-    assert 0.19 < found.low < found.value < found.high < 0.3
-    assert alone.high - alone.low > 0.2
-
-
 @pytest.mark.parametrize(
     ("right", "drawn", "expected"),
     [((2, 0, 0), (1, 0, 0, 1, -1), (-0.4, 0.8)), ((0, 0, 0), (0, 0, 0, 1, -1), (-0.6, 0.6))],
@@ -175,13 +154,6 @@ def test_a_few_gained_problems_prove_nothing(gained: int, is_shown: bool) -> Non
     assert found.low < found.value < found.high
 
 
-def test_one_seed_gives_one_interval() -> None:
-    rng = Random(1)
-    ours, first = ([draw_tally(rng, rng.random(), 4) for _ in range(30)] for _ in range(2))
-    assert paired_difference(ours, first, "3") == paired_difference(ours, first, "3")
-    assert paired_difference(ours, first, "3") != paired_difference(ours, first, "4")
-
-
 def test_only_problems_that_both_have_are_compared() -> None:
     ours = [Tally(2, 2), Tally(0, 0), Tally(2, 0)]
     first = [Tally(2, 1), Tally(2, 2), Tally(0, 0)]
@@ -189,5 +161,5 @@ def test_only_problems_that_both_have_are_compared() -> None:
     assert found is not None
     assert (found.value, found.problems) == (0.5, 1)
     assert paired_difference(ours[1:], first[1:], "0") is None
-    with pytest.raises(ValueError, match="shorter"):
-        paired_difference(ours, first[:2], "0")
+    many = [Tally(4, n % 5) for n in range(30)], [Tally(4, n % 3) for n in range(30)]
+    assert paired_difference(*many, "3") == paired_difference(*many, "3") != paired_difference(*many, "4")
