@@ -377,7 +377,7 @@ def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> 
         ({"subcalls": {"session_tokens": 0}}, "subcalls.session_tokens"),
         (
             {"subcalls": {"train": True, "model": "http://h:1"}},
-            "the answers are those of http://h:1, and only what the",
+            "subcalls: train and model 'http://h:1' exclude one another",
         ),
     ],
 )
