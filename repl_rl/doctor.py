@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,13 @@ def checks() -> list[Check]:
         "attach": _attach,
         "math": _math,
     }
-    return [_guarded(name, look) for name, look in looks.items()]
+    found = []
+    for name, look in looks.items():
+        try:
+            found.append(look())
+        except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
+            found.append(Check(name, False, f"the check itself failed: {type(error).__name__}: {error}"))
+    return found
 
 
 def print_report(console: Console) -> bool:
@@ -104,7 +111,9 @@ def print_cluster_report(address: str, console: Console) -> bool:
         facts = found.facts
         amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
         versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
-        table.add_row(mark, Text(found.node.address, style="bold"), Text(amounts + versions if facts else ""))
+        table.add_row(
+            mark, Text(found.node.address, style="bold"), Text(amounts + versions if "cores" in facts else "")
+        )
     console.print(table)
     for found in findings:
         if found.problem:
@@ -129,10 +138,13 @@ def version_of(distribution: str) -> str | None:
 def pin_of(distribution: str) -> Requirement | None:
     """What repl_rl requires of a distribution, extras included; None if nothing, or if repl_rl is not installed."""
     try:
-        pins = [Requirement(text) for text in importlib.metadata.requires("repl-rl") or ()]
+        pins = importlib.metadata.requires("repl-rl") or []
     except importlib.metadata.PackageNotFoundError:
-        pins = [Requirement(text) for text in _checkout_pins()]
-    return next((pin for pin in pins if pin.name == distribution), None)
+        file = _PACKAGE.parent / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
+        optional = project.get("optional-dependencies", {}).values()
+        pins = [*project.get("dependencies", ()), *(pin for several in optional for pin in several)]
+    return next((pin for pin in map(Requirement, pins) if pin.name == distribution), None)
 
 
 def jupyter_console() -> str | None:
@@ -148,23 +160,6 @@ def jupyter_console() -> str | None:
 def attach_remedy() -> str:
     """The command that installs Jupyter's console."""
     return _install("attach")
-
-
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
-        return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}")
-
-
-def _checkout_pins() -> list[str]:
-    import tomllib
-
-    file = _PACKAGE.parent / "pyproject.toml"
-    if not file.is_file():
-        return []
-    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *(pin for pins in project["optional-dependencies"].values() for pin in pins)]
 
 
 def _install(extra: str = "") -> str:

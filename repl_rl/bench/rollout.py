@@ -39,7 +39,8 @@ from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabular
 from repl_rl.engine.environment import prepare_environment, require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import MakeRunner, RolloutService
+from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
@@ -292,7 +293,7 @@ def open_ended(
         kernel=KernelConfig(size=kernels, line_s=LINE_S),
         wrap_kernels=OpenEnded(latency_s),
     )
-    with RolloutService(engine, setup, make_runner=make_runner) as service:
+    with start_service(engine, setup, make_runner=make_runner) as service:
         yield service
 
 

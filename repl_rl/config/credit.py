@@ -31,16 +31,14 @@ USED: dict[str, tuple[str, ...]] = {
     "gigpo": ("gamma", "scale", "omega", "clip"),
     "critic": ("gamma", "lam", "decay", "clip"),
     "branch": ("clip",),
-    "spo_tree": ("clip",),
-    "vine": ("clip",),
 }
 """The fields that each shipped estimator uses. Setting another field is an error, and unused fields are not written
 out. An estimator of the user's own gets all of them."""
 
 
-TREES = ("branch", "spo_tree", "vine")
-"""Estimators that follow branches by their places in the group, and so get the void trajectories too."""
-UNBIASED_ON_TREES = ("branch", "vine")
+TREES = ("branch",)
+"""Estimators that can't be had without trees."""
+UNBIASED_ON_TREES = ("branch",)
 """Those whose gradient is exact, as long as what comes after a line does not decide whether it is forked."""
 ON_TREES = (*TREES, "gigpo", "outcome")
 """Shipped estimators that can be had with trees. The last two take each branch for a session of its own."""
@@ -65,8 +63,8 @@ class CreditConfig(Section):
 
     estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`, `critic`; for trees `branch`, `spo_tree`, `vine`; or one of your own, as `package.module:function`. `clip`
-    applies to all of them, the other keys to those that use them; docs/credit.md has a table."""
+    `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to all of
+    them, the other keys to those that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Excluding, Section, nearest
 
 TRACKERS = (
     "azure_ml",
@@ -122,6 +122,10 @@ class TrainConfig(Section):
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of TRL's GRPOConfig, as they are, except `report_to`, which is a key of this section."""
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("asynchronous", "redraws"), "a step would wait for rollouts of its own"),
+    )
+
     @property
     def trajectories_per_process(self) -> int:
         """The trajectories of one step that each process rolls out."""
@@ -157,15 +161,6 @@ class TrainConfig(Section):
                 "dtype: AdamW hardly moves weights in bfloat16 (at 1e-6, 2% of them in 20 steps); leave it at float32, "
                 f"or take an optimizer that keeps what a step rounds away (trl: {{optim: {KAHAN}}}) or rounds it at "
                 "random (trl: {optim: adamw_torch_8bit, optim_args: bf16_stochastic_round=True})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _steps_can_be_rolled_out_ahead(self) -> TrainConfig:
-        if self.asynchronous is not None and self.redraws:
-            raise ValueError(
-                f"redraws {self.redraws} would make a step wait for rollouts of its own, which asynchronous is there "
-                "to avoid; leave one of the two out"
             )
         return self
 

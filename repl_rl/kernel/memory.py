@@ -68,21 +68,21 @@ def grown_mb(pid: int, from_mb: float) -> float:
 
 
 def _process_mb(pid: int) -> float:
-    place = Path(f"/proc/{pid}")
+    folder = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError, ValueError):
-        resident, shared = _pages(place)
+        resident, shared = _pages(folder)
         if not resident:  # if its first thread has ended, Linux shows the memory of the others with these alone
-            for place in Path(f"/proc/{pid}/task").iterdir():
-                resident, shared = _pages(place)
+            for folder in Path(f"/proc/{pid}/task").iterdir():
+                resident, shared = _pages(folder)
                 if resident:
                     break
         return (resident - shared) * _PAGE_MB
     return 0.0
 
 
-def _pages(place: Path) -> tuple[int, int]:
+def _pages(folder: Path) -> tuple[int, int]:
     """The resident pages of a process or thread, and those among them that are not private."""
-    _, resident, shared, *_ = (place / "statm").read_text().split()
+    _, resident, shared, *_ = (folder / "statm").read_text().split()
     return int(resident), int(shared)
 
 

@@ -311,8 +311,8 @@ class Sandbox:
             for folder, inside in self._shown:
                 ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
                 covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
-            for place, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
-                words += ["--ro-bind", str(self._home.covers / cover), str(place)]
+            for path, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
+                words += ["--ro-bind", str(self._home.covers / cover), str(path)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 

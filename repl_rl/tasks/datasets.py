@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,14 +19,14 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import Problem, last_box, period_of, read_problems
+from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_BUILDERS = dict(zip(DATA_FILES, ("parquet", "json", "json", "csv"), strict=True))
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""In a folder that `save_to_disk` wrote."""
 _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 
@@ -87,10 +86,11 @@ class DataSplit:
     path: str | None
     subset: str | None
     split: str
-    columns: ColumnsConfig
-    answer_pattern: str | None
+    form: Format
+    columns: Mapping[str, str]
+    """The user's, by role, in place of the form's."""
+    format: str | None
     keep: Callable[[Problem], bool]
-    format: str | None = None
 
 
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
@@ -137,6 +137,12 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         digest = hashlib.sha256(" ".join(problem.question.split()).encode()).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
+    if config.format is None:
+        named = preset.columns.model_dump(exclude_none=True)
+        pattern = config.answer_pattern or preset.answer_pattern
+        form = Format({role: (column,) for role, column in named.items()}, taken_out(pattern))
+    else:
+        form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
     return DataSplit(
         name=name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name,
@@ -144,29 +150,24 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         path=config.path,
         subset=config.subset or preset.subset,
         split=split,
-        columns=config.columns
-        if config.format
-        else preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
-        answer_pattern=config.answer_pattern or preset.answer_pattern,
-        keep=keep,
+        form=form,
+        columns=config.columns.model_dump(exclude_none=True),
         format=config.format,
+        keep=keep,
     )
 
 
 def _tasks_of(source: DataSplit) -> list[Task]:
     """All problems in the wanted part of the split."""
     tasks: dict[str, Task] = {}
-    for number, problem in enumerate(_problems(source)):
+    for number, problem in enumerate(read_problems(_rows(source), source.form, source.columns, source.format)):
         if not source.keep(problem):
             continue
         task_id = f"{source.name}-{source.split}-{number if problem.id is None else problem.id}"
         if task_id in tasks:
             raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
-        answer, metadata = problem.answer, {**problem.metadata, "where": problem.where}
-        if source.format is None:
-            answer, metadata = _taken_out(answer, source, problem.where), dict(problem.metadata)
-        family = problem.family or source.name
-        tasks[task_id] = Task(task_id, problem.question.strip(), answer, family, metadata)
+        metadata = dict(problem.metadata) | ({"where": problem.where} if source.format else {})
+        tasks[task_id] = Task(task_id, problem.question, problem.answer, problem.family or source.name, metadata)
     if not tasks:
         raise ConfigError(
             f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
@@ -174,58 +175,17 @@ def _tasks_of(source: DataSplit) -> list[Task]:
     return list(tasks.values())
 
 
-def _problems(source: DataSplit) -> Iterator[Problem]:
-    """The split's rows. Answers are still to be taken out, except in a format of its own."""
-    columns = source.columns
-    if source.format is not None:
-        place = _place(str(source.path))
-        if _is_saved(place):
-            raise ConfigError(f"tasks.format {source.format} is for files, and {place} is what save_to_disk wrote")
-        files = _files_of(place, source.subset, source.split)
-        yield from read_problems(files, source.format, columns.model_dump(exclude_none=True))
-        return
-    if source.path is None:
-        rows = load_hub(source.hub, source.subset, source.split)
-    else:
-        rows = load_files(source.path, source.subset, source.split)
-    for role, column in columns.model_dump(exclude_none=True).items():
-        # A preset's `id` or `family` column may be missing from a copy of the set.
-        if column not in rows.column_names and not (role in ("id", "family") and source.name in PRESETS):
-            raise ConfigError(
-                f"data set {source.name!r} has no column {column!r} for tasks.columns.{role}; it has "
-                f"{', '.join(rows.column_names)}"
-            )
-    optional = [name if name in rows.column_names else None for name in (columns.id, columns.family)]
-    ids, families = (list(texts(rows, name)) if name else None for name in optional)
-    contexts = rows[columns.context] if columns.context else None
-    dates = rows[columns.date] if columns.date else None
-    pairs = zip(texts(rows, str(columns.question)), texts(rows, str(columns.answer)), strict=True)
-    for row, (question, text) in enumerate(pairs):
-        where = f"data set {source.name!r}, split {source.split!r}, row {row}"
-        try:
-            period = None if dates is None else period_of(dates[row])
-        except ValueError as error:
-            raise ConfigError(f"{where}: column {columns.date!r} for tasks.columns.date: {error}") from error
-        metadata = {} if contexts is None else {"context": contexts[row]}
-        task_id, family = (values[row] if values else None for values in (ids, families))
-        yield Problem(where, question, text, task_id, family, period, metadata)
-
-
-def _taken_out(text: str, source: DataSplit, where: str) -> str:
-    """The answer in a row's text. Raises ConfigError if there is none."""
-    pattern = source.answer_pattern
-    if pattern == "boxed":
-        found = last_box(text)
-    elif pattern is not None:
-        found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
-    else:
-        found = text
-    if found is None:
-        raise ConfigError(f"{where}: tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
-    answer = found.strip()
-    if not answer:
-        raise ConfigError(f"{where}: the answer is empty")
-    return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
+def _rows(source: DataSplit) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The split's rows, each with what errors call it: its file and line, or its number in the split."""
+    path = None if source.path is None else _found(source.path)
+    if path is None or any((path / name).exists() for name in _SAVED):
+        loaded = load_hub(source.hub, source.subset, source.split) if path is None else _from_disk(path, source.split)
+        where = f"data set {source.name!r}, split {source.split!r}"
+        return ((f"{where}, row {number}", row) for number, row in enumerate(loaded))
+    files = _files_of(path, source.subset, source.split)
+    if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in files})) > 1:
+        raise ConfigError(f"{path} holds split {source.split!r} as {' and '.join(kinds)}; leave one kind of file in it")
+    return rows_of(files)
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -249,49 +209,24 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
         ) from error
 
 
-def load_files(place: str, subset: str | None, split: str) -> Any:
-    """The rows of a split in a folder's files or in one file, as a `datasets.Dataset`.
-
-    File or folder names say which split a file is; files without a split in their name belong to `train`. Raises
-    ConfigError naming the splits that are there.
-    """
-    path = _place(place)
-    if _is_saved(path):
-        return _from_disk(path, split)
-    files = _files_of(path, subset, split)
-    kinds = sorted({_BUILDERS[file.suffix] for file in files})
-    if len(kinds) > 1:
-        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(kinds[0], data_files={"rows": [str(file) for file in files]}, split="rows")
-    except Exception as error:  # pyarrow, pandas and datasets each raise their own
-        cause = error.__cause__ or error
-        raise ConfigError(
-            f"{_listed([str(file) for file in files])} can't be read as {kinds[0]}: {_first_line(cause)}"
-        ) from error
-
-
-def _place(place: str) -> Path:
+def _found(name: str) -> Path:
     """A file or folder that is there. Raises ConfigError."""
-    path = Path(os.path.expanduser(place))  # Path.expanduser raises for an unknown user's home
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
     if not path.exists():
         raise ConfigError(
-            f"there is no {'file' if place.endswith(DATA_FILES) else 'folder'} {place!r} to read problems from; the "
+            f"there is no {'file' if name.endswith(DATA_FILES) else 'folder'} {name!r} to read problems from; the "
             f"working directory is {Path.cwd()}"
         )
     if path.is_file() and path.suffix not in DATA_FILES:
-        raise ConfigError(f"{place!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
+        raise ConfigError(f"{name!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
     return path
 
 
-def _is_saved(path: Path) -> bool:
-    """Whether it is a folder that `save_to_disk` wrote."""
-    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
-
-
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
+    """A split's files. File or folder names say which split a file is; without one in its name it belongs to `train`.
+
+    Raises ConfigError naming the splits that are there.
+    """
     root, files = path, [file for file in sorted(path.rglob("*")) if file.suffix in DATA_FILES and file.is_file()]
     if path.is_file():
         root, files = path.parent, [path]
@@ -337,16 +272,6 @@ def _from_disk(path: Path, split: str) -> Any:
     if split not in loaded:
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(list(loaded))}")
     return loaded[split]
-
-
-def texts(rows: Any, column: str) -> Iterator[str]:
-    """A column's values as text; a list of one item counts as the item. Raises ConfigError naming the row at fault."""
-    for number, value in enumerate(rows[column]):
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"row {number}: column {column!r} holds {value!r}, which is neither text nor a number")
-        yield str(value)
 
 
 def _listed(names: list[str]) -> str:

@@ -13,11 +13,12 @@ import pytest
 from shared_engine import SharedScript
 
 from repl_rl.cluster import Connection, RolloutCluster, connect
-from repl_rl.cluster.rollouts import Patience
+from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 
 HERE = Path(__file__).parent
@@ -62,7 +63,7 @@ def open_service(connection: Connection, cluster_config: ClusterConfig) -> Itera
     vocabulary = load_vocabulary(str(NANO_PATH))
     with ExitStack() as stack:
 
-        def make(patience: Patience | None = None, **changes: Any) -> RolloutService:
+        def make(timeouts: WorkerTimeouts | None = None, **changes: Any) -> RolloutService:
             setup = RolloutSetup(
                 vocabulary,
                 context_tokens=512,
@@ -80,9 +81,9 @@ def open_service(connection: Connection, cluster_config: ClusterConfig) -> Itera
                     path=str(NANO_PATH),
                     model=ModelConfig(path="nano"),
                     engine_config=EngineConfig(backend=BACKEND),
-                    patience=patience or Patience(between_tries_s=0.1),
+                    timeouts=timeouts or WorkerTimeouts(between_tries_s=0.1),
                 )
 
-            return stack.enter_context(RolloutService(SharedScript(vocabulary), setup, make_runner=runner))
+            return stack.enter_context(start_service(SharedScript(vocabulary), setup, make_runner=runner))
 
         yield make

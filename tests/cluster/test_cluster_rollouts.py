@@ -11,12 +11,13 @@ import ray
 from conftest import OpenService
 from shared_engine import SharedScript
 
-from repl_rl.cluster.rollouts import Patience
+from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutBatch, RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory
 
@@ -31,7 +32,7 @@ def answers(trajectories: Sequence[Trajectory]) -> list[str | None]:
 
 
 def workers(service: RolloutService) -> list[Any]:
-    return service._runner._workers  # type: ignore[attr-defined]
+    return service._workers  # type: ignore[attr-defined]
 
 
 def until(true: Any, seconds: float = 120.0) -> None:
@@ -48,7 +49,7 @@ def test_trajectories_are_those_of_one_machine(open_service: OpenService) -> Non
     assert answers(found) == [str(2 * n) for n in range(20)]
     vocabulary = load_vocabulary(str(NANO_PATH))
     setup = RolloutSetup(vocabulary, context_tokens=512, chat=False, kernel=KernelConfig(size=4))
-    with RolloutService(SharedScript(vocabulary), setup, apart=False) as alone:
+    with start_service(SharedScript(vocabulary), setup, apart=False) as alone:
         expected = alone.generate(tasks(20), sampling)
     assert [each.completion_ids for each in found] == [each.completion_ids for each in expected]
     numbers = service.kernel_numbers()
@@ -60,7 +61,7 @@ def test_trajectories_are_those_of_one_machine(open_service: OpenService) -> Non
 
 def test_a_worker_that_dies_loses_no_task(open_service: OpenService) -> None:
     service = open_service()
-    under_way = [service.begin([task], None) for task in tasks(12, seconds=0.5)]
+    under_way = [service.begin(RolloutBatch([task])) for task in tasks(12, seconds=0.5)]
     until(lambda: all(worker.under_way for worker in workers(service)))
     ray.kill(workers(service)[0].actor, no_restart=False)
     found = [trajectory for each in under_way for trajectory in each.result(300)]
@@ -73,7 +74,7 @@ def test_a_worker_that_dies_loses_no_task(open_service: OpenService) -> None:
 
 def test_what_is_cancelled_ends(open_service: OpenService) -> None:
     service = open_service(workers=1)
-    under_way = [service.begin([task], None) for task in tasks(4, seconds=30)]
+    under_way = [service.begin(RolloutBatch([task])) for task in tasks(4, seconds=30)]
     until(lambda: service.kernel_numbers()["executions"] > 0 or workers(service)[0].under_way == 4)
     for each in under_way:
         each.cancel()
@@ -83,7 +84,7 @@ def test_what_is_cancelled_ends(open_service: OpenService) -> None:
 
 def test_weights_travel_with_the_tasks(open_service: OpenService) -> None:
     service = open_service(workers=1)
-    engine = service._runner._engine  # type: ignore[attr-defined]
+    engine = service._engine  # type: ignore[attr-defined]
     engine.load_weights([])
     [trajectory] = service.generate(tasks(1))
     assert trajectory.version == 1
@@ -97,8 +98,8 @@ def test_what_a_rollout_raises_is_raised_here(open_service: OpenService) -> None
 
 
 def test_without_workers_a_run_ends(open_service: OpenService) -> None:
-    service = open_service(Patience(no_worker_s=1.0, between_tries_s=60.0), workers=1)
-    under_way = service.begin(tasks(1, seconds=30), None)
+    service = open_service(WorkerTimeouts(no_worker_s=1.0, between_tries_s=60.0), workers=1)
+    under_way = service.begin(RolloutBatch(tasks(1, seconds=30)))
     until(lambda: workers(service)[0].under_way == 1)
     ray.kill(workers(service)[0].actor)
     with pytest.raises(EngineError, match=r"no worker came back within 1 s:\n  worker 0, begun on "):

@@ -112,7 +112,7 @@ def test_a_server_whose_machine_is_lost_is_replaced_on_another_one(
             f"engine.weights_folder={tmp_path / 'weights'}",
         ),
     )
-    [first] = connection.places(config.cluster.replica_resources, 1, "vLLM servers")  # type: ignore[union-attr]
+    [first] = connection.nodes_for(config.cluster.replica_resources, 1, "vLLM servers")  # type: ignore[union-attr]
     [lost] = [machine for machine in machines if machine.node_id == first.id]
 
     def lose() -> None:

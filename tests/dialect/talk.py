@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from repl_rl.dialect import Cell, Dialect, Reader, Turn
 from repl_rl.kernel import KernelSource
-from repl_rl.rollout.execute import Interpreter, TurnResult, run_turn
+from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, run_turn
 
 Splits = st.lists(st.integers(0, 400), max_size=8)
 
@@ -59,7 +59,7 @@ async def talk(
     text, rans = "", []
     async with AsyncExitStack() as stack:
         reader = dialect.reader()
-        interpreter = Interpreter(kernels, stack, setup=[dialect.setup])
+        interpreter = TrajectoryKernel(kernels, stack, setup=[dialect.setup])
         for index, typed in enumerate(turns):
             ran = await run_turn(interpreter, reader.read(typed, ends and index + 1 == len(turns)))
             rans.append(ran)

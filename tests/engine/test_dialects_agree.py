@@ -23,7 +23,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConf
 from repl_rl.dialect import DIALECTS
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.models.nano import SHIPPED
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
@@ -70,7 +70,7 @@ def rollouts(vocabulary: Vocabulary) -> Callable[[str], dict[str, Made]]:
 
 def roll_out(engine: RecordingEngine, vocabulary: Vocabulary, dialect: str) -> Made:
     tasks = make_tasks(None, 6, seed=3, split="heldout")
-    with RolloutService(
+    with start_service(
         engine,
         RolloutSetup(
             vocabulary,

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 
 from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import LineKind, Trajectory
@@ -88,7 +88,7 @@ def _roll_out(checkpoint: Path, vocabulary: Vocabulary, config: EngineConfig) ->
     engine = RecordingEngine(make_engine(str(checkpoint), vocabulary, model, config, seed=5))
     tasks = make_tasks(None, 64, seed=3, split="heldout")
     try:
-        with RolloutService(
+        with start_service(
             engine,
             RolloutSetup(
                 vocabulary,

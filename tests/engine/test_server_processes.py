@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from fake_vllm import FakeVLLM
-from serving import free_port
 
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.utils.processes import free_port
 
 PROGRAM = """
 import asyncio, sys

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import SampledLine, TensorFacts, Vocabulary, load_vocabulary
 from repl_rl.engine.server import VLLMServerEngine, transfer
-from repl_rl.engine.server.client import Patience
+from repl_rl.engine.server.client import ServerTimeouts
 from repl_rl.errors import EngineError
 from repl_rl.models.nano import NANO_PATH
 
-PATIENCE = Patience(between_checks_s=0.2, backoff_s=0.01)
+PATIENCE = ServerTimeouts(between_checks_s=0.2, backoff_s=0.01)
 
 
 class Scaled:
@@ -59,7 +59,7 @@ def running(tmp_path: Path) -> Iterator[list[RunningServer]]:
 
 def open_engine(servers: list[RunningServer], vocabulary: Vocabulary) -> VLLMServerEngine:
     config = EngineConfig(context_tokens=512, servers=tuple(server.url for server in servers))
-    return VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, patience=PATIENCE)
+    return VLLMServerEngine(str(NANO_PATH), vocabulary, ModelConfig(path="nano"), config, timeouts=PATIENCE)
 
 
 async def sample(engine: VLLMServerEngine, ids: list[int]) -> SampledLine:
@@ -125,7 +125,7 @@ def test_each_server_has_ranks_of_its_own() -> None:
     engine = open_engine(fakes, fakes[0].vocabulary)  # type: ignore[arg-type]
     try:
         clients = [server.client for server in engine._fleet.servers]
-        asked = transfer._Servers(clients, engine._loop.run, lambda: None)
+        asked = transfer.ServerGroup(clients, engine._loop.run, lambda: None)
         asked.init_weight_transfer_engine({"port": 5})
         asked.update_weights({"names": []})
         begun = [body["init_info"] for path, body in bodies if path == "/init_weight_transfer_engine"]
@@ -133,7 +133,7 @@ def test_each_server_has_ranks_of_its_own() -> None:
         assert {info["port"] for info in begun} == {5}
         fakes[1].refused["/update_weights"] = 500
         ended = []
-        asked = transfer._Servers(clients, engine._loop.run, lambda: ended.append(True))
+        asked = transfer.ServerGroup(clients, engine._loop.run, lambda: ended.append(True))
         with pytest.raises(EngineError, match="HTTP 500"):
             asked.update_weights({"names": []})
         assert ended == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 from collections.abc import Callable
@@ -66,6 +67,13 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds, for minutes on a machine that is busy with something else."""
+    async with asyncio.timeout(300):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:

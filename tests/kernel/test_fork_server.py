@@ -24,7 +24,7 @@ from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
-from repl_rl.rollout.execute import Interpreter
+from repl_rl.rollout.execute import TrajectoryKernel
 from repl_rl.utils.threads import BackgroundLoop
 
 
@@ -39,7 +39,7 @@ def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], **options:
 
 async def kill_the_server(pool: KernelPool) -> None:
     """And wait for the end of its sandbox. The server is the first child of the sandbox's first process."""
-    family = list(tree(pool._backend._server.pid))
+    family = list(tree(pool.backend.server.pid))
     server = family[2]
     assert b"launch.py" in Path(f"/proc/{server}/cmdline").read_bytes()
     os.kill(server, signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
 def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
     async def use(pool: KernelPool) -> None:
         async with AsyncExitStack() as stack:
-            fresh, old = Interpreter(pool, stack), Interpreter(pool, stack)
+            fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)
             await fresh.start()
             await old.execute("x = 1")
             await kill_the_server(pool)
@@ -193,7 +193,7 @@ def test_a_session_ends_with_its_time() -> None:
 def test_a_server_that_hangs_is_replaced() -> None:
     async def use(pool: KernelPool) -> None:
         await in_one_session(pool, "1")
-        os.kill(list(tree(pool._backend._server.pid))[2], signal.SIGSTOP)
+        os.kill(list(tree(pool.backend.server.pid))[2], signal.SIGSTOP)
         assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
 
     assert with_pool(use, warm=0, limits=Limits(start_s=10)).stats.restarts == 1
@@ -211,7 +211,7 @@ def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: 
 
     async def use() -> None:
         pool = KernelPool(2, LIMITS)
-        pool._backend._profile = _profile(warm_up="import os; os._exit(3)")
+        pool.backend.profile = _profile(warm_up="import os; os._exit(3)")
         async with pool:
             async with asyncio.timeout(300):
                 while not launched or pool.stats.starting:

@@ -315,9 +315,9 @@ def test_a_session_that_ends_cancels_the_call(way: str, pool: KernelPool, loop: 
         running = asyncio.create_task(kernel.execute("print('begun')\nsearch('hang')", host))
         await host.begun.wait()
         if way == "kill":
-            kernel._kernel.kill()
+            kernel.kernel.kill()
         else:
-            await kernel._kernel.close()
+            await kernel.kernel.close()
         result = await running
         await asyncio.sleep(0)
         return result, host.cancelled
@@ -335,7 +335,7 @@ def test_an_interrupt_in_the_middle_of_a_call_leaves_the_channel_in_step(
             host.begun.clear()
             running = asyncio.create_task(kernel.execute("search('hang')", host))
             await host.begun.wait()
-            send_signal(kernel._kernel._pidfd, signal.SIGINT)
+            send_signal(kernel.kernel._pidfd, signal.SIGINT)
             results += [await running, await kernel.execute("search(1)", host)]
         assert host.cancelled == ["hang"] * 3
         return results
@@ -351,7 +351,7 @@ def test_the_answer_to_a_call_that_was_given_up_is_not_the_next_ones(pool: Kerne
         cell = "try: search('hang')\nexcept KeyboardInterrupt: print(search(2))\n"
         running = asyncio.create_task(kernel.execute(cell, host))
         await host.begun.wait()
-        send_signal(kernel._kernel._pidfd, signal.SIGINT)
+        send_signal(kernel.kernel._pidfd, signal.SIGINT)
         return await running
 
     result = with_session(loop, pool, use)

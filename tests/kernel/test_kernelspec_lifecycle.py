@@ -94,7 +94,7 @@ def descriptors_after_each_of_three(name: str) -> list[int]:
     async def use() -> tuple[list[str], list[str], Path]:
         backend = KernelspecBackend(name, LIMITS, SANDBOX[name])
         await backend.open(4000)
-        folder = backend._home.path
+        folder = backend.home.path
         before = sorted(os.listdir(folder))
         for number in (1, 2, 3):
             kernel = await backend.start()
@@ -202,7 +202,7 @@ def test_a_kernel_that_does_not_start_says_why(program: str | None, message: str
         try:
             with pytest.raises(KernelStartError, match=message):
                 await backend.start()
-            return [name for name in os.listdir(backend._home.path) if name.startswith("1")]
+            return [name for name in os.listdir(backend.home.path) if name.startswith("1")]
         finally:
             await backend.close()
 

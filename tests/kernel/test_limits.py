@@ -57,7 +57,7 @@ def test_an_interrupt_that_the_code_handles_in_time_is_a_timeout(typed_in_haste:
 def test_time_in_which_the_whole_machine_stands_still_is_given_back(loop: BackgroundLoop) -> None:
     async def paused() -> tuple[ExecResult, ExecResult]:
         async with KernelPool(1, Limits(line_s=3.0, grace_s=30.0), sandbox="bwrap") as pool, pool.session() as kernel:
-            pidfd = kernel._kernel._pidfd  # type: ignore[attr-defined]
+            pidfd = kernel.kernel._pidfd
 
             def pause() -> None:
                 send_signal(pidfd, signal.SIGSTOP)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from repl_rl.errors import DependencyError, KernelDiedError, KernelError, Kernel
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
-from repl_rl.kernel.places import Places
 
 
 def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
@@ -44,7 +42,7 @@ def test_kernels_come_up_while_nobody_asks() -> None:
         await until(lambda: pool.stats.started == 2)
         ready = list(pool._ready)
         async with pool.session() as kernel:
-            assert kernel._kernel in ready
+            assert kernel.kernel in ready
             assert (await kernel.execute("1 + 1")).output == "2\n"
         await until(lambda: pool.stats.started == 3)
 
@@ -77,7 +75,7 @@ def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pytest.Log
     async def use(pool: KernelPool) -> None:
         for _ in range(3):
             async with pool.session() as kernel:
-                kernel._kernel.close = partial(close, kernel._kernel)
+                kernel.kernel.close = partial(close, kernel.kernel)
         [result] = await in_one_session(pool, "1 + 1")
         assert result.output == "2\n"
 
@@ -110,8 +108,8 @@ def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
 def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
     async def use(pool: KernelPool) -> None:
         async with pool.session() as kernel:
-            os.kill(kernel._kernel.pid, signal.SIGKILL)
-            await until(lambda: not kernel._kernel.is_alive)
+            os.kill(kernel.kernel.pid, signal.SIGKILL)
+            await until(lambda: not kernel.kernel.is_alive)
             with pytest.raises(KernelDiedError, match="take a new session"):
                 await kernel.execute("1")
 
@@ -185,7 +183,7 @@ def test_a_start_that_fails_in_an_unforeseen_way_is_reported_to_whoever_waits(mo
     async def use() -> None:
         async with KernelPool(1, LIMITS, warm=0) as pool:
             with monkeypatch.context() as patch:
-                patch.setattr(pool._backend, "start", lambda: None)  # what is no coroutine can't be awaited
+                patch.setattr(pool.backend, "start", lambda: None)  # what is no coroutine can't be awaited
                 with pytest.raises(KernelStartError, match="TypeError"):
                     await asyncio.wait_for(in_one_session(pool, "1"), 60)
             assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
@@ -275,38 +273,3 @@ def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
             await come(2, end)
 
     with_pool(use, size=2, depth=1)
-
-
-def test_sessions_of_all_depths_end_in_a_pool_of_any_size() -> None:
-    """Trees of sessions, each of which ends only after all that it has asked for, in as few places as there may be."""
-
-    async def use(size: int, deepest: int, roots: int) -> None:
-        random = Random(f"{size} {deepest}")
-        places, held, most = Places(size, deepest), 0, 0
-
-        async def session(depth: int) -> None:
-            nonlocal held, most
-            async with places.place(depth):
-                held += 1
-                most = max(most, held)
-                try:
-                    await asyncio.sleep(0)
-                    asked = [
-                        asyncio.create_task(session(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))
-                    ]
-                    await asyncio.sleep(0)
-                    for each in asked:
-                        if random.random() < 0.1:
-                            each.cancel()
-                    await asyncio.gather(*asked, return_exceptions=True)
-                finally:
-                    held -= 1
-
-        async with asyncio.timeout(300):
-            await asyncio.gather(*(session(0) for _ in range(roots)))
-        assert (held, places.waiting, places._taken.total()) == (0, 0, 0)
-        assert most == size, "all places were used, and never more"
-
-    for deepest in range(4):
-        for size in range(deepest + 1, deepest + 4):
-            asyncio.run(use(size, deepest, roots=40))

@@ -89,7 +89,7 @@ async def hostile(pool: KernelPool, number: int, statuses: Counter[str]) -> None
 
 
 def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
-    server = list(tree(pool._backend._server.pid))[2 if kind == "bwrap" else 0]
+    server = list(tree(pool.backend.server.pid))[2 if kind == "bwrap" else 0]
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or what libc keeps for later would count: some 30 MB after 100,000 sessions
     return {
@@ -99,7 +99,7 @@ def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
         "server_descriptors": len(os.listdir(f"/proc/{server}/fd")),
         "processes": len(list(tree(os.getpid()))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "temporary_files": len(list(pool._backend._home.path.rglob("*"))),
+        "temporary_files": len(list(pool.backend.home.path.rglob("*"))),
     }
 
 

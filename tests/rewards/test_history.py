@@ -132,15 +132,13 @@ def test_showing_what_was_worked_out_is_news(text: str, output: str) -> None:
 
 def test_prompts_with_numbers_make_no_news() -> None:
     """A terminal that counts shows another prompt after each line; what its cells showed says whether it is news."""
-    numbered = [
-        Line(0, 1, " x\n", EXPRESSION, output=f"Out[{n}]: 42\n\nIn [{n + 1}]:", fingerprint="a",
-             cells=(RecordedCell("x", "42\n"),))
-        for n in (1, 2, 3)
-    ]  # fmt: skip
-    assert stale(*numbered) == (False, True, True)
-    shows_constant = Line(0, 1, " 5\n", EXPRESSION, output="Out[4]: 5\n\nIn [5]:", fingerprint="a",
-                          cells=(RecordedCell("5", "5\n"),))  # fmt: skip
-    assert stale(shows_constant) == (True,)
+
+    def numbered(source: str, shown: str, number: int) -> Line:
+        output, cells = f"Out[{number}]: {shown}\n\nIn [{number + 1}]:", (RecordedCell(source, f"{shown}\n"),)
+        return Line(0, 1, f" {source}\n", EXPRESSION, output=output, fingerprint="a", cells=cells)
+
+    assert stale(*(numbered("x", "42", number) for number in (1, 2, 3))) == (False, True, True)
+    assert stale(numbered("5", "5", 4)) == (True,)
 
 
 @pytest.mark.parametrize("kind", [COMMENT, BLANK, OPEN, LineKind.OVERLONG])

@@ -139,9 +139,9 @@ def test_adding_the_same_rewards_does_change_the_order() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"estimator": "outcome", "scale": False},
+        {"estimator": "outcome", "scale": "none"},
         {"estimator": "rloo"},
-        {"estimator": "return_to_go", "scale": False, "gamma": 0.5},
+        {"estimator": "return_to_go", "scale": "none", "gamma": 0.5},
     ],
 )
 def test_the_discount_is_that_of_the_estimators_returns(fields: dict[str, Any]) -> None:
@@ -177,9 +177,3 @@ def test_credit_under_which_a_potential_pushes_is_refused(credit: dict[str, Any]
         "towards high potentials. Take return_to_go with scale none and baseline place, state, leave_one_out or none, "
         "or outcome, dr_grpo, rloo or reinforce++"
     )
-
-
-def test_a_rule_about_the_last_line_gives_no_potential() -> None:
-    rule = {"name": "end", "reward": 1.0, "at": "last"}
-    with pytest.raises(ConfigError, match="end: at: last pays nothing where a potential ends with 0"):
-        parse_config({"rewards": {"rules": [rule], "shaping": {"mode": "potential"}}})

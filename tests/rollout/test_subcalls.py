@@ -115,7 +115,7 @@ def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, ca
         assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
 
     asyncio.run(go())
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
     assert engine.held.total() == 0
     if capacity_tokens == 1:
         assert dict(engine.most) == {0: 1, 1: 1}
@@ -161,7 +161,7 @@ def test_sub_calls_end_with_the_line_that_asked() -> None:
         assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
 
     asyncio.run(go())
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
@@ -197,7 +197,7 @@ def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str)
                     waiting.cancel()
                     await asyncio.wait([waiting])
         assert engine.held.total() == 0
-        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
     asyncio.run(go())
 

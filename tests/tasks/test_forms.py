@@ -1,4 +1,4 @@
-"""Forms of submitted values: what the session says that they are, and how the grader reads that."""
+"""Forms of submitted values: what the session says they are, and how the grader reads that."""
 
 import ast
 import decimal
@@ -8,7 +8,7 @@ import importlib
 import numpy
 import pytest
 import sympy
-from answer_pairs import CASES
+from test_grading import ANSWERS, HOSTILE
 
 from repl_rl.models.nano.sessions import load_interpreter
 from repl_rl.tasks import grade, grade_many
@@ -22,18 +22,17 @@ NAMES |= {name: sympy.Symbol(name) for name in ("x", "y", "t", "a", "p", "A", "B
 NAMES |= {"np": numpy, "array": numpy.array, "Fraction": fractions.Fraction, "Decimal": decimal.Decimal}
 
 
-def _objects(submitted):
-    """What a session would have submitted for these `repr`s; None if they are no code."""
-    texts = (submitted,) if isinstance(submitted, str) else tuple(submitted)
+def _objects(texts):
+    """What a session would have submitted for these `repr`s; None if they are not code."""
     try:
         return [eval(text, dict(NAMES)) for text in texts]
-    except Exception:  # noqa: BLE001  # whatever is no code
+    except Exception:  # noqa: BLE001  # whatever is not code
         return None
 
 
 PAIRS = [
     (reference, submitted, verdict, made)
-    for reference, right, wrong in CASES
+    for reference, right, wrong in ANSWERS[1:]  # the first holds numerals that Python evaluates to the same number
     for verdict, group in ((1.0, right), (0.0, wrong))
     for submitted in group
     if (made := _objects(submitted)) is not None
@@ -151,22 +150,7 @@ def test_what_only_the_form_shows_counts():
     assert grade(Task("t", "?", reference), [repr(long)], _forms([long])) == 1.0
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    [
-        "Integer(" * 3_000,
-        "Pow(Integer(9), Pow(Integer(9), Integer(99)))",
-        "Symbol('x'); __import__('os')",
-        "().__class__",
-        "def f(): pass",
-        "lambda: 1",
-        "Float('1e999999999', precision=10**9)",
-        "MutableDenseMatrix(10**9, 10**9, [])",
-        "Symbol('x', positive=__import__('os').abort())",
-        "array([1, 2)",
-        "\0",
-        "",
-    ],
-)
-def test_hostile_forms_are_wrong_and_nothing_raises(hostile):
-    assert grade_many([Task("t", "?", "7"), Task("t", "?", "x+1")], [["7"], ["x + 1"]], [[hostile]] * 2) == [0.0, 0.0]
+def test_hostile_forms_are_wrong_and_nothing_raises():
+    for reference, text in (("7", "7"), ("x+1", "x + 1")):
+        tasks, answers = [Task("t", "?", reference)] * len(HOSTILE), [[text]] * len(HOSTILE)
+        assert grade_many(tasks, answers, [[hostile] for hostile in HOSTILE]) == [0.0] * len(HOSTILE)

@@ -15,8 +15,8 @@ from test_worlds import typed
 from repl_rl.config import BranchConfig
 from repl_rl.errors import DependencyError
 from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks import puzzles as gym
 from repl_rl.tasks.make import KNOWN
-from repl_rl.tasks.worlds import gym
 from repl_rl.trajectory import Task
 
 FAMILIES = [family.name for family in gym.FAMILIES]

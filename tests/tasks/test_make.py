@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.tasks import FAMILIES, make_tasks, split_of
+from repl_rl.tasks import FAMILIES, environment_of, grade, make_tasks, split_of
 
 
 def _binomial(n, k):
@@ -128,3 +129,61 @@ def test_an_unknown_split_is_refused():
 def test_a_family_that_runs_out_says_so():
     with pytest.raises(ConfigError, match=r"'binomial' has no heldout problem left after \d+; ask for fewer"):
         make_tasks(["binomial"], 50_000, 0, "heldout")
+
+
+OWN = """
+from repl_rl.tasks import Family
+
+doubled = Family("doubled", lambda rng: (rng.randint(1, 10**6),), lambda number: 2 * number, ("Twice {0}?",))
+
+
+def factors(count):
+    if count < 2:
+        raise ValueError("give 2 or more")
+    return Family(
+        f"factors-{count}",
+        lambda rng: (count * rng.randint(2, 10**6),),
+        lambda number: "",
+        (f"Which {count} numbers above 1 have the product {{0}}?",),
+        environment="own_families:World",
+        accepts=lambda submitted, number: len(submitted) == count and eval("*".join(submitted)) == number,
+    )
+"""
+
+
+@pytest.fixture
+def own_families(tmp_path, monkeypatch):
+    (tmp_path / "own_families.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.more
+def test_families_by_import_path_make_grade_and_split_as_shipped_ones(own_families):
+    names = ["own_families:doubled", "own_families:factors-2"]
+    first, second = make_tasks(names, 2, 0, "train")
+    [number] = first.metadata["operands"]
+    assert (first.family, first.id, first.answer) == (names[0], f"doubled-train-{number}", str(2 * number))
+    assert grade(first, [str(2 * number)]) == 1.0
+    [number] = second.metadata["operands"]
+    answers = (["2", str(number // 2)], ["2", "2"], ["2", "2", str(number // 4)])
+    assert [grade(second, answer) for answer in answers] == [1.0, 0.0, 0.0]
+    assert not _problems(make_tasks(names, 60, 1, "heldout")) & _problems(make_tasks(names, 60, 1, "train"))
+    assert environment_of(names[1:]) == "own_families:World"
+    with pytest.raises(ConfigError, match="factors-2 needs own_families:World, gcd needs no environment"):
+        environment_of(["own_families:factors-2", "gcd"])
+    assert parse_config({"tasks": {"families": names}}).import_paths == names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_families:dubled", "own_families:dubled' can't be imported .*did you mean 'doubled'"),
+        ("own_families:factors-1", "'own_families:factors-1' raised ValueError: give 2 or more"),
+        ("own_families:factors", "'own_families:factors' is function, not a repl_rl.tasks.Family"),
+        ("nowhere:gcd", "'nowhere:gcd' can't be imported .*looked in"),
+        ("own_families.py:doubled", "names a file; write its module: own_families:doubled"),
+    ],
+)
+def test_an_import_path_that_leads_to_no_family_is_refused(name, message, own_families):
+    with pytest.raises(ConfigError, match=f"tasks.families: .*{message}"):
+        make_tasks([name], 1, 0, "train")

@@ -70,9 +70,9 @@ def test_steps_on_trees(tmp_path: Path) -> None:
         ({"branch": {"branches": 1}}, "branch.branches: 1 is no fork: the root's own future is one of them"),
         ({"credit": {"estimator": "branch"}}, "branch compares the branches of trees, and nothing is forked without"),
         ({"branch": {}, "train": {"group_size": 12}}, "estimator: return_to_go would take the branches of a tree for"),
-        ({"branch": {}, "credit": {"estimator": "spo_tree"}}, "are groups of 12; set train.group_size: 12 .*got 8"),
+        ({"branch": {}, "credit": {"estimator": "gigpo"}}, "are groups of 12; set train.group_size: 12 .*got 8"),
         (
-            {"branch": {}, "credit": {"estimator": "vine"}, "train": {"group_size": 12}, "rollout": "a:b"},
+            {"branch": {}, "credit": {"estimator": "branch"}, "train": {"group_size": 12}, "rollout": "a:b"},
             "a loop of your own, which the section branch doesn't reach",
         ),
         *(
@@ -80,7 +80,7 @@ def test_steps_on_trees(tmp_path: Path) -> None:
                 {"branch": {"at": at}, "credit": {"estimator": estimator}, "train": {"group_size": 12}},
                 f"branch.at: {at} chooses by outcomes where to fork, and credit.estimator {estimator} is unbiased only",
             )
-            for at, estimator in (("contrast", "branch"), ("pass_rate", "vine"))
+            for at, estimator in (("contrast", "branch"), ("pass_rate", "branch"))
         ),
         ({"branch": {"skip": ["thoughts"]}}, "branch.skip.0: Input should be 'blank', 'comment'"),
     ],

@@ -83,8 +83,8 @@ class KernelspecBackend:
         self._transport = transport
         self._guard: Guard | None = None
         self._guest: Guest | None = None
-        self._group: PoolGroup | None = None
-        self._home: Home | None = None
+        self.group: PoolGroup | None = None
+        self.home: Home | None = None
         self._context: zmq.asyncio.Context | None = None
 
     async def open(self, memory_mb: float) -> None:
@@ -101,17 +101,17 @@ class KernelspecBackend:
         try:
             if self._guest is not None:
                 limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
-                self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
-            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
+                self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+            self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
             if self._is_ours:
-                self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
+                self._sandbox = Sandbox(kind, self._profile, self._limits, self.home)
             elif self._guest is not None:
                 self._sandbox = Sandbox(
-                    kind, self._profile, self._limits, self._home, divides=True,
+                    kind, self._profile, self._limits, self.home, divides=True,
                     installation=self._guest.installation, shown=self._guest.shown,
                 )  # fmt: skip
             elif self._is_local:
-                self._guard = Guard(f"{MARK}={self._home.path}/")
+                self._guard = Guard(f"{MARK}={self.home.path}/")
         except BaseException:
             await self.close()
             raise
@@ -142,7 +142,7 @@ class KernelspecBackend:
         manager, words = self.manager()
         kernel = KernelspecKernel(
             manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, is_guest=self._guest is not None,
-            mounts=self._profile.mounts if self._is_local else {}, pool_group=self._group,
+            mounts=self._profile.mounts if self._is_local else {}, pool_group=self.group,
         )  # fmt: skip
         try:
             await kernel.start(**words)
@@ -153,13 +153,13 @@ class KernelspecBackend:
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
         """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
-        assert self._home is not None
-        connection_file = self._home.next_connection_file()
+        assert self.home is not None
+        connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
             words = {"sandbox": self._sandbox}
         elif self._guest is not None:
-            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self._group}
+            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self.group}
         elif self._is_local:
             words = {"env": os.environ | self._python_path() | {MARK: str(connection_file)}}
         address: dict[str, Any] = {}
@@ -188,10 +188,10 @@ class KernelspecBackend:
             self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close)
-        if self._home is not None:
-            await asyncio.to_thread(self._home.close)
+        if self.group is not None:
+            await asyncio.to_thread(self.group.close)
+        if self.home is not None:
+            await asyncio.to_thread(self.home.close)
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]

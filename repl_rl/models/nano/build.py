@@ -1,7 +1,7 @@
 """Makes nano: a Llama trained from scratch on sessions that were really run.
 
     build(Path("weights"), seed=0)
-    build(Path("long"), seed=0, recipe=RECIPES["nano-long"])
+    build(Path("rlm"), seed=0, recipe=RECIPES["nano-rlm"])
 
 Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
 on the typed tokens; the interpreter's text and the prompt are context. A seed gives the same weights, to the bit, on
@@ -33,7 +33,6 @@ from repl_rl.models.nano.sessions import (
     SessionRecord,
     chat_prompt_text,
     conventions,
-    make_long,
     make_mixture,
     make_recursive,
     make_sessions,
@@ -83,6 +82,13 @@ class Example:
     is_typed: torch.Tensor  # (T,)
 
 
+def session_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    """nano's: 640 tokens, of which the lines of the banner are some."""
+    lines = _banner()
+    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
+    return train_tokenizer(texts, lines, 640)
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """How a model is made.
@@ -94,7 +100,7 @@ class Recipe:
     steps: int
     sessions: int
     make_sessions: Callable[[int, int], list[SessionRecord]]
-    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
+    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast] = session_tokenizer
     start: Path | None = None
     context_tokens: int = CONTEXT_TOKENS
     batch: int = 64
@@ -125,9 +131,9 @@ def build(
         records = recipe.make_sessions(sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
         tokenizer.model_max_length = recipe.context_tokens
-        model = LlamaForCausalLM(_model_config(tokenizer))
+        model = LlamaForCausalLM(model_config(tokenizer))
         if recipe.start is not None:
-            _begin_with(model, tokenizer, recipe.start)
+            begin_with(model, tokenizer, recipe.start)
         examples = [example_of(record, tokenizer) for record in records]
         batches = _batches(examples, recipe.batch, Random(f"{seed}/batches"))
         typed_tokens = sum(int(example.is_typed.sum()) for example in examples) / len(examples)
@@ -143,12 +149,6 @@ def build(
     (out / "model.safetensors").chmod(0o644)
     last = losses[-max(1, steps // 10) :]
     return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
-
-
-def _tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    lines = _banner()
-    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
-    return train_tokenizer(texts, lines, 640)
 
 
 def _banner() -> list[str]:
@@ -209,15 +209,14 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 
 
 RECIPES = {
-    "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
+    "nano": Recipe(1300, 50_000, make_sessions),
     "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
-    "nano-long": Recipe(300, 12_800, make_long, _tokenizer, start=NANO_PATH, context_tokens=2048, batch=32),
-    "nano-rlm": Recipe(300, 19_200, make_recursive, _tokenizer, start=NANO_PATH),
+    "nano-rlm": Recipe(300, 19_200, make_recursive, start=NANO_PATH),
 }
 """By the model's name."""
 
 
-def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -235,7 +234,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+def begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
     """Copy what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
     known = LlamaForCausalLM.from_pretrained(start).state_dict()
     ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
@@ -277,7 +276,7 @@ def _train(
     schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
     losses: list[float] = []
     for step, batch in zip(range(steps), batches, strict=False):
-        loss = _loss(model, batch, scale_tokens)
+        loss = loss_of(model, batch, scale_tokens)
         model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -305,7 +304,7 @@ def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[li
             yield from ([examples[index] for index in batch] for batch in batches)
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
+def loss_of(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
     """Cross-entropy summed over the typed tokens of a batch, in nats, divided by `scale_tokens`.
 
     The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano

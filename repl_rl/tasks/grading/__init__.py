@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.confined import Call, ask
@@ -58,7 +60,10 @@ def grade_many(
     forms = [None] * len(answers) if forms is None else forms
     first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
-    search = [home()] if any(KNOWN[family].needs_gym for _, _, family, _ in open_ if family) else []
+    families = {family for _, _, family, _ in open_ if family}
+    search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
+    if any(":" in family for family in families):  # families by import path are found where this process finds them
+        search += [str(Path(folder).resolve()) for folder in sys.path]
     verdicts = ask([_call(*item) for item in open_], search) if open_ else []
     fresh = {item: float(verdict or 0) for item, verdict in zip(open_, verdicts, strict=True)}
     grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]

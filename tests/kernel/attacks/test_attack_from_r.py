@@ -51,11 +51,11 @@ class Hall:
 
     @property
     def home(self) -> Path:
-        path: Path = self.pool._backend._home.path  # type: ignore[attr-defined]
+        path: Path = self.pool.backend.home.path
         return path
 
     def pid_of_sibling(self) -> int:
-        pid: int = self.sibling._kernel._process.pid  # type: ignore[attr-defined]
+        pid: int = self.sibling.kernel.process.pid
         return descendants(pid)[-1]
 
     def attack(self, *cells: str) -> list[ExecResult]:
@@ -63,7 +63,7 @@ class Hall:
 
         async def typed() -> tuple[list[ExecResult], list[int]]:
             async with self.pool.session() as kernel:
-                pid = kernel._kernel._process.pid  # type: ignore[attr-defined]
+                pid = kernel.kernel.process.pid
                 results, pids = [], [pid, *descendants(pid)]
                 for cell in (TOOLS, *cells):
                     results.append(await kernel.execute(cell))
@@ -174,7 +174,7 @@ def test_it_reaches_no_network(hall: Hall) -> None:
 
 
 def test_it_ends_no_process_of_the_host(hall: Hall) -> None:
-    pids = [os.getpid(), os.getppid(), hall.pid_of_sibling(), hall.sibling._kernel._process.pid]  # type: ignore[attr-defined]
+    pids = [os.getpid(), os.getppid(), hall.pid_of_sibling(), hall.sibling.kernel.process.pid]
     [signalled, last] = hall.attack(
         f"print(tools::pskill(c({', '.join(map(str, pids))}), 9))", "run('kill -9 -1'); Sys.sleep(600)"
     )
@@ -232,7 +232,7 @@ def test_memory_beyond_the_limit_is_the_sessions_loss(hall: Hall, bomb: str, say
 
 
 def test_memory_of_all_its_processes_is_limited_where_there_are_groups(hall: Hall) -> None:
-    if hall.pool._backend._group is None:  # type: ignore[attr-defined]
+    if hall.pool.backend.group is None:
         pytest.skip("no control groups can be made here")
     hungry = "python3 -c 'x = bytearray(300 << 20); import time; time.sleep(2)'"
     [result] = hall.attack(f"for (i in 1:6) system({text(hungry + ' &')}); Sys.sleep(8); run('echo alive')")

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, GONE, MARK, OK, SECRET, TOOLS
-from kernel.attacks.conftest import Arenas
+from kernel.attacks.arena import BOTH, GONE, MARK, OK, SECRET, TOOLS, Attack, cases, some
+from kernel.attacks.conftest import Arenas, TryOut
+
+from repl_rl.kernel.sandbox import SandboxKind
 
 SIBLINGS = {
     "tmp": ("open('secret', 'w').write('mine')", "tried(open, {folder!r} + '/secret')", GONE),
@@ -40,7 +42,7 @@ SIBLINGS = {
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", SIBLINGS)
+@pytest.mark.parametrize("name", some(SIBLINGS))
 def test_a_siblings_things_are_its_own(kind: str, name: str, arenas: Arenas) -> None:
     laid, look, evidence = SIBLINGS[name]
     arena = arenas(kind)
@@ -87,7 +89,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(CALLS))
 def test_no_door_of_the_host_can_be_reached(kind: str, name: str, arenas: Arenas, tmp_path: Path) -> None:
     with listening(tmp_path) as doors:
         [called] = arenas(kind).attack(CALLS[name].format(address=doors[name].getsockname()))
@@ -99,17 +101,9 @@ def test_no_door_of_the_host_can_be_reached(kind: str, name: str, arenas: Arenas
     assert re.fullmatch(rf"{failed}|\({failed}, {failed}\)", called.output.strip()), called.output
 
 
-OTHER_SOCKETS = {
-    "inet6": "10, 1", "raw": "2, 3", "packet": "17, 3", "netlink": "16, 3", "vsock": "40, 1", "crypto": "38, 5",
-    "bluetooth": "31, 3", "can": "29, 3", "tipc": "30, 1", "xdp": "44, 3",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("family", OTHER_SOCKETS)
-def test_no_other_family_of_sockets_is_there(kind: str, family: str, arenas: Arenas) -> None:
-    [made] = arenas(kind).attack(f"tried(socket.socket, {OTHER_SOCKETS[family]})")
-    assert made.output == "'EAFNOSUPPORT'\n"
+@pytest.mark.parametrize(("kind", "attack"), cases("network"))
+def test_no_other_family_of_sockets_is_there(kind: SandboxKind, attack: Attack, try_out: TryOut) -> None:
+    try_out(kind, attack)
 
 
 IPC_CREATE, IPC_NO_WAIT, IPC_REMOVE, GET_VALUE, SET_VALUE = 0o1000, 0o4000, 0, 12, 16
@@ -180,7 +174,7 @@ ON_HOST_OBJECTS = {
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", ON_HOST_OBJECTS)
+@pytest.mark.parametrize("name", some(ON_HOST_OBJECTS))
 def test_what_lies_in_the_hosts_ipc_namespace_stays_there(
     kind: str, name: str, arenas: Arenas, host_objects: HostObjects
 ) -> None:

@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
-from repl_rl.models.nano.build import RECIPES, Example, _begin_with, _loss, _model_config, build
+from repl_rl.models.nano.build import RECIPES, Example, begin_with, build, loss_of, model_config
 from repl_rl.models.nano.writers import CHAT_TEMPLATE
 
 
@@ -59,14 +59,16 @@ def test_the_loss_sums_over_typed_tokens_alone():
         Example(torch.tensor([0, 2, 3, 1]), torch.tensor([False, False, True, True])),
         Example(torch.tensor([2, 3]), torch.tensor([False, True])),
     ]
-    assert _loss(_UniformButSure(), batch, scale_tokens=2.0).item() == pytest.approx(torch.tensor(4.0).log().item() / 2)
+    assert loss_of(_UniformButSure(), batch, scale_tokens=2.0).item() == pytest.approx(
+        torch.tensor(4.0).log().item() / 2
+    )
 
 
 def test_the_model_of_conventions_begins_with_what_nano_has_learnt():
     tokenizer = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
     nano, nanos_tokenizer = AutoModelForCausalLM.from_pretrained(NANO_PATH), AutoTokenizer.from_pretrained(NANO_PATH)
-    model = LlamaForCausalLM(_model_config(tokenizer))
-    _begin_with(model, tokenizer, NANO_PATH)
+    model = LlamaForCausalLM(model_config(tokenizer))
+    begin_with(model, tokenizer, NANO_PATH)
     for own, known in zip(model.model.layers.parameters(), nano.model.layers.parameters(), strict=True):
         assert torch.equal(own, known)
     shared = set(tokenizer.get_vocab()) & set(nanos_tokenizer.get_vocab())
