@@ -75,13 +75,7 @@ def test_steps_on_trees(tmp_path: Path) -> None:
             {"branch": {}, "credit": {"estimator": "vine"}, "train": {"group_size": 12}, "rollout": "a:b"},
             "a loop of your own, which the section branch doesn't reach",
         ),
-        *(
-            (
-                {"branch": {"at": at}, "credit": {"estimator": estimator}, "train": {"group_size": 12}},
-                f"branch.at: {at} chooses by outcomes where to fork, and credit.estimator {estimator} is unbiased only",
-            )
-            for at, estimator in (("contrast", "branch"), ("pass_rate", "vine"))
-        ),
+        ({"branch": {"at": "rnadom"}}, "branch.at: .*unknown rule 'rnadom'; did you mean 'random'"),
         ({"branch": {"skip": ["thoughts"]}}, "branch.skip.0: Input should be 'blank', 'comment'"),
     ],
 )
