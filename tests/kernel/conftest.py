@@ -36,8 +36,14 @@ HASTY = replace(LIMITS, line_s=2.0)
 
 
 @pytest.fixture(scope="session")
-def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    return kernel_pools(LIMITS)
+def pool(request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    """Under `LIMITS`, or as `in_pool` says."""
+    return kernel_pools(**{"limits": LIMITS, **getattr(request, "param", {})})
+
+
+def in_pool(**options: Any) -> pytest.MarkDecorator:
+    """For a test with a pool of other limits, or of another kind."""
+    return pytest.mark.parametrize("pool", [options], indirect=True, ids=[""])
 
 
 @pytest.fixture(scope="session")
