@@ -260,7 +260,7 @@ LINES = st.lists(
     st.builds(lambda piece, n: piece.replace("{n}", str(n)), PIECES, st.integers(0, 6)), min_size=1, max_size=8
 )
 SEEDED = ["import random, numpy", "random.seed(0)", "numpy.random.seed(0)"]
-EXAMPLES = [pytest.param(8), pytest.param(25, marks=pytest.mark.more), pytest.param(200, marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(4), pytest.param(25, marks=pytest.mark.more), pytest.param(200, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -291,7 +291,7 @@ def test_both_go_on_as_fresh_sessions_would(loop: BackgroundLoop, pool: KernelPo
 @pytest.mark.parametrize(
     "count",
     [
-        40,
+        pytest.param(40, marks=pytest.mark.more),
         pytest.param(10_000 if SOAK else 2_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )

@@ -71,12 +71,13 @@ async def pair(pool: KernelPool) -> AsyncIterator[tuple[PooledKernel, PooledKern
 @pytest.mark.parametrize("direction", [1, -1], ids=["session to fork", "fork to session"])
 @pytest.mark.parametrize("name", some(SIBLINGS))
 async def test_what_one_lays_down_the_other_does_not_find(arena_pool: KernelPool, name: str, direction: int) -> None:
-    laid, look, evidence = SIBLINGS[name]
+    sibling = SIBLINGS[name]
     async with pair(arena_pool) as both:
         one, other = both[::direction]
-        assert (await one.execute(laid)).status is OK
-        result = await other.execute(look.format(folder="/tmp"))
-    assert re.fullmatch(evidence, result.output.strip()), result.output
+        assert (await one.execute(sibling["lays"])).status is OK
+        await other.execute("folder = '/tmp'")
+        result = await other.execute(sibling["looks"])
+    assert re.fullmatch(sibling["sees"], result.output.strip()), result.output
 
 
 @pytest.mark.parametrize("name", some(LOOKS))
