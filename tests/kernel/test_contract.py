@@ -56,8 +56,12 @@ def typed(source: KernelSource, loop: BackgroundLoop) -> Typed:
 def test_an_expression_is_echoed(typed: Typed) -> None:
     [result] = typed("1 + 1")
     assert (result.status, result.output, result.error_name, result.compiled, result.answer) == (
-        ExecStatus.OK, "2\n", None, True, None,
-    )  # fmt: skip
+        ExecStatus.OK,
+        "2\n",
+        None,
+        True,
+        None,
+    )
     assert not result.state_lost
     assert result.omitted_bytes == 0
 

@@ -89,8 +89,12 @@ def outside(python: str, function: str, names: list[str], folder: Path) -> dict[
         done = subprocess.run(
             [python, "-c", code, name, str(folder)],
             env={"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(folder), "TZ": "UTC"},
-            capture_output=True, text=True, timeout=3000, check=True, cwd=folder,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=3000,
+            check=True,
+            cwd=folder,
+        )
         found |= json.loads(done.stdout)
     return found
 

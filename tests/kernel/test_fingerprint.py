@@ -283,10 +283,7 @@ def test_it_never_raises() -> None:
 
 def test_numpy_by_dtype_shape_and_bytes() -> None:
     np = pytest.importorskip("numpy")
-    arrays = [
-        np.zeros(3), np.zeros(3, "f4"), np.zeros(3, int), np.zeros((3, 1)), np.array([0, 0, 1.0]), np.arange(10**6),
-        np.arange(10**6) + 1, np.float64(1), np.float64(2), np.float32(1), np.int64(1), np.array([None]),
-    ]  # fmt: skip
+    arrays = [eval(f"np.{value}", {"np": np}) for value in STATES["numpy"]]
     assert len({of(array) for array in arrays}) == len(arrays)
     assert of(np.arange(12).reshape(3, 4).T) == of(np.arange(12).reshape(3, 4).T.copy())
     assert of(np.zeros(10**8, "i1")) != of(np.ones(10**8, "i1"))
@@ -301,10 +298,7 @@ def test_numpy_is_not_imported() -> None:
 def test_sympy_by_structure() -> None:
     pytest.importorskip("sympy")
     given_symbols = "from sympy import *\nx, y = symbols('x y')\n"
-    values = ["x - 1", "x - 2", "x + y", "x * y", "x**2", "x**3", "sin(x)", "cos(x)", "Integer(-1)", "Integer(-2)",
-              "Rational(1, 3)", "Rational(2, 3)", "Float(1.5)", "Float(2.5)", "Symbol('x', positive=True)", "pi",
-              "Matrix([[1, 2]])", "Matrix([[1, 3]])", "Eq(x, 1)", "Function('f')(x)", "Function('g')(x)"]  # fmt: skip
-    assert len({after(f"{given_symbols}e = {value}") for value in values}) == len(values)
+    assert len({after(f"{given_symbols}e = {value}") for value in STATES["sympy"]}) == len(STATES["sympy"])
     built, reached = "e = x**2 + 2*x*y + y**2", "e = expand((x + y)**2)\ne.is_positive\nhash(e)"
     assert after(given_symbols + built) == after(given_symbols + reached)
     matrix = "m = Matrix([[1, 2], [3, 4]])\n"

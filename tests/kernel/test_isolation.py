@@ -25,9 +25,11 @@ def test_there_is_no_network(typed: Typed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         connect = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1)"
         _, refused, names, unreachable = typed(
-            "import socket", connect, "[name for _, name in socket.if_nameindex()]",
+            "import socket",
+            connect,
+            "[name for _, name in socket.if_nameindex()]",
             "socket.create_connection(('1.1.1.1', 53), 1)",
-        )  # fmt: skip
+        )
     assert refused.error_name in ("ConnectionRefusedError", "OSError")
     assert names.error_name == "OSError"
     assert unreachable.error_name == "OSError"

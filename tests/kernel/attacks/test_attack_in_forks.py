@@ -32,13 +32,8 @@ LOOKS = {
 """What either looks for, and how it looks that nothing is there."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("test_attack_privileges.py", marks=pytest.mark.more),
-        pytest.param(".", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["test_attack_privileges.py", "."])
 @pytest.mark.skipif(FROM_FORKS, reason="these attacks come from forks already")
 def test_the_attacks_fail_from_forks_too(name: str) -> None:
     folder = Path(__file__).parent
