@@ -75,7 +75,9 @@ async def test_a_line_ends_with_the_first_token_that_holds_a_newline_or_ends_the
         in_the_end = Finish.NEWLINE if last in vocabulary.newline_ids else Finish.EOS
         assert sampled.finish is (in_the_end if last in ends else Finish.LENGTH)
         assert len(sampled.ids) == 12 or sampled.finish is not Finish.LENGTH
-    assert {sampled.finish for sampled in lines} == set(Finish)
+    found = {sampled.finish for sampled in lines}
+    assert found >= {Finish.NEWLINE, Finish.LENGTH}
+    assert Finish.EOS in found or not ends.issuperset(vocabulary.encode_output(",")), "see `ending_vocabulary`"
 
 
 async def test_a_line_that_ends_with_its_last_allowed_token_has_ended(engine: Engine, vocabulary: Vocabulary) -> None:
