@@ -17,6 +17,7 @@ from repl_rl.errors import DependencyError, KernelDiedError, KernelError, Kernel
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
+from repl_rl.kernel.processes import tree
 
 
 async def test_kernels_come_up_while_nobody_asks() -> None:
