@@ -323,7 +323,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
 
     def _scored_from_queue(self) -> list[ScoredTrajectory]:
-        """The groups of a step that trains with `asynchronous`. Their rows take the place of those that TRL drew."""
+        """The groups of a step that trains with `asynchronous`. Their rows replace those that TRL drew."""
         if self.queue is None:
             self._open_queue()
         assert self.queue is not None

@@ -111,7 +111,7 @@ def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: tor
 class FurtherRow(NamedTuple):
     """What a trajectory has sampled besides its first row: in a sub-call, or after it was compacted.
 
-    `owner` is the place of the trajectory, and `lines` are its lines whose advantages the lines here have.
+    `owner` is the index of the trajectory, and `lines` are its lines whose advantages the lines here have.
     """
 
     owner: int
