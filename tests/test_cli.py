@@ -93,7 +93,7 @@ def test_a_shells_completion_is_printed(shell: str, capsys: pytest.CaptureFixtur
         main(["--print-completion", shell])
     assert ended.value.code == 0
     shown = capsys.readouterr().out
-    assert all(word in shown for word in ("repl-rl", "rollout", "dry-run", "conventions"))
+    assert all(word in shown for word in ("repl-rl", "rollout", "dry-run", "kernels"))
 
 
 def test_the_completion_of_bash_completes(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+<<<<<<< HEAD
 from pydantic import (
     AfterValidator,
     Field,
@@ -11,6 +12,9 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
+=======
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+>>>>>>> main
 
 from repl_rl.config.section import Section, nearest
 

@@ -372,10 +372,9 @@ class KernelPool:
             notice.cancel()
 
     def _say_that_a_fork_waits(self) -> None:
-        _log.warning(
-            "a fork waits for one of %d places, of which %d are taken; kernels hold %.0f of %.0f MB",
-            self.size, len(self._alive), self._budget.used_mb, self._budget.budget_mb,
-        )  # fmt: skip
+        held = f"{self._budget.used_mb:.0f} of {self._budget.budget_mb:.0f} MB"
+        places = f"one of {self.size} places, of which {len(self._alive)} are taken"
+        _log.warning("a fork waits for %s; kernels hold %s", places, held)
 
     def _let_forks_on(self) -> None:
         while self._waiting_forks:

@@ -64,6 +64,10 @@ def test_a_written_config_holds_what_takes_effect_and_reads_back(credit: CreditC
         ),
         ({"estimator": "reinforce++", "baseline": "state"}, "takes baseline mean or none, not state"),
         ({"estimator": "outcome", "baseline": "none", "scale": "group"}, "baseline none does not go with scale group"),
+        (
+            {"estimator": "return_to_go", "baseline": "none", "scale": "group"},
+            "baseline none does not go with scale group",
+        ),
         ({"scale": "outcom"}, "credit.scale: Input should be 'none', 'outcome', 'floor', 'batch' or 'group'"),
         ({"clip": 0.0}, "credit.clip: Input should be greater than 0"),
         ({"estimator": "gigpo", "omega": -0.1}, "credit.omega: Input should be greater than or equal to 0"),

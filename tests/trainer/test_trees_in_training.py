@@ -9,9 +9,8 @@ import pytest
 from small import rows_of, small_trainer
 
 from repl_rl import read_jsonl
-from repl_rl.config import CreditConfig, parse_config
+from repl_rl.config import CreditConfig
 from repl_rl.credit import line_advantages
-from repl_rl.errors import ConfigError
 from repl_rl.tasks import make_tasks
 
 
@@ -46,10 +45,3 @@ def test_steps_on_trees(tmp_path: Path) -> None:
             values = line_advantages(group, rewards, CreditConfig(estimator="branch"))
             assert [[line.advantage for line in each.lines] for each in group] == values
             assert [each.branch is None for each in group] == [True] * 2 + [False] * 4
-
-
-def test_a_rule_that_chooses_by_outcomes_does_not_go_with_an_estimator_that_is_unbiased_without() -> None:
-    with pytest.raises(
-        ConfigError, match=r"branch.at: contrast chooses by outcomes where to fork, and credit.estimator"
-    ):
-        parse_config({"branch": {"at": "contrast"}, "credit": {"estimator": "branch"}, "train": {"group_size": 12}})

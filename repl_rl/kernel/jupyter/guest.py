@@ -64,7 +64,7 @@ class Guest:
         else:
             words[0] = str(program)
             environment["PATH"] = f"{program.parent}:{environment.get('PATH', '/usr/bin:/bin')}"
-            for path in _files_of(program, spec.language, profile):
+            for path in files_of(program, spec.language, profile):
                 shown[path] = path
         for word in words[1:]:
             path = Path(word)
@@ -103,7 +103,7 @@ def _is_python(program: Path) -> bool:
     return program.name.startswith("python")
 
 
-def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
+def files_of(program: Path, language: str, profile: Profile) -> list[Path]:
     """Where a program and what belongs to it lie, besides the system."""
     prefix, actual = program.parent.parent, program.resolve()
     if (prefix / "pyvenv.cfg").is_file():

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jupyter_client.manager import AsyncKernelManager
 
@@ -45,21 +45,25 @@ _FLOOD = 4
 _log = logging.getLogger(__name__)
 
 
-class KernelspecKernel:
-    """A `Kernel`. `is_ours` says that it is our own kernel; `is_guest`, that it is another one in our sandbox.
+class Kind(NamedTuple):
+    """Whose kernel it is, if it is none that a provisioner launches somewhere else."""
 
-    `is_local` says that it is another kernel's process on this machine without a sandbox; it works in a folder beside
-    its connection file, which has links to `mounts`.
-    """
+    is_ours: bool
+    is_local: bool
+    """Another one's process on this machine, without a sandbox."""
+    is_guest: bool
+    """Another one in our sandbox."""
+
+
+class KernelspecKernel:
+    """A `Kernel`. A local one works in a folder beside its connection file, which has links to `mounts`."""
 
     def __init__(
         self,
         manager: AsyncKernelManager,
         limits: Limits,
+        kind: Kind,
         *,
-        is_ours: bool,
-        is_local: bool,
-        is_guest: bool = False,
         pool_group: PoolGroup | None = None,
         mounts: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
@@ -67,15 +71,13 @@ class KernelspecKernel:
         self._mounts = mounts
         self._limits = limits
         self._work = Path(manager.connection_file).with_suffix(".work")
-        self._is_ours = is_ours
-        self._is_local = is_local
-        self._is_guest = is_guest
+        self._is_ours, self._is_local, self._is_guest = kind
         self._pool_group = pool_group
         self._group: SessionGroup | None = None
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
         self._output = CellOutput(self._text)
         self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
-        self._printed = PrintedPipe(self._text.feed if is_ours else self._aside.feed)
+        self._printed = PrintedPipe(self._text.feed if kind.is_ours else self._aside.feed)
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None

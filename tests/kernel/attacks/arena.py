@@ -190,14 +190,14 @@ class Attack:
 def attacks(file: str) -> dict[str, list[Attack]]:
     """The attacks in a file beside, by their groups."""
     groups = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
-    return {group: list(_of_group(group, words)) for group, words in _filled_in(groups, values()).items()}
+    return {group: list(_of_group(group, words)) for group, words in filled_in(groups, values()).items()}
 
 
-def _filled_in(words: Any, known: dict[str, object]) -> Any:
+def filled_in(words: Any, known: dict[str, object]) -> Any:
     if isinstance(words, dict):
-        return {name: _filled_in(word, known) for name, word in words.items()}
+        return {name: filled_in(word, known) for name, word in words.items()}
     if isinstance(words, list):
-        return [_filled_in(word, known) for word in words]
+        return [filled_in(word, known) for word in words]
     return Template(words).safe_substitute(known) if isinstance(words, str) else words
 
 
