@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-<<<<<<< HEAD
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
-=======
 from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
->>>>>>> main
 
 from repl_rl.config.section import Section, nearest
 
