@@ -35,6 +35,7 @@ def bound(sources: list[str], mode: str) -> dict[str, Any]:
     return {name: value for name, value in names.items() if isinstance(value, int | str | list) and name[0] != "_"}
 
 
+@pytest.mark.more
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_cells_together_do_what_the_program_does(pieces: list[str], line_end: str) -> None:
     program = "\n".join(pieces).replace("\n", line_end)

@@ -274,7 +274,14 @@ def tasks_of(folder: Path, step: int) -> list[str]:
     [
         {},
         pytest.param({"gradient_accumulation_steps": 2, "num_iterations": 2}, marks=pytest.mark.slow),
-        {"branch": {"roots": 2, "forks": 1, "branches": 2}, "num_generations": 4, "credit": {"estimator": "branch"}},
+        pytest.param(
+            {
+                "branch": {"roots": 2, "forks": 1, "branches": 2},
+                "num_generations": 4,
+                "credit": {"estimator": "branch"},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "batches that last for two steps", "trees"],
 )
