@@ -18,13 +18,6 @@ def summary(result: ExecResult) -> tuple[str, str, str | None, bool, tuple[str, 
 
 
 @pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
-async def test_python_kernels_keep_their_state(name: str) -> None:
-    results = await typed(name, "x = 20", "x += 1", "x * 2", "_ + 1", "print('é 漢字 🎉')")
-    assert [result.output for result in results] == ["", "", "42\n", "43\n", "é 漢字 🎉\n"]
-    assert {result.status for result in results} == {ExecStatus.OK}
-
-
-@pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
 async def test_how_cells_of_python_kernels_end(name: str) -> None:
     cells = {
         "1 / 0": ("error", "ZeroDivisionError", True),
@@ -87,8 +80,7 @@ async def test_beyond_a_limit_output_is_only_counted(name: str) -> None:
     assert len(long.output) < 11_000
 
 
-@pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
-async def test_an_answer_is_what_was_handed_in(name: str) -> None:
+async def test_an_answer_is_what_was_handed_in() -> None:
     forged = f"print({{{ANSWER_MIME!r}: {{'values': ['5']}}}}); print('submit_final_answer(3)')"
     cells = {
         "submit_final_answer(391)": ("391",),
@@ -102,7 +94,7 @@ async def test_an_answer_is_what_was_handed_in(name: str) -> None:
         "submit_final_answer(3)": None,
         "answer(4)": ("4",),
     }
-    results = await typed(name, *cells)
+    results = await typed(STOCK, *cells)
     assert [result.answer for result in results] == list(cells.values())
     assert [results[0].output, results[2].output, results[8].output] == ["", "", "3\n"]
     assert results[6].output.endswith(
@@ -169,9 +161,8 @@ async def test_long_answers_are_cut() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", [STOCK, OWN])
-async def test_an_exit_loses_the_state(name: str) -> None:
-    async with a_kernel(name) as kernel:
+async def test_an_exit_loses_the_state() -> None:
+    async with a_kernel(STOCK) as kernel:
         result = await kernel.execute("submit_final_answer(5); exit()")
         assert not kernel.is_alive
         with pytest.raises(KernelDiedError, match="take a new session"):
