@@ -28,7 +28,6 @@ from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelSta
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
-from repl_rl.kernel.places import Places
 from repl_rl.kernel.results import (
     Backend,
     ExecResult,
@@ -39,6 +38,7 @@ from repl_rl.kernel.results import (
     KernelSession,
 )
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
+from repl_rl.utils.admission import Admission, Room
 
 FORK, PYTHON = "fork", "python"
 
@@ -222,7 +222,7 @@ class KernelPool:
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
         self._waited_for: set[asyncio.Future[Kernel]] = set()
         """Those among `_waiting` for whose sessions others wait."""
-        self._places = Places(size, depth) if depth else None
+        self._admission = Admission(Room(size - depth)) if depth else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
@@ -265,8 +265,8 @@ class KernelPool:
             raise KernelError(f"a session at depth {depth}, and this pool keeps places down to depth {self.depth}")
         asked = time.monotonic()
         async with AsyncExitStack() as stack:
-            if self._places is not None:
-                await stack.enter_async_context(self._places.place(depth))
+            if self._admission is not None:
+                await stack.enter_async_context(self._admission.reserve(1, depth))
             if not self._is_open:
                 raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
             kernel = await self._take(is_waited_for=depth > 0)
@@ -507,7 +507,7 @@ class KernelPool:
 
     def _count(self) -> None:
         self.stats.alive = len(self._alive)
-        self.stats.queued = len(self._waiting) + (0 if self._places is None else self._places.waiting)
+        self.stats.queued = len(self._waiting) + (0 if self._admission is None else self._admission.waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
         self.stats.restarts = self.backend.restarts
 

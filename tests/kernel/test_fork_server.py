@@ -24,7 +24,7 @@ from repl_rl.kernel.forked.channel import PrivateChannel
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
-from repl_rl.rollout.execute import Interpreter
+from repl_rl.rollout.execute import TrajectoryKernel
 
 
 async def kill_the_server(pool: KernelPool) -> None:
@@ -122,7 +122,7 @@ async def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> No
 
 async def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
     async with KernelPool(size=3, limits=LIMITS) as pool, AsyncExitStack() as stack:
-        fresh, old = Interpreter(pool, stack), Interpreter(pool, stack)
+        fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)
         await fresh.start()
         await old.execute("x = 1")
         await kill_the_server(pool)

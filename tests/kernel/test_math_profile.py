@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from kernel.conftest import LIMITS, in_one_session
 
-from repl_rl.bench.profile import USES
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile, landlock
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
+from studies.profile.study import USES
 
 MATH_LIMITS = replace(LIMITS, memory_mb=512, cpu_s=120, processes=64, start_s=300.0)
 HARD = (

@@ -8,7 +8,6 @@ import os
 import signal
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from repl_rl.errors import DependencyError, KernelDiedError, KernelError, Kernel
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
-from repl_rl.kernel.places import Places
 from repl_rl.kernel.processes import tree
 
 
@@ -232,38 +230,3 @@ async def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
         assert came == [0, 1, 1, 0]
         with pytest.raises(KernelError, match="a session at depth 2, and this pool keeps places down to depth 1"):
             await come(2, end)
-
-
-def test_sessions_of_all_depths_end_in_a_pool_of_any_size() -> None:
-    """Trees of sessions, each of which ends only after all that it has asked for, in as few places as there may be."""
-
-    async def use(size: int, deepest: int, roots: int) -> None:
-        random = Random(f"{size} {deepest}")
-        places, held, most = Places(size, deepest), 0, 0
-
-        async def session(depth: int) -> None:
-            nonlocal held, most
-            async with places.place(depth):
-                held += 1
-                most = max(most, held)
-                try:
-                    await asyncio.sleep(0)
-                    asked = [
-                        asyncio.create_task(session(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))
-                    ]
-                    await asyncio.sleep(0)
-                    for each in asked:
-                        if random.random() < 0.1:
-                            each.cancel()
-                    await asyncio.gather(*asked, return_exceptions=True)
-                finally:
-                    held -= 1
-
-        async with asyncio.timeout(300):
-            await asyncio.gather(*(session(0) for _ in range(roots)))
-        assert (held, places.waiting, places._taken.total()) == (0, 0, 0)
-        assert most == size, "all places were used, and never more"
-
-    for deepest in range(4):
-        for size in range(deepest + 1, deepest + 4):
-            asyncio.run(use(size, deepest, roots=40))
