@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -76,21 +74,6 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds, for minutes on a machine that is busy with something else."""
-    async with asyncio.timeout(300):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def eventually(condition: Callable[[], object]) -> bool:
-    """The same where no loop runs; whether it came about."""
-    deadline = time.monotonic() + 300
-    while not (is_met := bool(condition())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_met
 
 
 def running(text: str) -> int:

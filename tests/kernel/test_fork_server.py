@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors, until
+from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile

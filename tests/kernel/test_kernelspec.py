@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kernel.conftest import HASTY, until
+from kernel.conftest import HASTY
 from kernel.kernelspecs import ECHO, OWN, STOCK, a_kernel, kernelspecs, typed
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus

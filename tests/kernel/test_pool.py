@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import HASTY, LIMITS, in_one_session, until
+from kernel.conftest import HASTY, LIMITS, in_one_session
+from waiting import until_async as until
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
