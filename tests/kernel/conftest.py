@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -74,6 +76,16 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
+
+
+@asynccontextmanager
+async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
+    backend = ForkBackend(profile, LIMITS, "auto")
+    await backend.open(1000)
+    try:
+        yield backend
+    finally:
+        await backend.close()
 
 
 def running(text: str) -> int:
