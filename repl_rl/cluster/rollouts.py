@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
-from repl_rl.config import BranchConfig, ClusterConfig, EngineConfig, ModelConfig, SamplingConfig, SeededSampling
+from repl_rl.config import ClusterConfig, EngineConfig, ModelConfig, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
-from repl_rl.rollout.loop import refuse_if_all_aborted
-from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.worker.handle import OnEnd
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -68,18 +66,8 @@ class _RemoteWorker(Room):
         return f"worker {self.number}, begun on {self.node.address}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """What one worker rolls out as a whole."""
-
-    tasks: tuple[Task, ...]
-    sampling: SamplingConfig | None
-    branch: BranchConfig | None
-
-
-class RolloutCluster:
-    """Workers on the machines of `connection`; the interface is that of `RolloutWorker`. Their engines find servers by
-    `locate` (`Replicas.locate`).
+class RolloutCluster(RolloutService):
+    """Workers on the machines of `connection`. Their engines find servers by `locate` (`Replicas.locate`).
 
     Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
     is too small.
@@ -99,6 +87,7 @@ class RolloutCluster:
         locate: Locate | None = None,
         timeouts: WorkerTimeouts | None = None,
     ) -> None:
+        super().__init__(setup)
         require_shared(engine, engine_config)
         assert isinstance(engine, SharedEngine)
         self._engine = engine
@@ -109,7 +98,6 @@ class RolloutCluster:
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
         nodes = connection.nodes_for(config.resources, config.workers, "workers")
         self.at_once = kernels * len(nodes)
-        """How many trajectories may be under way."""
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
@@ -120,16 +108,6 @@ class RolloutCluster:
             raise
 
     @property
-    def loop_share(self) -> float:
-        """CPU time of a worker's loop over the wall time of its last call: the most of all workers."""
-        return max((worker.loop_share for worker in self._workers), default=0.0)
-
-    @property
-    def environments(self) -> Mapping[int, Any]:
-        """None: users' environments live and end where the rollouts are."""
-        return {}
-
-    @property
     def workers(self) -> list[dict[str, Any]]:
         """Each worker's number, the node that it was begun on, whether it is up, and its trajectories under way."""
         return [
@@ -137,29 +115,15 @@ class RolloutCluster:
             for each in self._workers
         ]
 
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]:
-        """Like `Rollout.many`, and raises what that raises; consecutive equal tasks go to one worker."""
-        if cut is not None:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+        """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
+        if batch.cut is not None:
             raise ConfigError(
                 "budget.finish_share: workers of a cluster don't cut what is late; leave one of the two out"
             )
-        trajectories = self._loop.run(self._all([*_units(tasks, sampling, branch)]))
-        refuse_if_all_aborted(trajectories)
-        return trajectories
-
-    def begin(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None, on_end: OnEnd
-    ) -> Future[list[Trajectory]]:
-        """As `RolloutService.begin`, by one worker. The trajectories come, and end, all at once."""
 
         async def rolled_out() -> list[Trajectory]:
-            trajectories = await self._roll_out(_Unit(tuple(tasks), sampling, branch))
+            trajectories = await self._all([*_units(batch)])
             for _ in trajectories:
                 on_end()
             return trajectories
@@ -207,7 +171,7 @@ class RolloutCluster:
             error.add_note(f"({worker})")
             raise error
 
-    async def _all(self, units: Sequence[_Unit]) -> list[Trajectory]:
+    async def _all(self, units: Sequence[RolloutBatch]) -> list[Trajectory]:
         calls = [asyncio.create_task(self._roll_out(unit)) for unit in units]
         try:
             return [trajectory for group in await asyncio.gather(*calls) for trajectory in group]
@@ -215,7 +179,7 @@ class RolloutCluster:
             for call in calls:
                 call.cancel()
 
-    async def _roll_out(self, unit: _Unit) -> list[Trajectory]:
+    async def _roll_out(self, unit: RolloutBatch) -> list[Trajectory]:
         for _ in range(_TRIES):
             may_begin = asyncio.Event()
             reservation = self._admission.ask(len(unit.tasks), may_begin.set)
@@ -229,6 +193,7 @@ class RolloutCluster:
             if rolled.error is not None:
                 raise rolled.error
             worker.loop_share = rolled.loop_share
+            self.loop_share = max(each.loop_share for each in self._workers)
             return list(rolled.trajectories)
         raise EngineError(
             f"cluster: {_TRIES} workers were lost, one after another, while they rolled out {unit.tasks[0].id!r}:\n"
@@ -248,11 +213,11 @@ class RolloutCluster:
         assert isinstance(reservation.room, _RemoteWorker)
         return reservation.room
 
-    async def _call(self, worker: _RemoteWorker, unit: _Unit) -> Rolled | None:
+    async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> Rolled | None:
         """What the worker returns; None if it is lost."""
         import ray
 
-        answer = worker.actor.roll_out.remote(unit.tasks, unit.sampling, unit.branch, self._engine.weights)
+        answer = worker.actor.roll_out.remote(unit, self._engine.weights)
         try:
             rolled: Rolled = await answer
         except asyncio.CancelledError:
@@ -309,19 +274,20 @@ class RolloutCluster:
             ray.kill(worker.actor)
 
 
-def _units(tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None) -> Iterator[_Unit]:
-    """Groups of equal tasks that follow each other; with `branch`, of the size of its groups."""
-    if branch is None:
+def _units(batch: RolloutBatch) -> Iterator[RolloutBatch]:
+    """What one worker rolls out as a whole: equal tasks that follow each other; with `branch`, a group of its size."""
+    tasks, sampling = batch.tasks, batch.sampling
+    if batch.branch is None:
         groups = [tuple(group) for _, group in itertools.groupby(tasks, key=lambda task: task.id)]
     else:
-        size = branch.group_size
+        size = batch.branch.group_size
         groups = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
     first = 0
     for group in groups:
         own = sampling
         if isinstance(sampling, SeededSampling):
             own = sampling.model_copy(update={"first": sampling.first + first})
-        yield _Unit(group, own, branch)
+        yield replace(batch, tasks=group, sampling=own)
         first += len(group)
 
 

@@ -18,7 +18,8 @@ from repl_rl.cluster import Connection, RolloutCluster, connect
 from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 
 BACKEND = "cluster.shared_engine:make"
@@ -88,6 +89,6 @@ def open_service(
                 engine_config=EngineConfig(backend=BACKEND),
                 timeouts=timeouts or WorkerTimeouts(between_tries_s=0.1),
             )
-            return stack.enter_context(RolloutService(engine, setup, make_runner=make_runner))
+            return stack.enter_context(start_service(engine, setup, make_runner=make_runner))
 
         yield make

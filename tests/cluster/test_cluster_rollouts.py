@@ -13,7 +13,8 @@ from waiting import until
 from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import SamplingConfig
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutBatch, RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory
 
@@ -48,7 +49,7 @@ def test_trajectories_are_those_of_one_machine(
     found = service.generate(tasks(20), sampling)
     assert answers(found) == [str(2 * n) for n in range(20)]
     assert {each.version for each in found} == {1}, "weights travel with the tasks"
-    with RolloutService(engine, setup, apart=False) as alone:
+    with start_service(engine, setup, apart=False) as alone:
         expected = alone.generate(tasks(20), sampling)
     assert [each.completion_ids for each in found] == [each.completion_ids for each in expected]
     numbers = service.kernel_numbers()
@@ -62,7 +63,7 @@ def test_trajectories_are_those_of_one_machine(
 def test_a_worker_that_dies_loses_no_task(open_service: OpenService) -> None:
     service = open_service()
     ended: list[None] = []
-    calls = [service.begin([task], None, on_end=lambda: ended.append(None)) for task in tasks(12, seconds=0.5)]
+    calls = [service.begin(RolloutBatch([task]), lambda: ended.append(None)) for task in tasks(12, seconds=0.5)]
     until(lambda: all(under_way(service)))
     worker_processes()[0].kill()
     found = [trajectory for call in calls for trajectory in call.result(300)]
@@ -75,7 +76,7 @@ def test_a_worker_that_dies_loses_no_task(open_service: OpenService) -> None:
 
 def test_what_is_cancelled_ends(open_service: OpenService) -> None:
     service = open_service(workers=1)
-    calls = [service.begin([task], None) for task in tasks(4, seconds=30)]
+    calls = [service.begin(RolloutBatch([task])) for task in tasks(4, seconds=30)]
     until(lambda: under_way(service) == [4])
     for call in calls:
         call.cancel()
@@ -85,7 +86,7 @@ def test_what_is_cancelled_ends(open_service: OpenService) -> None:
 
 def test_without_workers_a_run_ends(open_service: OpenService) -> None:
     service = open_service(WorkerTimeouts(no_worker_s=1.0, between_tries_s=600.0), workers=1)
-    call = service.begin(tasks(1, seconds=600), None)
+    call = service.begin(RolloutBatch(tasks(1, seconds=600)))
     until(lambda: service.kernel_numbers()["alive"] > 0 and under_way(service) == [1])
     for process in worker_processes():
         process.kill()

@@ -70,10 +70,16 @@ SERVERS = {"servers": ["http://a:1"]}
     [
         ({}, "there are none; name them in engine.servers, or set cluster.replicas"),
         ({"engine": {"backend": "vllm"}}, "engine.backend vllm samples in the trainer's process"),
-        ({"engine": SERVERS, "cluster": {"replicas": 2}}, "replicas 2 starts servers, and engine.servers names others"),
-        ({"engine": SERVERS, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late of one worker"),
-        ({"engine": SERVERS, "train": {"processes": 2}}, "2 trainer processes would each want workers"),
-        ({"engine": SERVERS, "rollout": "a:b"}, "rollout 'a:b' is a loop of your own"),
+        (
+            {"engine": SERVERS, "cluster": {"replicas": 2}},
+            "cluster.replicas 2 and engine.servers .* exclude one another",
+        ),
+        (
+            {"engine": SERVERS, "budget": {"finish_share": 0.9}},
+            "cluster and budget.finish_share 0.9 exclude one another",
+        ),
+        ({"engine": SERVERS, "train": {"processes": 2}}, "cluster and train.processes 2 exclude one another"),
+        ({"engine": SERVERS, "rollout": "a:b"}, "cluster and rollout 'a:b' exclude one another"),
         ({"engine": SERVERS, "cluster": {"address": " "}}, "an empty address"),
         ({"engine": SERVERS, "cluster": {"address": "ray://a:1"}}, "for Ray's client, .* with host:port or auto"),
         ({"engine": SERVERS, "cluster": {"workers": 0}}, "cluster.workers"),

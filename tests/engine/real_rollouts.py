@@ -23,7 +23,7 @@ from repl_rl.config import BudgetConfig, DialectConfig, EngineConfig, KernelConf
 from repl_rl.engine import SampledLine, Vocabulary, make_engine
 from repl_rl.engine.server import VLLMServerEngine
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
@@ -58,7 +58,7 @@ def roll_out(
         "kernel": KernelConfig(size=16),
     }
     tasks = make_tasks(None, count, seed=3, split="heldout")
-    with RolloutService(engine, RolloutSetup(vocabulary, **(setup | changes))) as service:
+    with start_service(engine, RolloutSetup(vocabulary, **(setup | changes))) as service:
         return [service.generate(tasks, sampling) for sampling in samplings]
 
 

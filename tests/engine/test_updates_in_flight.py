@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import BranchConfig, BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.base import updated
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutBatch
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
@@ -89,9 +90,9 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     )
     ended = threading.Semaphore(0)
     tasks = [Task(f"t{number}", f"What is {number} + 1?", "1") for number in range(48)]
-    with RolloutService(engine, setup) as service:
-        calls = [service.begin(tasks[:24], on_end=ended.release)]
-        calls.append(service.begin([tasks[0]] * TREE.group_size, branch=TREE, on_end=ended.release))
+    with start_service(engine, setup) as service:
+        calls = [service.begin(RolloutBatch(tasks[:24]), ended.release)]
+        calls.append(service.begin(RolloutBatch([tasks[0]] * TREE.group_size, branch=TREE), ended.release))
         for version in range(1, UPDATES + 1):
             for _ in range(3):
                 assert ended.acquire(timeout=300)

@@ -16,7 +16,6 @@ from view.conftest import Typed, failed_trajectory, make_trajectory, solved_traj
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import plain_markdown, question_of, to_notebook, value_of
-from repl_rl.view.session_cells import dialect_of, session_text
 
 COMMENT, STATEMENT, EXPRESSION, OPEN = LineKind.COMMENT, LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.OPEN
 ANSWER, BLANK, OVERLONG = LineKind.ANSWER, LineKind.BLANK, LineKind.OVERLONG
@@ -201,20 +200,15 @@ def test_what_stood_after_the_last_recorded_cell_did_not_run() -> None:
 
 
 def test_behind_an_answer_nothing_ran() -> None:
-    notebook = to_notebook(told((" submit_final_answer(1)\nx = 2\n", ANSWER, None, ""), stop=StopReason.ANSWER))
+    answered = told((" submit_final_answer(1)\nx = 2\n", ANSWER, None, ""), stop=StopReason.ANSWER)
+    notebook = to_notebook(recorded(answered, [("submit_final_answer(1)", "")]))
     assert cells_of(notebook)[1] == ("raw", "[not run: the session had ended with the answer]\nx = 2")
 
 
 def test_the_line_that_the_machinery_lost_is_raw() -> None:
     lost = told((" 1\n", EXPRESSION, None, "1\n>>>"), (" 2\n", LineKind.KILLED, None, ""), stop=StopReason.ABORTED)
-    assert cells_of(to_notebook(lost)) == [("code", "1"), ("raw", "[not run: the machinery failed while it ran]\n2")]
-
-
-def test_the_last_output_keeps_what_looks_like_a_prompt() -> None:
-    """No prompt comes behind the last line, so one that stands there was printed."""
-    typed = (" print('>>>', end='')\n", STATEMENT, None, ">>>")
-    assert to_notebook(told(typed)).cells[1].outputs[0].text == ">>>"
-    assert to_notebook(told(typed, stop=StopReason.CONTEXT)).cells[1].outputs == []
+    raw = "[not run: the machinery failed while it ran]\n2"
+    assert cells_of(to_notebook(recorded(lost, [("1", "1\n")], []))) == [("code", "1"), ("raw", raw)]
 
 
 def test_line_endings_of_a_source_are_kept() -> None:
@@ -260,22 +254,6 @@ def test_the_same_trajectory_gives_the_same_bytes() -> None:
 def test_without_lines_there_is_the_heading() -> None:
     notebook = to_notebook(make_trajectory("t", "What?", [], stop=StopReason.ABORTED))
     assert [cell.cell_type for cell in notebook.cells] == ["markdown"]
-
-
-@pytest.mark.parametrize(
-    ("prompt", "typed", "dialect"),
-    [
-        ("Python\n>>>", " 1\n", "python"),
-        ("In [1]:", " 1\n", "ipython"),
-        ("What?\n", "```python\n", "fenced"),
-        ("What?\n", "<fn>1</fn>", "inline"),
-        ("What?\n", "<tool_call>\n", "tool_call"),
-        ("What?\n", "It is 3.\n", "text"),
-    ],
-)
-def test_the_dialect_is_told_from_the_transcript(prompt: str, typed: str, dialect: str) -> None:
-    trajectory = replace(told((typed, COMMENT, None, "")), prompt=prompt)
-    assert dialect_of(trajectory) == session_text(trajectory).dialect == dialect
 
 
 def test_an_unknown_dialect_is_refused() -> None:

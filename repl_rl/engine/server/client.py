@@ -193,7 +193,7 @@ class ServerFacts:
 
 
 def serve_flags(dtype: str, context_tokens: int) -> list[str]:
-    """The flags of `vllm serve` that every server needs (docs/servers.md)."""
+    """The flags of `vllm serve` that every server needs (docs/engines.md)."""
     flags = f"--dtype {dtype} --max-model-len {context_tokens} --enable-scale-out --logprobs-mode processed_logprobs"
     return f"{flags} --worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}".split()
 
@@ -201,7 +201,7 @@ def serve_flags(dtype: str, context_tokens: int) -> list[str]:
 def serve_command(wanted: Wanted) -> str:
     """The command that starts a server as wanted."""
     flags = " ".join(serve_flags(wanted.dtype, wanted.context_tokens))
-    return f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} {flags}   # see docs/servers.md"
+    return f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} {flags}   # see docs/engines.md"
 
 
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:

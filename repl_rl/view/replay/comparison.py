@@ -1,7 +1,7 @@
 """Compare what a notebook holds with what its cells did on a new run, and name why they differ. Pure: runs no kernel.
 
-Cells of one turn that share their output are compared together. Where a dialect shows its model only part of a run (the
-value of a call, the last line of a traceback, the last echo), the same part of the new run is compared.
+Cells of one turn are compared together, because its error is recorded once. Where the `ipython` dialect shows its model
+only the last echo of a run, that of the new run is compared.
 
 Causes are named by rules that look at both texts and at the sources. They are heuristics, and meant to be read as such.
 A cause read off the texts alone (an address, an order, a cut) says that nothing else differs. One read off the sources
@@ -177,10 +177,8 @@ def _difference(
     # Whether the interpreter died. An answer ends a rollout, whatever its cell does afterwards.
     went_down = last.get("kind") == LineKind.KILLED
     goes_down = any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
-    # For a dialect that is not ours ("frames"), it is unknown what it puts around results.
-    is_same_text = got.text in expected.text if shows == "frames" else got.text == expected.text
     is_same_error = expected.error_name == got.error_name or len(cells) > 1
-    if is_same_text and is_same_error and expected.answer == got.answer and went_down == goes_down:
+    if expected.text == got.text and is_same_error and expected.answer == got.answer and went_down == goes_down:
         return None
     source = "\n".join(cell["source"] for cell in cells)
     if went_down and goes_down:
@@ -197,15 +195,12 @@ def _difference(
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     """What the dialect would show of a new run."""
     text = _shown(execution.outputs)
-    if shows == "block":
-        return text if not text or text.endswith("\n") else f"{text}\n"
-    if shows not in ("result", "ipython", "frames"):
+    if shows != "ipython":
         return text
     message = execution.error_message
     if execution.status == "timeout":
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
-    run = CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message)
-    return echoed(run) if shows == "ipython" else run.result
+    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message))
 
 
 def _shown(outputs: Sequence[Any]) -> str:
