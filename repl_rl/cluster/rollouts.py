@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from repl_rl.cluster.connection import Connection, Node, actor_at
 from repl_rl.cluster.worker import Rolled, RolloutActor, WorkerSetup, require_shared
-from repl_rl.config import BranchConfig, ClusterConfig, EngineConfig, ModelConfig, SamplingConfig, SeededSampling
+from repl_rl.config import ClusterConfig, EngineConfig, ModelConfig, SeededSampling
 from repl_rl.engine import Engine, SharedEngine
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
-from repl_rl.rollout.loop import refuse_if_all_aborted
-from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.rollout.worker.handle import OnEnd
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
+from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.threads import BackgroundLoop
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ _TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WorkerTimeouts:
     """How long the trainer waits, in seconds."""
 
     open_s: float = 600.0
@@ -54,37 +52,22 @@ class Patience:
     """For all workers to end their kernels."""
 
 
-@dataclass(eq=False, slots=True)
-class _Worker:
+@dataclass(eq=False, slots=True, kw_only=True)
+class _RemoteWorker(Room):
+    """Room for as many trajectories as it has kernels; closed while it is lost."""
+
     number: int
     actor: Any
     node: Node
-    places: int
-    under_way: int = 0
-    """Trajectories that it has been asked for and has not returned."""
-    is_up: bool = True
     trouble: str = ""
     loop_share: float = 0.0
 
     def __str__(self) -> str:
         return f"worker {self.number}, begun on {self.node.address}"
 
-    def has_room(self, trajectories: int) -> bool:
-        return self.is_up and (not self.under_way or self.under_way + trajectories <= self.places)
 
-
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """What one worker rolls out as a whole."""
-
-    tasks: tuple[Task, ...]
-    sampling: SamplingConfig | None
-    branch: BranchConfig | None
-
-
-class RolloutCluster:
-    """Workers on the machines of `connection`; the interface is that of `RolloutWorker`. Their engines find servers by
-    `locate` (`Replicas.locate`).
+class RolloutCluster(RolloutService):
+    """Workers on the machines of `connection`. Their engines find servers by `locate` (`Replicas.locate`).
 
     Raises ConfigError if `engine` has its weights in this process, if a machine can't run sessions, or if the cluster
     is too small.
@@ -102,21 +85,19 @@ class RolloutCluster:
         engine_config: EngineConfig,
         seed: int = 0,
         locate: Locate | None = None,
-        patience: Patience | None = None,
+        timeouts: WorkerTimeouts | None = None,
     ) -> None:
+        super().__init__(setup)
         require_shared(engine, engine_config)
         assert isinstance(engine, SharedEngine)
         self._engine = engine
-        self._patience = patience or Patience()
-        self._workers: list[_Worker] = []
-        self._waiting: deque[tuple[int, asyncio.Future[_Worker]]] = deque()
-        """Units that wait for room, by their trajectories; first come, first served."""
+        self._timeouts = timeouts or WorkerTimeouts()
+        self._workers: list[_RemoteWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
         kernels = config.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
-        nodes = connection.places(config.resources, config.workers, "workers")
+        nodes = connection.nodes_for(config.resources, config.workers, "workers")
         self.at_once = kernels * len(nodes)
-        """How many trajectories may be under way."""
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
         try:
@@ -127,44 +108,27 @@ class RolloutCluster:
             raise
 
     @property
-    def loop_share(self) -> float:
-        """CPU time of a worker's loop over the wall time of its last call: the most of all workers."""
-        return max((worker.loop_share for worker in self._workers), default=0.0)
-
-    @property
-    def environments(self) -> Mapping[int, Any]:
-        """None: users' environments live and end where the rollouts are."""
-        return {}
-
-    @property
     def workers(self) -> list[dict[str, Any]]:
         """Each worker's number, the node that it was begun on, whether it is up, and its trajectories under way."""
         return [
-            {"worker": each.number, "node": each.node.address, "up": each.is_up, "under_way": each.under_way}
+            {"worker": each.number, "node": each.node.address, "up": each.is_open, "under_way": each.taken}
             for each in self._workers
         ]
 
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]:
-        """Like `Rollout.many`, and raises what that raises; consecutive equal tasks go to one worker."""
-        if cut is not None:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+        """As `RolloutService.begin`; consecutive equal tasks go to one worker."""
+        if batch.cut is not None:
             raise ConfigError(
                 "budget.finish_share: workers of a cluster don't cut what is late; leave one of the two out"
             )
-        trajectories = self._loop.run(self._all([*_units(tasks, sampling, branch)]))
-        refuse_if_all_aborted(trajectories)
-        return trajectories
 
-    def begin(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None, on_end: OnEnd
-    ) -> Future[list[Trajectory]]:
-        """As `RolloutService.begin`, by one worker. The trajectories come all at once, so `on_end` is not called."""
-        return self._loop.submit(self._roll_out(_Unit(tuple(tasks), sampling, branch)))
+        async def rolled_out() -> list[Trajectory]:
+            trajectories = await self._all([*_units(batch)])
+            for _ in trajectories:
+                on_end()
+            return trajectories
+
+        return self._loop.submit(rolled_out())
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up, and
@@ -177,7 +141,7 @@ class RolloutCluster:
             self._loop.run(self._close())
             self._loop.close()
 
-    async def _open(self, nodes: Sequence[Node], config: ClusterConfig, places: int, setup: WorkerSetup) -> None:
+    async def _open(self, nodes: Sequence[Node], config: ClusterConfig, kernels: int, setup: WorkerSetup) -> None:
         import ray
 
         self._setup = ray.put(setup)
@@ -185,17 +149,18 @@ class RolloutCluster:
             actor = actor_at(
                 node, RolloutActor, config.resources, soft=True, max_restarts=-1, max_concurrency=_MOST_CALLS
             )
-            self._workers.append(_Worker(number, actor.remote(), node, places))
+            self._workers.append(_RemoteWorker(kernels, number=number, actor=actor.remote(), node=node))
+        self._admission = Admission(*self._workers)
         try:
-            async with asyncio.timeout(self._patience.open_s):
+            async with asyncio.timeout(self._timeouts.open_s):
                 await asyncio.gather(*(self._open_worker(worker) for worker in self._workers))
         except TimeoutError as error:
             raise EngineError(
-                f"cluster: {len(nodes)} workers did not come up within {self._patience.open_s:g} s; `ray status` says "
+                f"cluster: {len(nodes)} workers did not come up within {self._timeouts.open_s:g} s; `ray status` says "
                 "what is free"
             ) from error
 
-    async def _open_worker(self, worker: _Worker) -> None:
+    async def _open_worker(self, worker: _RemoteWorker) -> None:
         import ray
 
         try:
@@ -206,7 +171,7 @@ class RolloutCluster:
             error.add_note(f"({worker})")
             raise error
 
-    async def _all(self, units: Sequence[_Unit]) -> list[Trajectory]:
+    async def _all(self, units: Sequence[RolloutBatch]) -> list[Trajectory]:
         calls = [asyncio.create_task(self._roll_out(unit)) for unit in units]
         try:
             return [trajectory for group in await asyncio.gather(*calls) for trajectory in group]
@@ -214,29 +179,45 @@ class RolloutCluster:
             for call in calls:
                 call.cancel()
 
-    async def _roll_out(self, unit: _Unit) -> list[Trajectory]:
+    async def _roll_out(self, unit: RolloutBatch) -> list[Trajectory]:
         for _ in range(_TRIES):
-            worker = await self._place(len(unit.tasks))
+            may_begin = asyncio.Event()
+            reservation = self._admission.ask(len(unit.tasks), may_begin.set)
             try:
+                worker = await self._worker_of(reservation, may_begin)
                 rolled = await self._call(worker, unit)
             finally:
-                self._give_back(worker, len(unit.tasks))
+                self._admission.leave(reservation)
             if rolled is None:
                 continue
             if rolled.error is not None:
                 raise rolled.error
             worker.loop_share = rolled.loop_share
+            self.loop_share = max(each.loop_share for each in self._workers)
             return list(rolled.trajectories)
         raise EngineError(
             f"cluster: {_TRIES} workers were lost, one after another, while they rolled out {unit.tasks[0].id!r}:\n"
             f"{self._troubles()}"
         )
 
-    async def _call(self, worker: _Worker, unit: _Unit) -> Rolled | None:
+    async def _worker_of(self, reservation: Reservation, may_begin: asyncio.Event) -> _RemoteWorker:
+        """The worker that has room. Raises EngineError if all stay away."""
+        while not may_begin.is_set():
+            try:
+                await asyncio.wait_for(may_begin.wait(), self._timeouts.no_worker_s)
+            except TimeoutError:
+                if not any(worker.is_open for worker in self._workers):
+                    raise EngineError(
+                        f"cluster: no worker came back within {self._timeouts.no_worker_s:g} s:\n{self._troubles()}"
+                    ) from None
+        assert isinstance(reservation.room, _RemoteWorker)
+        return reservation.room
+
+    async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> Rolled | None:
         """What the worker returns; None if it is lost."""
         import ray
 
-        answer = worker.actor.roll_out.remote(unit.tasks, unit.sampling, unit.branch, self._engine.weights)
+        answer = worker.actor.roll_out.remote(unit, self._engine.weights)
         try:
             rolled: Rolled = await answer
         except asyncio.CancelledError:
@@ -250,71 +231,31 @@ class RolloutCluster:
             return None
         return rolled
 
-    async def _place(self, trajectories: int) -> _Worker:
-        """The worker with the most room, which is taken. Raises EngineError if all stay away."""
-        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append((trajectories, turn))
-        self._let_in()
-        try:
-            while not turn.done():
-                await asyncio.wait([turn], timeout=self._patience.no_worker_s)
-                if not turn.done() and not any(worker.is_up for worker in self._workers):
-                    raise EngineError(
-                        f"cluster: no worker came back within {self._patience.no_worker_s:g} s:\n{self._troubles()}"
-                    )
-            return turn.result()
-        except BaseException:
-            if turn.cancel():
-                self._let_in()  # the next one may need less
-            else:
-                self._give_back(turn.result(), trajectories)
-            raise
-
-    def _let_in(self) -> None:
-        """Give room to those that wait, until there is none for the first of them."""
-        while self._waiting:
-            trajectories, turn = self._waiting[0]
-            if not turn.done():  # else its caller has gone away
-                free = [worker for worker in self._workers if worker.has_room(trajectories)]
-                if not free:
-                    return
-                worker = min(free, key=lambda each: each.under_way / each.places)
-                worker.under_way += trajectories
-                turn.set_result(worker)
-            self._waiting.popleft()
-
-    def _give_back(self, worker: _Worker, trajectories: int) -> None:
-        worker.under_way -= trajectories
-        self._let_in()
-
-    def _lose(self, worker: _Worker, trouble: str) -> None:
+    def _lose(self, worker: _RemoteWorker, trouble: str) -> None:
         worker.trouble = trouble
-        if worker.is_up:
-            worker.is_up = False
-            logger.warning(
-                "%s is lost, and others begin its %d trajectories anew: %s", worker, worker.under_way, trouble
-            )
+        if worker.is_open:
+            worker.is_open = False
+            logger.warning("%s is lost, and others begin its %d trajectories anew: %s", worker, worker.taken, trouble)
             reviving = asyncio.create_task(self._revive(worker))
             self._reviving.add(reviving)
             reviving.add_done_callback(self._reviving.discard)
 
-    async def _revive(self, worker: _Worker) -> None:
-        while not worker.is_up:
-            await asyncio.sleep(self._patience.between_tries_s)
+    async def _revive(self, worker: _RemoteWorker) -> None:
+        while not worker.is_open:
+            await asyncio.sleep(self._timeouts.between_tries_s)
             try:
                 await self._open_worker(worker)
             except ReplRLError as error:
                 worker.trouble = str(error).partition("\n")[0]
             else:
-                worker.is_up = True
                 logger.warning("%s is back", worker)
-                self._let_in()
+                self._admission.reopen(worker)
 
     def _troubles(self) -> str:
         return "\n".join(f"  {worker}: {worker.trouble or 'up'}" for worker in self._workers)
 
     async def _numbers(self) -> dict[str, float]:
-        up = [worker for worker in self._workers if worker.is_up]
+        up = [worker for worker in self._workers if worker.is_open]
         given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
         workers = {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
         return {**_merged([numbers for numbers in given if numbers]), **workers}
@@ -325,27 +266,28 @@ class RolloutCluster:
         for reviving in self._reviving:
             reviving.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience.close_s):
+            async with asyncio.timeout(self._timeouts.close_s):
                 await asyncio.gather(
-                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_up)
+                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_open)
                 )
         for worker in self._workers:
             ray.kill(worker.actor)
 
 
-def _units(tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None) -> Iterator[_Unit]:
-    """Groups of equal tasks that follow each other; with `branch`, of the size of its groups."""
-    if branch is None:
+def _units(batch: RolloutBatch) -> Iterator[RolloutBatch]:
+    """What one worker rolls out as a whole: equal tasks that follow each other; with `branch`, a group of its size."""
+    tasks, sampling = batch.tasks, batch.sampling
+    if batch.branch is None:
         groups = [tuple(group) for _, group in itertools.groupby(tasks, key=lambda task: task.id)]
     else:
-        size = branch.group_size
+        size = batch.branch.group_size
         groups = [tuple(tasks[first : first + size]) for first in range(0, len(tasks), size)]
     first = 0
     for group in groups:
         own = sampling
         if isinstance(sampling, SeededSampling):
             own = sampling.model_copy(update={"first": sampling.first + first})
-        yield _Unit(group, own, branch)
+        yield replace(batch, tasks=group, sampling=own)
         first += len(group)
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from repl_rl.config import BranchConfig, EngineConfig, ModelConfig, SamplingConfig
+from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine import Engine, SharedEngine, make_engine
 from repl_rl.engine.environment import prepare_environment
 from repl_rl.engine.factory import engine_backend
 from repl_rl.errors import ConfigError
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, make_pool
 from repl_rl.rollout.worker.program import as_sent
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from repl_rl.engine.server.fleet import Locate
@@ -76,14 +76,8 @@ class RolloutActor:
             self._rollout = Rollout(engine, setup.rollout.kernels(pool), setup.rollout)
             return None
 
-    async def roll_out(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        branch: BranchConfig | None,
-        weights: Any,
-    ) -> Rolled:
-        """One trajectory per task, in their order, typed with these weights or later ones."""
+    async def roll_out(self, batch: RolloutBatch, weights: Any) -> Rolled:
+        """The batch's trajectories, in the order of the tasks, typed with these weights or later ones."""
         if self._rollout is None:
             return Rolled(is_closed=True)
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
@@ -91,11 +85,11 @@ class RolloutActor:
             engine = self._rollout.engine
             assert isinstance(engine, SharedEngine)
             engine.adopt(weights)
-            ended = {index: each async for index, each in self._rollout.stream(tasks, sampling, None, branch)}
+            ended = {index: each async for index, each in self._rollout.as_completed(batch)}
         except Exception as error:  # noqa: BLE001 - raised on the other side
             return Rolled(error=as_sent(error))
         share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
-        return Rolled(tuple(ended[index] for index in range(len(tasks))), share)
+        return Rolled(tuple(ended[index] for index in range(len(batch.tasks))), share)
 
     async def kernel_numbers(self) -> dict[str, float]:
         """The pool's counters and percentiles; empty before it is open."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Names, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section, nearest
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
+from repl_rl.utils.import_path import imported
 
 
 class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, `nano-long`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
+    """`nano`, `nano-conventions`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
     `.`, `/` or `~`, or ends with `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have
@@ -136,6 +137,10 @@ class EngineConfig(Section):
     or address and no limit in seconds strikes. Nothing that was computed for an earlier line is used again, so that no
     cache decides about the last bits. Sampling takes as long as its trajectories one after another."""
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("deterministic", "servers"), "a server batches lines as they come"),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, values: Any) -> Any:
@@ -162,8 +167,6 @@ class EngineConfig(Section):
         for name in self.vllm:
             if name in _OWN_ARGUMENTS:
                 raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")
-        if self.deterministic and self.servers:
-            raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")
         return self
 
 
@@ -265,14 +268,7 @@ class SubcallsConfig(Section):
     """Train what is sampled for sub-calls too: each answer of the policy, and each session, becomes a row of the batch
     with the advantage of the line that asked."""
 
-    @model_validator(mode="after")
-    def _trains_its_own_answers(self) -> SubcallsConfig:
-        if self.train and self.model != "policy":
-            raise ValueError(
-                f"train: the answers are those of {self.model}, and only what the policy samples can be trained; set "
-                "model: policy, or leave train out"
-            )
-        return self
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = ((("train", "model"), "only what the policy samples can be trained"),)
 
     @property
     def one_by_one(self) -> SubcallsConfig:
@@ -290,6 +286,9 @@ class SubcallsConfig(Section):
         return model
 
 
+_FORK_RULES = ("random", "entropy")
+
+
 class BranchConfig(Section):
     """Trees: training sessions are forked as they go, so that several futures of one line are typed.
 
@@ -300,23 +299,21 @@ class BranchConfig(Section):
     roots: int = Field(4, ge=1)
     """Sessions of a group that begin at the prompt, and may fork."""
     forks: int = Field(1, ge=1)
-    """Forks of each root. If a root ends before all of them, its remaining places type sessions from the prompt."""
+    """Forks of each root. If a root ends before all of them, the branches that are left begin at the prompt."""
     branches: int = Field(3)
     """Futures of each fork, of which the root's own is one."""
-    at: Literal["random", "entropy", "contrast", "pass_rate"] = "random"
+    at: str = "random"
     """Where a root forks: after a line drawn at `random`; or after one that surprised its policy more than the lines
-    before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed. `contrast`
-    looks at outcomes, and so is biased: branches begin when their root has ended, one after another, by replay, and
-    bisect it for the line before which another outcome can still be had. `pass_rate` does so in groups whose roots all
-    came to the same, which would teach nothing; in the others, places type sessions from the prompt."""
+    before it did, by the mean of -log p over its tokens (`entropy`). Both look only at what has been typed. Or a rule
+    of your own, `package.module:Class`. docs/trees.md"""
     within: int | None = Field(None, ge=2)
     """`random` draws among the first so many lines; null is `budget.lines`. Set it to what sessions usually take."""
     skip: tuple[LineKind, ...] = (LineKind.COMMENT, LineKind.BLANK)
     """Kinds of lines after which nothing forks. Inside of an open cell nothing ever does."""
     by: Literal["fork", "replay"] = "fork"
-    """How a branch comes to its root's state: the interpreter forks, where it can and a place for it is free; else the
-    lines run again in a fresh one. With `replay` they always do. If that shows anything different, there is no branch,
-    and its place types a session from the prompt."""
+    """How a branch comes to its root's state: the interpreter forks, where it can and the pool has room; else the lines
+    run again in a fresh one. With `replay` they always do. If that shows anything different, the session begins at the
+    prompt instead."""
 
     @field_validator("branches")
     @classmethod
@@ -328,6 +325,16 @@ class BranchConfig(Section):
             )
         return branches
 
+    @field_validator("at")
+    @classmethod
+    def _is_a_rule(cls, name: str) -> str:
+        if name not in _FORK_RULES and ":" not in name:
+            raise ValueError(
+                f"unknown rule {name!r}; {nearest(name, list(_FORK_RULES))}; one of your own is named as "
+                "package.module:Class"
+            )
+        return name
+
     @field_validator("skip", mode="before")
     @classmethod
     def _one_kind_needs_no_list(cls, value: Any) -> Any:
@@ -335,8 +342,9 @@ class BranchConfig(Section):
 
     @property
     def looks_at_outcomes(self) -> bool:
-        """Whether what came of a session decides where others begin, which biases the gradient."""
-        return self.at in ("contrast", "pass_rate")
+        """Whether what came of a session decides where others begin, which biases the gradient. Raises ConfigError."""
+        own = imported(self.at, "branch.at:", "package.module:Class") if ":" in self.at else None
+        return bool(getattr(own, "looks_at_outcomes", False))
 
     @property
     def group_size(self) -> int:

@@ -73,7 +73,8 @@ def critic_advantages(
     known = batch if critic is None else batch + config.decay * critic.sums
     result = []
     for of_group, paid, held_out in zip(states, rewards, own, strict=True):
-        weights = _fitted(known - held_out)
+        sums = known - held_out
+        weights = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
         result.append(
             [
                 _differences(values, [float(weights @ np.array(state)) for state in before], config)
@@ -90,13 +91,13 @@ def critic_advantages(
 def states_of(trajectory: Trajectory, shown: Sequence[bool] | None = None) -> list[list[float]]:
     """x(s) of the state before each line."""
     found, names, was_shown = [], set[str](), False
-    for place, line in enumerate(trajectory.lines):
+    for index, line in enumerate(trajectory.lines):
         last = [0.0] * len(_KINDS)
-        if place:
-            last[_KINDS[trajectory.lines[place - 1].kind]] = 1.0
-        found.append([1.0, place / 10, math.log1p(place), math.log1p(len(names)), float(was_shown), *last])
+        if index:
+            last[_KINDS[trajectory.lines[index - 1].kind]] = 1.0
+        found.append([1.0, index / 10, math.log1p(index), math.log1p(len(names)), float(was_shown), *last])
         names |= {name for cell in line.cells or () for name in assigned(cell.source)}
-        was_shown = was_shown or (shown is not None and shown[place])
+        was_shown = was_shown or (shown is not None and shown[index])
     return found
 
 
@@ -132,11 +133,6 @@ def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequenc
     targets = np.array([[target] for _, target in rows])  # (lines, 1)
     sums: Array = features.T @ np.hstack([features, targets])
     return sums
-
-
-def _fitted(sums: Array) -> Array:
-    weights: Array = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
-    return weights
 
 
 def _differences(rewards: Sequence[float], values: Sequence[float], config: CreditConfig) -> list[float]:

@@ -103,9 +103,13 @@ class Limits:
 
 
 _LEAST: dict[str, float] = {
-    "line_s": 0.05, "grace_s": 0.05, "start_s": 1.0, "session_s": 0.05, "memory_mb": 64, "cpu_s": 1, "processes": 8,
-    "open_files": 32, "file_mb": 1, "tmp_mb": 1, "output_bytes": 256, "read_mb": 1,
-}  # fmt: skip
+    **dict.fromkeys(("line_s", "grace_s", "session_s"), 0.05),
+    **dict.fromkeys(("start_s", "cpu_s", "file_mb", "tmp_mb", "read_mb"), 1),
+    "memory_mb": 64,
+    "processes": 8,
+    "open_files": 32,
+    "output_bytes": 256,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 from repl_rl.config import BudgetConfig
 from repl_rl.engine import Vocabulary
 from repl_rl.kernel import ExecResult
-from repl_rl.rollout.execute import Interpreter
+from repl_rl.rollout.execute import TrajectoryKernel
 from repl_rl.rollout.state import TrajectoryState
 from repl_rl.trajectory import Compaction, LineKind
 from repl_rl.utils.text import cut_middle
@@ -26,7 +26,7 @@ _NAME = re.compile(r"^([^\W\d_]\w*) \((\w+)\)$", re.MULTILINE)
 _LIST_NAMES = (
     "print(*(f'{name} ({type(value).__name__})' for name, value in list(globals().items())), sep=chr(10), flush=True)"
 )
-"""Binds nothing, and leaves `_` alone."""
+"""Binds no name, and leaves `_` as it is."""
 
 
 class Compactor:
@@ -38,18 +38,18 @@ class Compactor:
         context_tokens: int,
         vocabulary: Vocabulary,
         dialect: Any,
-        interpreter: Interpreter,
+        kernel: TrajectoryKernel,
     ) -> None:
         assert budget.compact_at is not None
         self._limit = min(int(budget.compact_at * context_tokens), context_tokens - budget.line_tokens)
         self._vocabulary = vocabulary
         self._dialect = dialect
-        self._interpreter = interpreter
+        self._kernel = kernel
         self._own: frozenset[str] = frozenset()
 
     async def open(self) -> ExecResult:
         """Note the names that the session begins with. Raises KernelError."""
-        result = await self._interpreter.execute(_LIST_NAMES)
+        result = await self._kernel.execute(_LIST_NAMES)
         self._own = frozenset(name for name, _ in _NAME.findall(result.output))
         return result
 
@@ -59,12 +59,12 @@ class Compactor:
         return len(state.transcript) >= self._limit and at_prompt
 
     async def compact(self, state: TrajectoryState) -> ExecResult:
-        """Compact it, if it becomes shorter by that. As many of the last lines are kept as leave half of the room, and
-        the very last one in any case, for its output has not been read yet.
+        """Compact it, if that makes it shorter. As many of the last lines are kept as leave half of the room free; the
+        very last one is always kept, because its output has not been read yet.
 
-        Returns what the interpreter said of its names, which may be that it is gone. Raises KernelError.
+        Returns the result of listing the interpreter's names, which may say that it is gone. Raises KernelError.
         """
-        result = await self._interpreter.execute(_LIST_NAMES)
+        result = await self._kernel.execute(_LIST_NAMES)
         bound = [f"{name} ({kind})" for name, kind in _NAME.findall(result.output) if name not in self._own]
         prompt_ids, transcript, count = state.prompt.ids, state.transcript, len(state.lines)
         for first in range(max(1, count - _KEPT_LINES), count):

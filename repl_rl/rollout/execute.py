@@ -1,8 +1,4 @@
-"""A trajectory's kernel, and what a turn does in it.
-
-`Interpreter` replaces a failed kernel as long as nothing has run in it. `run_turn` runs a turn and says what it did:
-the most telling of its results gives the line its kind.
-"""
+"""A trajectory's kernel, and what a turn does in it: the most telling of its results gives the line its kind."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, ToolCal
 _KERNEL_ATTEMPTS = 3
 """Fresh kernels that a trajectory may use up before its first cell has run."""
 _MOST_IMAGE_BYTES = 8 << 20
-"""Of what a trajectory draws; later images are not kept."""
+"""Of all images that a trajectory draws. Images beyond that are not kept."""
 _KINDS = {
     ExecStatus.TIMEOUT: LineKind.TIMEOUT,
     ExecStatus.KILLED: LineKind.KILLED,
@@ -39,7 +35,7 @@ _KINDS = {
 _LEAST_TELLING_FIRST = tuple(LineKind)
 
 
-class Interpreter:
+class TrajectoryKernel:
     """The kernel of one trajectory. While no cell has run there is no state to lose, so a failed one is replaced."""
 
     def __init__(
@@ -55,8 +51,8 @@ class Interpreter:
     ) -> None:
         """`setup` runs in each kernel before its first cell, after `dialect_setup` if the kernel runs Python.
 
-        `host` answers calls of functions outside the sandbox. `depth` is not 0 for a session that others wait for,
-        whose `kernels` have places for such.
+        `host` answers calls of functions outside the sandbox. `depth` is above 0 for a session that another one waits
+        for; then `kernels` is a NestingSource.
         """
         self._kernels = kernels
         self._session = AsyncExitStack()
@@ -65,7 +61,7 @@ class Interpreter:
         self._setup = tuple(filter(None, setup))
         self._dialect_setup = dialect_setup
         self.language = "python"
-        """Of the kernel that it has, where kernels say it."""
+        """The language of its kernel."""
         self._host = host
         self._depth = depth
         self._kernel: KernelSession | None = None
@@ -75,7 +71,7 @@ class Interpreter:
     async def start(self) -> None:
         """Take a kernel. Raises KernelError if none starts."""
         with self._clock.waiting(Wait.QUEUE):
-            await self._session.aclose()  # one that has failed would keep its place
+            await self._session.aclose()  # gives a failed one back to the pool first
             if self._depth:
                 assert isinstance(self._kernels, NestingSource)
                 session = self._kernels.session(self._depth)
@@ -101,14 +97,14 @@ class Interpreter:
         self._kernel, self._has_state = kernel, True
 
     async def fork(self, stacks: Sequence[AsyncExitStack]) -> Sequence[KernelSession]:
-        """Forks of its kernel, each ending with one of the stacks; as many as there are places for, one at least.
+        """Forks of its kernel, as many as the pool has room for, one at least. Each ends with one of the stacks.
 
         Raises ForkRefusedError, and KernelError if the kernel ended over it.
         """
         if not isinstance(self._kernels, ForkingSource) or self._kernel is None:
             raise ForkRefusedError("these kernels don't fork")
         with self._clock.waiting(Wait.KERNEL):
-            return await self._kernels.twins(self._kernel, stacks, wait=False)
+            return await self._kernels.forks(self._kernel, stacks, wait=False)
 
     async def execute(self, source: str) -> ExecResult:
         """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before that."""
@@ -175,12 +171,12 @@ class TurnResult:
         )
 
 
-async def read_turn(reader: Reader, interpreter: Interpreter, typed: bytes, end_of_input: bool) -> Turn:
+async def read_turn(reader: Reader, kernel: TrajectoryKernel, typed: bytes, end_of_input: bool) -> Turn:
     """Read what was typed. Python is parsed here; kernels of other languages are asked where a cell ends.
 
     Raises ConfigError if the dialect can't ask.
     """
-    language = interpreter.language
+    language = kernel.language
     if language == "python":
         return reader.read(typed, end_of_input)
     if not isinstance(reader, AskingReader):
@@ -192,13 +188,13 @@ async def read_turn(reader: Reader, interpreter: Interpreter, typed: bytes, end_
     try:
         source = next(reading)
         while True:
-            source = reading.send(await interpreter.is_complete(source))
+            source = reading.send(await kernel.is_complete(source))
     except StopIteration as end:
         turn: Turn = end.value
         return turn
 
 
-async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
+async def run_turn(kernel: TrajectoryKernel, turn: Turn) -> TurnResult:
     """Run the cells of a turn, in order, until one submits an answer or is killed.
 
     The most telling result gives the turn its kind. A refused cell counts as a cell that did not compile.
@@ -211,7 +207,7 @@ async def run_turn(interpreter: Interpreter, turn: Turn) -> TurnResult:
             name, message = cell.refusal.error_name, cell.refusal.message
             result = ExecResult(ExecStatus.ERROR, error_name=name, compiled=False, error_message=message)
         else:
-            result = await interpreter.execute(cell.source)
+            result = await kernel.execute(cell.source)
         said = result.error_message
         if result.status is ExecStatus.TIMEOUT:  # the model is told why it was interrupted
             said = f"{said or 'KeyboardInterrupt'}: it ran out of time"

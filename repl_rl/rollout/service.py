@@ -1,6 +1,7 @@
 """Rollouts with everything around them: the model in an engine, kernels, and the line loop that uses both.
 
-Synchronous callers (the trainer, the CLI) use `RolloutService`. Asynchronous ones, such as notebooks, open a `Rollout`:
+Synchronous callers (the trainer, the CLI) use a `RolloutService`. Asynchronous ones, such as notebooks, open a
+`Rollout`:
 
     async with open_rollout("quickstart") as rollout:
         async for event in rollout.stream(Task("t", "What is 6 * 7?", "42")):
@@ -14,14 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
 
-from repl_rl.config import BranchConfig, Config, SamplingConfig, load_config, parse_config, shipped_configs
+from repl_rl.config import Config, load_config, parse_config, shipped_configs
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import Engine, load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
@@ -30,189 +29,61 @@ from repl_rl.errors import ConfigError, ModelError
 from repl_rl.kernel import KernelPool, KernelSession, KernelSource
 from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_pool
 from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
-
-class Runner(Protocol):
-    """Where the line loop runs: a thread (`RolloutThread`), a process (`RolloutWorker`), or other machines."""
-
-    at_once: int
-
-    @property
-    def environments(self) -> Mapping[int, Any]: ...
-
-    @property
-    def loop_share(self) -> float: ...
-
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]: ...
-
-    def begin(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        branch: BranchConfig | None,
-        on_end: Callable[[], None],
-    ) -> Future[list[Trajectory]]: ...
-
-    def kernel_numbers(self) -> dict[str, float]: ...
-
-    def close(self) -> None: ...
+MakeRunner = Callable[[Engine, RolloutSetup], RolloutService]
 
 
-MakeRunner = Callable[[Engine, RolloutSetup], Runner]
+def start_service(
+    engine: Engine, setup: RolloutSetup, *, apart: bool = True, make_runner: MakeRunner | None = None
+) -> RolloutService:
+    """The service that makes rollouts with the caller's engine.
 
+    Kernels and line loop live in a process of their own. With `apart=False` they live in a thread of this process, and
+    the loop takes turns with the engine at the interpreter lock; so they do with a user's environment, which stays in
+    this process so that rewards can look at it. `make_runner` puts them somewhere else (`repl_rl.cluster`).
 
-class RolloutService:
-    """Trajectories for tasks. The engine is the caller's; kernels and line loop live in a process of their own.
-
-    Kernels start ahead of need while the caller does something else. `close` ends them all. With `apart=False` the loop
-    runs in a thread of this process and takes turns with the engine at the interpreter lock. A user's environment has
-    the same effect: it stays in this process, so that rewards can look at it.
+    Raises ConfigError if `setup` can't be sent to the other process, and whatever opening its pool raises.
     """
-
-    def __init__(
-        self, engine: Engine, setup: RolloutSetup, *, apart: bool = True, make_runner: MakeRunner | None = None
-    ) -> None:
-        """`make_runner` puts the loop somewhere else (`repl_rl.cluster`).
-
-        Raises ConfigError if `setup` can't be sent to the other process, and whatever opening its pool raises.
-        """
-        self.vocabulary = setup.vocabulary
-        apart = apart and setup.extensions.environment is None
-        self._runner: Runner
-        if make_runner is not None:
-            self._runner = make_runner(engine, setup)
-        else:
-            self._runner = RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
-
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None = None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]:
-        """One trajectory per task, in the order of the tasks; with `cut`, some may be unfinished.
-
-        With `branch`, each `branch.group_size` tasks, which are one task repeated, are typed as trees. Raises what
-        `Rollout.many` raises.
-        """
-        return self._runner.generate(tasks, sampling, cut, branch)
-
-    def begin(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None = None,
-        branch: BranchConfig | None = None,
-        on_end: Callable[[], None] = lambda: None,
-    ) -> Future[list[Trajectory]]:
-        """As `generate`, but returns at once, and raises nothing if all trajectories are aborted.
-
-        Several calls may be under way. It is the caller's part not to ask for more trajectories at once than the pool
-        has kernels. `on_end` is called in another thread as each trajectory ends. Cancelling the future ends the rest.
-        """
-        return self._runner.begin(tasks, sampling, branch, on_end)
-
-    @property
-    def environments(self) -> Mapping[int, Any]:
-        """The user's environments of the last batch, by the index of the task; void trajectories may have none. Those
-        in other processes are not here."""
-        return self._runner.environments
-
-    @property
-    def at_once(self) -> int:
-        """How many trajectories may be under way."""
-        return self._runner.at_once
-
-    @property
-    def workers(self) -> Sequence[Mapping[str, Any]]:
-        """The workers of a cluster (`worker`, `node`, `up`, `under_way`); none on one machine."""
-        return getattr(self._runner, "workers", ())
-
-    @property
-    def loop_share(self) -> float:
-        """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
-        return self._runner.loop_share
-
-    def kernel_numbers(self) -> dict[str, float]:
-        """The pool's counters and percentiles, flat."""
-        return self._runner.kernel_numbers()
-
-    def close(self) -> None:
-        """End all kernels and the loop. A second call does nothing."""
-        self._runner.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
+    if make_runner is not None:
+        return make_runner(engine, setup)
+    apart = apart and setup.extensions.environment is None
+    return RolloutWorker(engine, setup) if apart else RolloutThread(engine, setup)
 
 
-class RolloutThread:
-    """The same interface as `RolloutWorker`, on an event loop in a thread of this process."""
+class RolloutThread(RolloutService):
+    """Line loop and kernels on an event loop in a thread of this process."""
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
-        self.loop_share = 0.0
-        self.at_once = setup.at_once or setup.kernel.size
+        super().__init__(setup)
         self._loop = BackgroundLoop()
         try:
             self._pool = make_pool(setup.kernel, setup.subcalls)
             self._rollout = Rollout(engine, setup.kernels(self._pool), setup)
+            self.environments = self._rollout.environments
             self._loop.run(self._pool.__aenter__())
         except BaseException:
             self._loop.close()
             raise
 
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]:
-        async def timed() -> tuple[list[Trajectory], float]:
-            began_s, began_cpu_s = time.monotonic(), time.thread_time()
-            trajectories = await self._rollout.many(tasks, sampling, cut, branch)
-            return trajectories, (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+        return self._loop.submit(self._rolled(batch, on_end))
 
-        trajectories, self.loop_share = self._loop.run(timed())
-        return trajectories
-
-    def begin(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        branch: BranchConfig | None,
-        on_end: Callable[[], None],
-    ) -> Future[list[Trajectory]]:
-        async def rolled() -> list[Trajectory]:
-            ended: dict[int, Trajectory] = {}
-            async with aclosing(self._rollout.stream(tasks, sampling, None, branch)) as stream:
-                async for index, trajectory in stream:
-                    ended[index] = trajectory
-                    on_end()
-            return [ended[index] for index in range(len(tasks))]
-
-        return self._loop.submit(rolled())
-
-    @property
-    def environments(self) -> Mapping[int, Any]:
-        return self._rollout.environments
+    async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
+        ended: dict[int, Trajectory] = {}
+        began_s, began_cpu_s = time.monotonic(), time.thread_time()
+        async with aclosing(self._rollout.as_completed(batch)) as rolling:
+            async for index, trajectory in rolling:
+                ended[index] = trajectory
+                on_end()
+        self.loop_share = (time.thread_time() - began_cpu_s) / (time.monotonic() - began_s)
+        return [ended[index] for index in range(len(batch.tasks))]
 
     def kernel_numbers(self) -> dict[str, float]:
         async def numbers() -> dict[str, float]:
@@ -281,7 +152,7 @@ def open_service(
     """
     engine, setup = load_engine(config, extensions, wrap_kernels)
     try:
-        with RolloutService(engine, setup, apart=wrap_kernels is None) as service:
+        with start_service(engine, setup, apart=wrap_kernels is None) as service:
             yield service
     finally:
         engine.close()

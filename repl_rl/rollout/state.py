@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from repl_rl.config import SamplingConfig
-from repl_rl.dialect import Reader, Turn
+from repl_rl.dialect import Dialect, Reader, Turn, dialect_name
 from repl_rl.engine import SampledLine, Versions
+from repl_rl.errors import KernelError
 from repl_rl.rollout import events
 from repl_rl.trajectory import Branch, Compaction, Line, LineKind, StopReason, Task, Trajectory
 
@@ -25,7 +26,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was spent of a budget before a trajectory's first line, by the session that it branched off."""
+    """What a session had used of its budget where another one branched off, which goes on with the rest."""
 
     lines: int = 0
     tokens: int = 0
@@ -46,7 +47,7 @@ class Transcript:
         self.version = version
         """The weights of its first token; those of the engine before it is sampled."""
         self.updates: list[tuple[int, int]] = []
-        """Where later weights took over: a place in the completion, and their version."""
+        """Where later weights took over: an index into the completion, and their version."""
         self.compactions: list[Compaction] = []
         self.completion_ids: list[int] = []
         self.sampled_mask: list[bool] = []
@@ -55,13 +56,13 @@ class Transcript:
     @property
     def ids(self) -> list[int]:
         """What the engine gets for the next line: the prompt and the completion so far, or since it was compacted."""
-        prompt, place = self._window
-        return [*prompt, *self.completion_ids[place:]]
+        prompt, start = self._window
+        return [*prompt, *self.completion_ids[start:]]
 
     def __len__(self) -> int:
         """The length of `ids`."""
-        prompt, place = self._window
-        return len(prompt) + len(self.completion_ids) - place
+        prompt, start = self._window
+        return len(prompt) + len(self.completion_ids) - start
 
     @property
     def _window(self) -> tuple[tuple[int, ...], int]:
@@ -75,11 +76,11 @@ class Transcript:
         if len(ids) != len(logprobs):
             raise ValueError(f"{len(ids)} sampled ids came with {len(logprobs)} logprobs")
         start, end = self._append(ids, logprobs, sampled=True)
-        for place, version in versions:
-            if start + place == 0:
+        for index, version in versions:
+            if start + index == 0:
                 self.version = version
             elif version != (self.updates[-1][1] if self.updates else self.version):
-                self.updates.append((start + place, version))
+                self.updates.append((start + index, version))
         return start, end
 
     def append_output(self, ids: Sequence[int]) -> tuple[int, int]:
@@ -154,12 +155,10 @@ class TrajectoryState:
 
     task: Task
     prompt: Prompt
-    reader: Reader
+    dialect: Dialect
     sampling: SamplingConfig
-    clock: Clock = field(default_factory=Clock)
+    clock: Clock
     listener: events.Listener | None = None
-    dialect: str | None = None
-    """The name of its dialect, for the record."""
     branch: Branch | None = None
     """Where it branched off, for the record."""
     spent: Spent = NOTHING
@@ -169,11 +168,13 @@ class TrajectoryState:
     stop: StopReason | None = None
     answer: tuple[str, ...] | None = None
     answer_forms: tuple[str | None, ...] | None = None
+    reader: Reader = field(init=False)
     transcript: Transcript = field(init=False)
     _sampled_text: str = field(default="", init=False)
     """The text of the line that was sampled last."""
 
     def __post_init__(self) -> None:
+        self.reader = self.dialect.reader()
         self.transcript = Transcript(self.prompt.ids, self.version)
 
     def begin(self) -> None:
@@ -193,6 +194,11 @@ class TrajectoryState:
         self.lines.append(line)
         if self.listener is not None:
             self.listener(events.Ran(len(self.lines) - 1, line))
+
+    def aborted(self, failure: KernelError) -> Trajectory:
+        """The trajectory that this failure of the machinery has ended."""
+        self.stop = StopReason.ABORTED
+        return self.trajectory(f"{type(failure).__name__}: {failure}")
 
     def trajectory(self, error: str | None = None) -> Trajectory:
         """The trajectory so far.
@@ -227,7 +233,7 @@ class TrajectoryState:
             engine_s=self.clock.waited_s[Wait.ENGINE],
             kernel_s=self.clock.waited_s[Wait.KERNEL],
             queue_s=self.clock.waited_s[Wait.QUEUE],
-            dialect=self.dialect,
+            dialect=dialect_name(self.dialect),
             branch=self.branch,
             compactions=tuple(each for each in transcript.compactions if lines and each.start <= lines[-1].start),
         )

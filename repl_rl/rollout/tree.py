@@ -1,21 +1,18 @@
 """Trees: which sessions of a batch are forked, where, and how a session begins at a fork.
 
-A group of `BranchConfig.group_size` tasks holds its roots first. Root r has the places `roots + r * n` to
-`roots + (r + 1) * n - 1` for its branches, n of them, whatever comes of them: whoever has one of these places waits
-until the root forks into it or has ended.
+A group of `BranchConfig.group_size` tasks holds its roots first. Root r has the indices `roots + r * n` to
+`roots + (r + 1) * n - 1` for its n branches. A session with one of these indices waits until the root forks into it or
+has ended.
 
     roots = 2, forks = 1, branches = 3:     0  1 | 2 3 | 4 5        0 forks into 2 and 3, 1 into 4 and 5
 
-Whether a root forks depends on what has been typed before, and on a random number of its own, never on what comes
-after. So the line that it types next is one more sample of the same state, and its branches' lines are further ones.
-
-With `at: contrast` it is the other way round: branches begin once their root has ended, one after another, at lines
-that bisect it by what came of the one before (`_Bisection`). With `at: pass_rate` they do so if all roots of the group
-came to the same.
+A `ForkRule` says where. Whether a root forks should depend on what has been typed before, and on a random number, never
+on what comes after: then the line that it types next is one more sample of the same state, beside those of its
+branches. A rule that looks at outcomes gives that up.
 
 A fork of the interpreter is exact, or it is refused (`KernelPool.fork`). Then the branch runs its root's lines again in
 a fresh session, and compares whatever they show, and what the names are bound to. If there is a difference, because the
-lines asked for the time, say, nothing branches off there, and the place types a session from the prompt.
+lines asked for the time, say, no branch begins there, and the session begins at the prompt.
 """
 
 from __future__ import annotations
@@ -27,21 +24,22 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from repl_rl.config import BranchConfig, SamplingConfig, SeededSampling
 from repl_rl.dialect import Reader
 from repl_rl.errors import ConfigError, ForkRefusedError
 from repl_rl.kernel import KernelSession
 from repl_rl.rollout.episode import Episode
-from repl_rl.rollout.execute import Interpreter, TurnResult, read_turn, run_turn
+from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, read_turn, run_turn
 from repl_rl.rollout.state import NOTHING, Prompt, Spent, TrajectoryState
 from repl_rl.trajectory import Branch, Line, LineKind, Task
+from repl_rl.utils.import_path import imported
 
 _log = logging.getLogger(__name__)
 
 
-class Typed(NamedTuple):
+class RootTurn(NamedTuple):
     """One turn of a root, as it was read and as it ran."""
 
     text: bytes
@@ -66,14 +64,14 @@ class Start:
 
     branch: Branch | None
     prompt: Prompt | None = None
-    turns: tuple[Typed, ...] = ()
+    turns: tuple[RootTurn, ...] = ()
     spent: Spent = NOTHING
     fork: Fork | None = None
     held: AsyncExitStack = field(default_factory=AsyncExitStack)
     """Closes the fork and its environment. Closing it again does nothing."""
 
-    async def play(self, reader: Reader, interpreter: Interpreter, episode: Episode) -> None:
-        """Bring a reader to where the root was, and without a fork interpreter and environment too.
+    async def play(self, reader: Reader, kernel: TrajectoryKernel, episode: Episode) -> None:
+        """Bring the reader to where the root was, and without a fork kernel and environment too.
 
         Raises ReplayDiffersError if the lines, or the environment at the start, show anything else than before.
         """
@@ -81,9 +79,9 @@ class Start:
         if self.prompt is not None and self.prompt.ids[: len(asked)] != asked:
             raise ReplayDiffersError
         for turn in self.turns:
-            read = await read_turn(reader, interpreter, turn.text, turn.at_eos)
+            read = await read_turn(reader, kernel, turn.text, turn.at_eos)
             if self.fork is None:
-                again = await run_turn(interpreter, read)
+                again = await run_turn(kernel, read)
                 if again.stop is None:
                     again = again.observing(await episode.observed(read))
                 if _seen(again) != _seen(turn.ran):
@@ -98,153 +96,173 @@ def _seen(ran: TurnResult) -> object:
 
 
 class Root:
-    """The forks of one session, as it goes along."""
+    """One session that may be forked, as it goes along."""
 
-    def __init__(self, config: BranchConfig, place: int, lines: int, random: Random) -> None:
-        """`place` is its place in the group; `lines` is the most that it may type."""
+    def __init__(self, config: BranchConfig, index: int, most_lines: int, random: Random) -> None:
+        """`index` is its own in its group. It types `most_lines` lines at most."""
         self.config = config
-        self._place = place
-        self._random = random
-        self._within = min(config.within or lines, lines)
-        self._turns: list[Typed] = []
-        self._surprises: list[float] = []
-        self._spent: list[Spent] = []
-        self._state: TrajectoryState | None = None
-        self._bisection: _Bisection | None = None
+        self.index = index
+        self.most_lines = most_lines
+        self.random = random
+        """What it draws depends on the batch's seed, if there is one."""
+        self.surprises: list[float] = []
+        """The mean of -log p over the tokens of each turn, in nats."""
+        self.rule: ForkRule | None = None
         loop = asyncio.get_running_loop()
-        self.places: list[asyncio.Future[Start | None]] = [
+        self.starts: list[asyncio.Future[Start | None]] = [
             loop.create_future() for _ in range(config.forks * (config.branches - 1))
         ]
-        self._filled = 0
+        """Where its branches begin, once that is known; None for the prompt."""
+        self._turns: list[RootTurn] = []
+        self._spent: list[Spent] = []
+        self._state: TrajectoryState | None = None
+        self._begun = 0
 
-    def typed(self, turn: Typed, logprobs: Sequence[float], state: TrajectoryState) -> None:
-        """Note a turn of the session, the log-probabilities of its tokens, in nats, and the state after it."""
+    @property
+    def lines(self) -> Sequence[Line]:
+        """What it has typed."""
+        return () if self._state is None else self._state.lines
+
+    @property
+    def forks_left(self) -> int:
+        return self.branches_left // (self.config.branches - 1)
+
+    @property
+    def branches_left(self) -> int:
+        """Branches for which nobody has said yet where they begin."""
+        return len(self.starts) - self._begun
+
+    @property
+    def fork_points(self) -> list[int]:
+        """The turns after which a branch may begin, counted from 1: no block is open, and no kind is skipped."""
+        return [turn for turn, spent in enumerate(self._spent, 1) if self._may_fork_after(self.lines[spent.lines - 1])]
+
+    def typed(self, turn: RootTurn, logprobs: Sequence[float], state: TrajectoryState) -> None:
+        """Note a turn, the log-probabilities of its tokens, in nats, and the state after it."""
         self._turns.append(turn)
-        self._surprises.append(-math.fsum(logprobs) / len(logprobs))
+        self.surprises.append(-math.fsum(logprobs) / len(logprobs))
         self._spent.append(Spent(len(state.lines), len(state.transcript.completion_ids), state.clock.running_s))
         self._state = state
 
-    def is_due(self, lines: Sequence[Line]) -> bool:
-        """Whether to fork after these lines. Asked once after each line, for the random number that it may draw."""
-        left = (len(self.places) - self._filled) // (self.config.branches - 1)
-        if self.config.looks_at_outcomes or not left or not lines or not self._forks_after(lines[-1]):
+    def is_due(self) -> bool:
+        """Whether to fork after the last line. Asked once after each line, for the random number that may be drawn."""
+        if self.rule is None or not self.forks_left or not self.lines or not self._may_fork_after(self.lines[-1]):
             return False
-        if self.config.at == "entropy":
-            *before, last = self._surprises
-            return bool(before) and last > math.fsum(before) / len(before)
-        return self._random.random() * max(1, self._within - len(lines)) < left
+        return self.rule.is_due(self)
 
-    async def fork(self, state: TrajectoryState, interpreter: Interpreter, episode: Episode) -> None:
+    async def fork(self, kernel: TrajectoryKernel, episode: Episode) -> None:
         """Let branches begin here. Raises KernelError if the session was lost over it."""
-        starts = [self._start(state, len(self._turns)) for _ in range(self.config.branches - 1)]
+        starts = [self._start(len(self._turns)) for _ in range(self.config.branches - 1)]
         try:
             if self.config.by == "fork":
-                await _fork(starts, interpreter, episode)
+                await _fork(starts, kernel, episode)
         except ForkRefusedError as error:
-            _log.debug("the branches of task %s run its lines again: %s", state.task.id, error)
+            _log.debug("the branches of root %d run its lines again: %s", self.index, error)
         except BaseException:
             for start in starts:
                 await start.held.aclose()
             raise
         for start in starts:
-            self._fill(start)
+            self._settle(start)
 
-    def _forks_after(self, line: Line) -> bool:
-        return line.kind not in (LineKind.OPEN, *self.config.skip)
-
-    def _start(self, state: TrajectoryState, turns: int) -> Start:
-        """After so many turns; their lines are to run again."""
-        spent = self._spent[turns - 1]
-        before = state.lines[: spent.lines]
-        prompt = Prompt(
-            state.prompt.text + "".join(line.text + line.output for line in before),
-            tuple(state.transcript.ids[: len(state.prompt.ids) + spent.tokens]),
-        )
-        share = self.config.branches ** -(1 + self._filled // (self.config.branches - 1))
-        return Start(Branch(self._place, spent.lines, share, "replay"), prompt, tuple(self._turns[:turns]), spent)
-
-    def bisect(self, outcome: float) -> None:
-        """The session is over, with this outcome: let the first branch begin half way."""
-        lines = () if self._state is None else self._state.lines
-        turns = [number for number, spent in enumerate(self._spent, 1) if self._forks_after(lines[spent.lines - 1])]
-        self._bisection = _Bisection(outcome, turns)
-        self._begin_next()
-
-    def compare(self, outcome: float | None) -> None:
-        """A branch is over, with this outcome: let the next one begin. Without an outcome, none does."""
-        if self._bisection is None or self._filled == len(self.places):
-            return
-        if outcome is None:
-            self.end()
-        else:
-            self._bisection.compare(outcome)
-            self._begin_next()
-
-    def _begin_next(self) -> None:
-        assert self._bisection is not None
-        turns = self._bisection.turns
-        if turns is None or self._state is None:
-            self.end()
-        else:
-            self._fill(self._start(self._state, turns))
+    def begin_branch(self, turn: int) -> None:
+        """Let the next branch begin after this turn, one of `fork_points`. It runs the lines up to there again."""
+        self._settle(self._start(turn))
 
     def end(self) -> None:
-        """Nothing begins here any more: who still waits begins at the prompt."""
-        while self._filled < len(self.places):
-            self._fill(None)
+        """Let all other branches begin at the prompt."""
+        while self.branches_left:
+            self._settle(None)
 
-    def _fill(self, start: Start | None) -> None:
-        self.places[self._filled].set_result(start)
-        self._filled += 1
+    def _may_fork_after(self, line: Line) -> bool:
+        return line.kind not in (LineKind.OPEN, *self.config.skip)
 
+    def _start(self, turn: int) -> Start:
+        assert self._state is not None
+        state, spent = self._state, self._spent[turn - 1]
+        prompt = Prompt(
+            state.prompt.text + "".join(line.text + line.output for line in state.lines[: spent.lines]),
+            tuple(state.transcript.ids[: len(state.prompt.ids) + spent.tokens]),
+        )
+        share = self.config.branches ** -(1 + self._begun // (self.config.branches - 1))
+        return Start(Branch(self.index, spent.lines, share, "replay"), prompt, tuple(self._turns[:turn]), spent)
 
-class _Bisection:
-    """Looks for the line that decided about a session: the last one before which another outcome can still be had.
-
-    The first branch begins half way. After one that came out differently, the next begins half way towards the end,
-    else half way towards the beginning. Once the line is found, all others begin before it.
-    """
-
-    def __init__(self, outcome: float, turns: Sequence[int]) -> None:
-        """`turns` are the places where a branch may begin, in order."""
-        self._outcome = outcome
-        self._turns = turns
-        self._least, self._end = 0, len(turns)
-        self._contrasting: int | None = None
-
-    @property
-    def turns(self) -> int | None:
-        """After how many turns the next branch begins; None if no place is left at which anything may change."""
-        return self._contrasting if self._least == self._end else self._turns[self._middle]
-
-    @property
-    def _middle(self) -> int:
-        return (self._least + self._end) // 2
-
-    def compare(self, outcome: float) -> None:
-        """What came of the branch that began there."""
-        if self._least == self._end:
-            return
-        if outcome != self._outcome:
-            self._contrasting, self._least = self._turns[self._middle], self._middle + 1
-        else:
-            self._end = self._middle
+    def _settle(self, start: Start | None) -> None:
+        self.starts[self._begun].set_result(start)
+        self._begun += 1
 
 
-async def _fork(starts: Sequence[Start], interpreter: Interpreter, episode: Episode) -> None:
+async def _fork(starts: Sequence[Start], kernel: TrajectoryKernel, episode: Episode) -> None:
     """Give forks to as many as can have one at once. Raises ForkRefusedError if there are none."""
     around = [await episode.fork(start.held) for start in starts]
-    kernels = await interpreter.fork([start.held for start in starts])
-    for start, surroundings, kernel in zip(starts, around, kernels, strict=False):
+    kernels = await kernel.fork([start.held for start in starts])
+    for start, surroundings, fork in zip(starts, around, kernels, strict=False):
         assert start.branch is not None
-        start.fork, start.branch = Fork(surroundings, kernel), replace(start.branch, by="fork")
+        start.fork, start.branch = Fork(surroundings, fork), replace(start.branch, by="fork")
+
+
+class ForkRule:
+    """Says where the roots of one group fork. `branch.at` names a subclass, which is called with the roots.
+
+    There are two ways: `is_due` forks a root as it goes along; `ended` may call `Root.begin_branch` when sessions are
+    over. A root whose branches have not all begun by then has to be told to `end`, or they would wait forever.
+    """
+
+    looks_at_outcomes: ClassVar[bool] = False
+    """Whether `ended` is given outcomes. A rule that looks at them is biased, and refused with unbiased estimators."""
+
+    def __init__(self, roots: Sequence[Root]) -> None:
+        self.roots = roots
+        for root in roots:
+            root.rule = self
+
+    def is_due(self, root: Root) -> bool:
+        """Whether to fork after the line that this root has typed last."""
+        return False
+
+    def ended(self, root: Root, is_branch: bool, outcome: float | None) -> None:
+        """This root is over, or one of its branches is. There is no `outcome` of sessions that were lost, and of
+        branches that could not begin at their line.
+        """
+        if not is_branch:
+            root.end()
+
+
+class RandomForks(ForkRule):
+    """After lines drawn evenly from the first `within`."""
+
+    def is_due(self, root: Root) -> bool:
+        within = min(root.config.within or root.most_lines, root.most_lines)
+        return root.random.random() * max(1, within - len(root.lines)) < root.forks_left
+
+
+class EntropyForks(ForkRule):
+    """After a line that surprised its policy more than those before it did."""
+
+    def is_due(self, root: Root) -> bool:
+        *before, last = root.surprises
+        return bool(before) and last > math.fsum(before) / len(before)
+
+
+FORK_RULES: dict[str, type[ForkRule]] = {"random": RandomForks, "entropy": EntropyForks}
+"""The shipped rules, by name."""
+
+
+def fork_rule(name: str) -> type[ForkRule]:
+    """The rule that `branch.at` names. Raises ConfigError."""
+    if name in FORK_RULES:
+        return FORK_RULES[name]
+    found = imported(name, "branch.at:", "package.module:Class")
+    if not (isinstance(found, type) and issubclass(found, ForkRule)):
+        raise ConfigError(f"branch.at: {name!r} is not a subclass of repl_rl.rollout.tree.ForkRule")
+    return found
 
 
 class Trees:
     """The roots of a batch, and who waits for them. Raises ConfigError for tasks that don't divide into groups."""
 
-    def __init__(self, config: BranchConfig, tasks: Sequence[Task], lines: int, sampling: SamplingConfig) -> None:
-        """`lines` is the most that a session may type. Equal seeds in `sampling` make equal draws."""
+    def __init__(self, config: BranchConfig, tasks: Sequence[Task], most_lines: int, sampling: SamplingConfig) -> None:
+        """A session types `most_lines` lines at most. Equal seeds in `sampling` make equal draws."""
         self.config = config
         size = config.group_size
         if len(tasks) % size:
@@ -252,74 +270,52 @@ class Trees:
                 f"{len(tasks)} tasks don't divide into groups of {size}: {config.roots} roots, with {config.forks} "
                 f"forks into {config.branches} each; give each task {size} times"
             )
+        rule = fork_rule(config.at)
 
         def draws(index: int) -> Random:
             return Random(
                 f"{sampling.of_trajectory(index).seed}/fork" if isinstance(sampling, SeededSampling) else None
             )
 
-        self._roots = {
-            first + place: Root(config, place, lines, draws(first + place))
+        self._rules = [
+            rule([Root(config, index, most_lines, draws(first + index)) for index in range(config.roots)])
             for first in range(0, len(tasks), size)
-            for place in range(config.roots)
-        }
-        self._outcomes: dict[int, float | None] = {}
+        ]
 
     def root(self, index: int) -> Root | None:
         """The forks of the session with this index; None if it is a branch."""
-        return self._roots.get(index)
+        return None if self._is_branch(index) else self._root_of(index)
 
     def anew(self, index: int) -> Branch | None:
         """What is recorded of a session that began at the prompt: None for a root."""
-        return None if index in self._roots else Branch(self._parent(index), 0, 1.0, "anew")
+        return Branch(self._root_of(index).index, 0, 1.0, "anew") if self._is_branch(index) else None
 
     async def start(self, index: int) -> Start | None:
         """Where the session with this index begins, once that is known; None at the prompt."""
-        if index in self._roots:
+        if not self._is_branch(index):
             return None
-        first = index - index % self.config.group_size
-        root = self._roots[first + self._parent(index)]
-        place = index - first - self.config.roots
-        return await asyncio.shield(root.places[place % len(root.places)])
+        starts = self._root_of(index).starts
+        branch = index % self.config.group_size - self.config.roots
+        return await asyncio.shield(starts[branch % len(starts)])
 
     def ended(self, index: int, outcome: float | None = None) -> None:
-        """A session is over. Whoever still waits for one of its forks begins at the prompt, unless outcomes decide.
-
-        There is no `outcome` of sessions that were lost, and of branches that could not begin at their line.
-        """
-        root = self.root(index)
-        first = index - index % self.config.group_size
-        if root is None:
-            if self.config.looks_at_outcomes:
-                self._roots[first + self._parent(index)].compare(outcome)
-        elif outcome is None:
-            root.end()
-        elif self.config.at == "contrast":
-            root.bisect(outcome)
-        if root is not None and self.config.at == "pass_rate":
-            self._outcomes[index] = outcome
-            self._decide(range(first, first + self.config.roots))
-
-    def _decide(self, roots: range) -> None:
-        """Once all roots of a group have ended: bisect those of a group that came to the same."""
-        if not all(each in self._outcomes for each in roots):
-            return
-        known = {each: outcome for each in roots if (outcome := self._outcomes[each]) is not None}
-        for each, outcome in known.items():
-            if len(set(known.values())) == 1:
-                self._roots[each].bisect(outcome)
-            else:
-                self._roots[each].end()
+        """A session is over. There is an `outcome` only where the rule looks at outcomes."""
+        self._rules[index // self.config.group_size].ended(self._root_of(index), self._is_branch(index), outcome)
 
     async def close(self) -> None:
         """Close the forks that nobody took."""
-        for root in self._roots.values():
+        for root in (root for rule in self._rules for root in rule.roots):
             root.end()
-            for place in root.places:
-                if (start := place.result()) is not None:
+            for begun in root.starts:
+                if (start := begun.result()) is not None:
                     await start.held.aclose()
 
-    def _parent(self, index: int) -> int:
-        """The place of a branch's root in its group."""
-        place = index % self.config.group_size - self.config.roots
-        return place // (self.config.forks * (self.config.branches - 1))
+    def _is_branch(self, index: int) -> bool:
+        return index % self.config.group_size >= self.config.roots
+
+    def _root_of(self, index: int) -> Root:
+        """The root with this index, or that of the branch with this index."""
+        group, within = divmod(index, self.config.group_size)
+        if self._is_branch(index):
+            within = (within - self.config.roots) // (self.config.forks * (self.config.branches - 1))
+        return self._rules[group].roots[within]

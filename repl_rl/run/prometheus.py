@@ -20,7 +20,7 @@ from repl_rl.errors import ConfigError, DependencyError, ReplRLError
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
 
-    from repl_rl.rollout.service import RolloutService
+    from repl_rl.rollout.batch import RolloutService
 
 
 class ServeMetrics(TrainerCallback):  # type: ignore[misc]

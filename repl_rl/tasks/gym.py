@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from repl_rl.errors import DependencyError
@@ -146,7 +145,7 @@ def _unbracketed(texts: list[str]) -> str:
     return text[1:-1] if text[:1] + text[-1:] in ("()", "[]", "{}") else text
 
 
-_FORMS: Mapping[str, Form] = {
+FORMS: Mapping[str, Form] = {
     "polynomial_equations": numbers,
     "simple_equations": number,
     "simple_integration": expression,
@@ -191,7 +190,7 @@ def entry(name: str, index: int) -> Mapping[str, Any]:
 
     Raises DependencyError if reasoning-gym is missing.
     """
-    data = _dataset(name)
+    data = data_set(name)
     entries = (data[each] for each in count(index))
     return next(each for each in entries if each["answer"])
 
@@ -199,10 +198,10 @@ def entry(name: str, index: int) -> Mapping[str, Any]:
 def accepts(name: str, submitted: Sequence[str], index: int) -> bool:
     """Whether the package's scorer gives the whole score to the `repr`s that were submitted."""
     try:
-        text = _FORMS[name](list(submitted))
+        text = FORMS[name](list(submitted))
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
-    return float(_dataset(name).score_answer(text, entry(name, index))) >= _FULL
+    return float(data_set(name).score_answer(text, entry(name, index))) >= _FULL
 
 
 def warm() -> None:
@@ -211,18 +210,14 @@ def warm() -> None:
 
 
 @cache
-def _dataset(name: str) -> Any:
-    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
-
-
-def _draw(rng: Random) -> tuple[int]:
-    return (rng.randrange(10**9),)
+def data_set(name: str) -> Any:
+    return imported("reasoning_gym").createdata_set(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
 
 
 def _family(name: str) -> Family:
     return Family(
         PREFIX + name,
-        _draw,
+        lambda rng: (rng.randrange(10**9),),
         lambda index: str(entry(name, index)["answer"]),
         ("{0}",),
         present=lambda index: (entry(name, index)["question"],),
@@ -232,5 +227,5 @@ def _family(name: str) -> Family:
     )
 
 
-GYM_FAMILIES: dict[str, Family] = {PREFIX + name: _family(name) for name in _FORMS}
+GYM_FAMILIES: dict[str, Family] = {PREFIX + name: _family(name) for name in FORMS}
 """All of them by name."""

@@ -110,13 +110,11 @@ class ReplGRPOConfig(GRPOConfig):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         sections = {name: getattr(self, name) for name in (*SECTIONS, *_OPTIONAL)}
-        train = {"group_size": self.num_generations or 1, "redraws": max(0, self.redraws)}
-        parsed = parse_config({**sections, "train": {**train, "asynchronous": self.asynchronous}})
+        train = {"group_size": self.num_generations, "redraws": self.redraws, "asynchronous": self.asynchronous}
+        parsed = parse_config({**sections, "train": train})
         for name, value in sections.items():
             setattr(self, name, value if isinstance(value, Section) else getattr(parsed, name))
         self.asynchronous = parsed.train.asynchronous
-        if self.redraws < 0:
-            raise ConfigError(f"redraws is {self.redraws}; it has to be 0 (off) or more")
         defaults = {
             each.name: each.default if each.default_factory is MISSING else each.default_factory()
             for each in fields(GRPOConfig)

@@ -35,21 +35,22 @@ def as_dataset(tasks: Dataset | Sequence[Task], graded: bool = True) -> Dataset:
             raise ConfigError(f"the data set lacks the columns {sorted(missing)}; it has {tasks.column_names}")
         dataset = tasks
     else:
-        dataset = Dataset.from_list([_row_of(task) for task in tasks])
+        rows = []
+        for task in tasks:
+            messages = [{"role": message.role, "content": message.content} for message in task.history]
+            rows.append(
+                {
+                    "prompt": [*messages, {"role": "user", "content": task.question}] if messages else task.question,
+                    "answer": task.answer,
+                    "task_id": task.id,
+                    "family": task.family,
+                    "task_metadata": json.dumps(dict(task.metadata), default=str),
+                }
+            )
+        dataset = Dataset.from_list(rows)
     if len(dataset) == 0:
         raise ConfigError("the task set is empty; give at least one task")
     return dataset
-
-
-def _row_of(task: Task) -> dict[str, Any]:
-    messages = [{"role": message.role, "content": message.content} for message in task.history]
-    return {
-        "prompt": [*messages, {"role": "user", "content": task.question}] if messages else task.question,
-        "answer": task.answer,
-        "task_id": task.id,
-        "family": task.family,
-        "task_metadata": json.dumps(dict(task.metadata), default=str),
-    }
 
 
 def task_of(row: dict[str, Any]) -> Task:

@@ -6,7 +6,7 @@ stream `stdout`, tracebacks included, then an `error` with the exception's name.
 because a comment before a statement would shift the line numbers of its traceback. What never ran is kept in raw cells,
 which no notebook executes, with the reason. Execution counts are those of a run from top to bottom.
 
-`metadata.repl_rl` of the notebook and of each cell hold what Jupyter has no place for; docs/replay.md lists the keys.
+`metadata.repl_rl` of the notebook and of each cell hold what Jupyter has no field for; docs/notebooks.md lists it.
 The same trajectory gives the same notebook, byte for byte. What a model wrote is escaped in markdown.
 
 Not covered: `%magic` and `!command` of the `ipython` dialect, which our kernel does not know; tools of the run.

@@ -15,13 +15,17 @@ from transformers import AutoModelForCausalLM
 from repl_rl.config import BranchConfig, BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.engine.base import updated
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.batch import RolloutBatch
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Task, Trajectory, whole_session
 
 CONTEXT_TOKENS = 1024
 UPDATES = 6
 TREE = BranchConfig(roots=2, forks=2, branches=3, within=20)
+
+
+pytestmark = pytest.mark.more
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +61,6 @@ def vocabulary(checkpoint: Path) -> Vocabulary:
     return load_vocabulary(str(checkpoint))
 
 
-def give(engine: Any, model: Any) -> None:
-    weights = [(name, weight.data.clone()) for name, weight in model.named_parameters()]
-    if not hasattr(engine, "llm"):
-        engine.load_weights(weights)
-        return
-    with engine.paused():
-        engine.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=iter(weights))
-        engine.update()
-
-
 def assert_tokens_are_those_of_their_versions(trajectory: Trajectory, models: list[Any]) -> None:
     ids = torch.tensor([trajectory.prompt_ids + trajectory.completion_ids])
     start = len(trajectory.prompt_ids)
@@ -96,13 +90,13 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     )
     ended = threading.Semaphore(0)
     tasks = [Task(f"t{number}", f"What is {number} + 1?", "1") for number in range(48)]
-    with RolloutService(engine, setup) as service:
-        calls = [service.begin(tasks[:24], on_end=ended.release)]
-        calls.append(service.begin([tasks[0]] * TREE.group_size, branch=TREE, on_end=ended.release))
+    with start_service(engine, setup) as service:
+        calls = [service.begin(RolloutBatch(tasks[:24]), ended.release)]
+        calls.append(service.begin(RolloutBatch([tasks[0]] * TREE.group_size, branch=TREE), ended.release))
         for version in range(1, UPDATES + 1):
             for _ in range(3):
                 assert ended.acquire(timeout=300)
-            give(engine, models[version])
+            engine.load_weights([(name, weight.data) for name, weight in models[version].named_parameters()])
             assert engine.version == version
         made = [call.result(300) for call in calls]
     trajectories, group = made

@@ -20,7 +20,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.integrations.shared import STATE_LOST, shared_kernels
 from repl_rl.tasks import make_tasks
 
-pytestmark = pytest.mark.usefixtures("verifiers_path")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("verifiers_path")]
 KERNEL = KernelConfig(size=2, line_s=30.0, grace_s=5.0)
 ENDING = {"lines/answer": 1.0, "lines/statement": 1.0, "lines": 3.0, "lines/expression": 1.0}
 
@@ -64,7 +64,7 @@ def messages(episode: Any) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in episode.traces[0].messages]
 
 
-def test_messages_are_lines_and_outputs_the_next_messages(tmp_path: Path) -> None:
+def test_messages_are_lines_outputs_the_next_messages_and_the_trace_holds_reward_and_metrics(tmp_path: Path) -> None:
     (episode,), requests = play(typing("x = 17 * 23", "x", "submit_final_answer(x)"), environment(tmp_path))
     system, question, *rest = messages(episode)
     assert system[1].startswith("You think inside a live Python interpreter.")
@@ -78,10 +78,6 @@ def test_messages_are_lines_and_outputs_the_next_messages(tmp_path: Path) -> Non
         ("assistant", "submit_final_answer(x)"),
     ]
     assert [request["stop"] for request in requests] == [["\n"]] * 3
-
-
-def test_the_trace_holds_reward_metrics_and_one_branch(tmp_path: Path) -> None:
-    (episode,), _ = play(typing("x = 17 * 23", "x", "submit_final_answer(x)"), environment(tmp_path))
     (trace,) = episode.traces
     assert (episode.ok, trace.reward, trace.num_turns, len(trace.branches)) == (True, 1.0, 3, 1)
     assert {name: value for name, value in trace.metrics.items() if value} == ENDING
@@ -109,19 +105,14 @@ def test_errors_and_blocks_look_as_at_a_terminal(tmp_path: Path) -> None:
 
 
 def test_several_lines_in_a_message_where_they_are_allowed(tmp_path: Path) -> None:
-    script = typing("x = 17\nx\nx * 23", "submit_final_answer(_)\n")
-    (episode,), requests = play(script, environment(tmp_path, line_by_line=False))
+    script = typing("x = 17\nx\nx * 23", "'a' * 500", "submit_final_answer(391)\n")
+    short = environment(tmp_path, line_by_line=False, dialect=DialectConfig(max_output_chars=64))
+    (episode,), requests = play(script, short)
     assert messages(episode)[3] == ("user", "17\n391\n>>>")
+    cut = messages(episode)[5][1]
+    assert ("characters left out" in cut, len(cut)) == (True, 64 + len(">>>"))
     assert episode.traces[0].reward == 1.0
     assert "stop" not in requests[0]
-
-
-def test_output_is_cut_to_the_limit(tmp_path: Path) -> None:
-    short = environment(tmp_path, dialect=DialectConfig(max_output_chars=64))
-    (episode,), _ = play(typing("'a' * 500", "submit_final_answer(1)"), short)
-    shown = messages(episode)[3][1]
-    assert len(shown) == 64 + len(">>>")
-    assert "characters left out" in shown
 
 
 def test_dialects_that_are_no_lines_are_refused(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +39,14 @@ HASTY = replace(LIMITS, line_s=2.0)
 
 
 @pytest.fixture(scope="session")
-def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    return kernel_pools(LIMITS)
+def pool(request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    """Under `LIMITS`, or as `in_pool` says."""
+    return kernel_pools(**{"limits": LIMITS, **getattr(request, "param", {})})
+
+
+def in_pool(**options: Any) -> pytest.MarkDecorator:
+    """For a test with a pool of other limits, or of another kind."""
+    return pytest.mark.parametrize("pool", [options], indirect=True, ids=[""])
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +76,31 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds, for minutes on a machine that is busy with something else."""
+    async with asyncio.timeout(300):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def eventually(condition: Callable[[], object]) -> bool:
+    """The same where no loop runs; whether it came about."""
+    deadline = time.monotonic() + 300
+    while not (is_met := bool(condition())) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return is_met
+
+
+def running(text: str) -> int:
+    """Processes whose command line holds `text`, but for the shells that clean up after a pool."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found += text in line and not line.startswith("/bin/sh -c")
+    return found
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:

@@ -52,8 +52,12 @@ def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, 
     assert command is not None
     console = subprocess.run(
         [*command.split(), "--existing", str(loop.run(kernel.open_jupyter())), "--simple-prompt"],
-        input="x + 1\ny = 7\n", capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        input="x + 1\ny = 7\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     assert "In [1]: 21\n" in console.stdout
     assert "keeping kernel alive" in console.stdout
     assert loop.run(kernel.execute("submit_final_answer(x, y)")).answer == ("20", "7")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from kernel.conftest import LIMITS, Typed, in_one_session
-from kernel.kernelspecs import STOCK, kernelspecs
+from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.errors import KernelDiedError
@@ -32,18 +32,7 @@ IPYTHONS_OWN = {
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 
 
-REAL: dict[str, tuple[str, SandboxKind]] = {
-    "bwrap": ("fork", "bwrap"),
-    "sandlock": ("fork", "sandlock"),
-    "no sandbox": ("fork", "none"),
-    "own kernelspec": ("repl_rl", "bwrap"),
-    "stock ipykernel": (STOCK, "none"),
-}
-
-
-@pytest.fixture(
-    params=["fake", *(pytest.param(name, marks=[pytest.mark.slow] * (name == "stock ipykernel")) for name in REAL)]
-)
+@pytest.fixture(params=SOURCES)
 def source(
     request: pytest.FixtureRequest,
     pools: Callable[[str, SandboxKind], KernelPool],
@@ -53,9 +42,10 @@ def source(
         return FakeKernelPool()
     if request.param == "stock ipykernel" and request.node.originalname in IPYTHONS_OWN:
         pytest.skip("IPython's own ways: tracebacks, echoes, exits")
-    if request.param == "stock ipykernel" and request.node.originalname == "test_what_a_session_rebinds_is_its_own":
-        return kernel_pools(replace(LIMITS, line_s=10.0), backend=STOCK, sandbox="none")  # it falls silent
-    return pools(*REAL[request.param])
+    backend, sandbox = REAL[request.param]
+    if backend != "fork" and request.node.originalname == "test_what_a_session_rebinds_is_its_own":
+        return kernel_pools(replace(LIMITS, line_s=10.0), backend=backend, sandbox=sandbox)  # it falls silent
+    return pools(backend, sandbox)
 
 
 @pytest.fixture
@@ -66,8 +56,12 @@ def typed(source: KernelSource, loop: BackgroundLoop) -> Typed:
 def test_an_expression_is_echoed(typed: Typed) -> None:
     [result] = typed("1 + 1")
     assert (result.status, result.output, result.error_name, result.compiled, result.answer) == (
-        ExecStatus.OK, "2\n", None, True, None,
-    )  # fmt: skip
+        ExecStatus.OK,
+        "2\n",
+        None,
+        True,
+        None,
+    )
     assert not result.state_lost
     assert result.omitted_bytes == 0
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 from kernel.conftest import LIMITS, in_one_session
 
-from repl_rl.bench.profile import USES
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile, landlock
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
+from studies.profile.study import USES
 
 MATH_LIMITS = replace(LIMITS, memory_mb=512, cpu_s=120, processes=64, start_s=300.0)
 HARD = (
@@ -118,10 +118,10 @@ def test_a_session_with_solvers_can_be_forked(kernel_pools: Callable[..., Kernel
         async with pool.session() as kernel:
             for package in ("z3", "ortools", "flint"):
                 await kernel.execute(USES[package])
-            async with pool.fork(kernel) as twin:
-                await twin.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
+            async with pool.fork(kernel) as fork:
+                await fork.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
                 cell = "import z3; t = z3.Solver(); t.add(z3.Int('k') == 7); print(t.check(), s2.value(v))"
-                return [(await each.execute(cell)).output for each in (twin,)]
+                return [(await each.execute(cell)).output for each in (fork,)]
 
     assert loop.run(run()) == ["sat 3\n"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import cloudpickle
 import pytest
 from kernel.conftest import HASTY, LIMITS, Typed, in_one_session
-from kernel.kernelspecs import STOCK, kernelspecs
+from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.errors import KernelError, KernelStartError
@@ -22,13 +22,6 @@ from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 
-REAL: dict[str, tuple[str, SandboxKind]] = {
-    "bwrap": ("fork", "bwrap"),
-    "sandlock": ("fork", "sandlock"),
-    "no sandbox": ("fork", "none"),
-    "own kernelspec": ("repl_rl", "bwrap"),
-    "stock ipykernel": (STOCK, "none"),
-}
 MULTIPLY = """
 import repl_tools
 def multiply(a: int, b: int = 2) -> int:
@@ -41,7 +34,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <m
 Prepared = Callable[..., list[ExecResult]]
 
 
-@pytest.fixture(params=["fake", *REAL])
+@pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, pools: Callable[[str, SandboxKind], KernelPool]) -> KernelSource:
     return FakeKernelPool() if request.param == "fake" else pools(*REAL[request.param])
 

@@ -30,7 +30,7 @@ from repl_rl.config import (
 )
 from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.models import resolve_model
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.run.dryrun import dry_run
 from repl_rl.tasks import make_tasks
@@ -84,7 +84,7 @@ def test_16_rollouts_are_exact(gemma: Path, capsys: Any) -> None:
     engine = RecordingEngine(make_engine(str(gemma), vocabulary, ModelConfig(path=str(gemma)), config, seed=1))
     tasks = make_tasks(None, 16, seed=0, split="heldout")
     started = time.perf_counter()
-    with RolloutService(
+    with start_service(
         engine,
         RolloutSetup(
             vocabulary,

@@ -32,9 +32,10 @@ from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedSlot
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
@@ -62,7 +63,7 @@ def engine(vocabulary: Vocabulary) -> Iterator[RecordingEngine]:
 def made(engine: RecordingEngine, vocabulary: Vocabulary) -> tuple[list[Trajectory], list[Trajectory]]:
     """Independent trajectories, and four groups of trees."""
     tasks = make_tasks(None, 64, seed=3, split="heldout")
-    with RolloutService(
+    with start_service(
         engine,
         RolloutSetup(
             vocabulary,
@@ -137,7 +138,7 @@ def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
     vllm: Any = engine._engine
     with vllm.paused():
         assert vllm._running == {}
-        assert (vllm.admission.admitted, vllm.admission.taken_tokens) == (0, 0)
+        assert (vllm.admission.admitted, vllm.admission.taken) == (0, 0)
         scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
         assert scheduler.requests == scheduler.parked == {}
         assert not scheduler.has_unfinished_requests()
@@ -147,7 +148,7 @@ def test_sessions_ask_the_engine_that_samples_them(
     engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: Any
 ) -> None:
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
-    monkeypatch.setattr(engine._engine.admission, "capacity_tokens", CONTEXT_TOKENS)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
     pool = kernel_pools(Limits(line_s=60), size=3)
     problems = make_tasks(None, 6, seed=5, split="heldout")
     asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
@@ -176,7 +177,7 @@ def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
 
     async def go() -> None:
-        async with aclosing(rollout.stream(tasks)) as stream:
+        async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
             waiting = asyncio.ensure_future(anext(stream))
             async with asyncio.timeout(300):
                 while not held[1]:

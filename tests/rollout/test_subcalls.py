@@ -18,6 +18,7 @@ from repl_rl.engine import SampledLine, Vocabulary
 from repl_rl.engine.remote import EngineHost, RemoteEngine
 from repl_rl.errors import EngineError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.scripted import ScriptedSlot
@@ -115,7 +116,7 @@ def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: int, ca
         assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
 
     asyncio.run(go())
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
     assert engine.held.total() == 0
     if capacity_tokens == 1:
         assert dict(engine.most) == {0: 1, 1: 1}
@@ -161,7 +162,7 @@ def test_sub_calls_end_with_the_line_that_asked() -> None:
         assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
 
     asyncio.run(go())
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
@@ -190,14 +191,14 @@ def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str)
                 stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
                 assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
             else:
-                async with aclosing(rollout.stream(tasks(8))) as stream:
+                async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
                     waiting = asyncio.ensure_future(anext(stream))
                     await until(lambda: len(asked) > 10)
                     assert engine.held[1] > 0
                     waiting.cancel()
                     await asyncio.wait([waiting])
         assert engine.held.total() == 0
-        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
     asyncio.run(go())
 

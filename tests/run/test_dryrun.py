@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +16,10 @@ from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run import dryrun
 from repl_rl.run.folder import RunFolder
+from repl_rl.run.training import training_arguments
 from repl_rl.utils.folders import resource_folder
+
+pytestmark = pytest.mark.more
 
 
 @pytest.fixture(autouse=True)
@@ -47,20 +47,10 @@ def test_every_shipped_config_passes_a_dry_run(name: str, tmp_path: Path, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dry_run_of_the_quickstart_loads_neither_torch_nor_trl() -> None:
-    program = (
-        "import sys; from repl_rl.cli import main; code = main(['train', 'quickstart', '--dry-run']);"
-        "print(code, sorted({'torch', 'vllm', 'trl', 'datasets'} & sys.modules.keys()))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
-    assert done.stdout.splitlines()[-1] == "0 []"
-
-
-@pytest.mark.parametrize("name", shipped_configs())
-def test_trl_takes_what_a_dry_run_does_not_show_it(name: str, tmp_path: Path) -> None:
-    plain = dict(zip(dryrun._PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
-    config = load_config(name, (f"train.trl={json.dumps(plain)}",))
-    made = dryrun.training_arguments(config, RunFolder(tmp_path), use_cpu=True)
+def test_trl_takes_what_a_dry_run_does_not_show_it(tmp_path: Path) -> None:
+    plain = dict(zip(dryrun.PLAIN, (-1.0, 0, 1e9, 0.5, 7, -0.5), strict=True))
+    config = load_config("quickstart", (f"train.trl={json.dumps(plain)}",))
+    made = training_arguments(config, RunFolder(tmp_path), use_cpu=True)
     assert {key: getattr(made, key) for key in plain} == plain
 
 
@@ -96,16 +86,16 @@ def test_what_is_trained_and_how_decides_about_memory() -> None:
     whole, big = gib(), ("train.prompts_per_step=64",)
     assert gib("model.dtype=bfloat16")["trained"] == whole["trained"]
     assert gib("train.lora={r: 1}")["trained"] < whole["trained"]
-    kept, halved, again = (gib(*big, *more)["kept"] for more in ((), ("train.micro_batch=256",), (
-        "train.trl={gradient_checkpointing: true}",
-    )))  # fmt: skip
+    kept, halved, again = (
+        gib(*big, *more)["kept"]
+        for more in ([], ["train.micro_batch=256"], ["train.trl={gradient_checkpointing: true}"])
+    )
     assert halved == pytest.approx(kept / 2, rel=0.05)
     assert again < kept / 2
 
 
 def test_what_does_not_fit_a_gpu_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dryrun, "_gpus", lambda: 1)
-    monkeypatch.setattr(dryrun, "_gpu_gib", lambda: 0.5)
+    monkeypatch.setattr(dryrun, "gpus_here", lambda: (1, 0.5))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
     notes = " ".join(dryrun.dry_run(load_config("quickstart", ("train.prompts_per_step=64",)), Path("runs")).notes)
     assert "does not fit: the trainer takes about" in notes
@@ -142,48 +132,13 @@ def test_processes_servers_and_gpus_are_named_and_not_touched(capsys: pytest.Cap
 def test_gpus_are_counted_and_missing_ones_are_no_failure(
     gpus: int, need: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(dryrun, "_gpus", lambda: gpus)
+    monkeypatch.setattr(dryrun, "gpus_here", lambda: (gpus, 80.0 * bool(gpus)))
     monkeypatch.setattr(dryrun, "training_arguments", lambda *arguments, **named: None)
     code, shown = dry_run(capsys, "gpu-8")
     assert code == 0
     assert f"4 needed, one for each trainer process; {gpus} here" in shown
     assert need in shown
     assert ("can't be trained here" in shown) == (gpus < 4)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["train.trl={learning_rat: 1}"], "TRL refuses these arguments: ReplGRPOConfig.__init__() got an unexpected"),
-        (["train.trl={num_generations: 3}"], "TRL refuses these arguments: generation_batch_size (64) must be"),
-        (
-            ["train.trl={use_vllm: true}"],
-            "use_vllm=True of TRL's arguments would do nothing: it asks for TRL's own engine; leave it out",
-        ),
-        (["train.processes=3"], "prompts_per_step 8 does not divide among 3 processes: each takes whole groups"),
-        (["train.processes=2", "train.micro_batch=64"], "micro_batch 64 does not divide the 32 trajectories of a step"),
-        (["engine.context_tokens=32", "dialect.examples=1"], "tokens and engine.context_tokens is 32; raise it"),
-        (["kernel.profile=none-such"], "no sandbox profile 'none-such'"),
-        (["kernel.profile=./none-such.toml"], "/none-such.toml; a path is looked up in the working folder, and then"),
-        (["engine.vllm={enable_lora: true}"], "enable_lora is for adapters, and none are trained"),
-        (["engine.vllm={enable_lora: true}", "train.lora={r: 64}"], "train.lora: vLLM can't sample with this adapter"),
-        (["engine.vllm={enable_lora: true}", "train.lora={use_dora: true}"], "vLLM does not yet support DoRA"),
-        (["train.lora={rank: 8}"], "train.lora: PEFT's LoraConfig has no argument 'rank'; did you mean"),
-        (
-            ["train.lora={layers_to_transform: [1]}"],
-            "train.lora: PEFT refuses",
-        ),
-        (["train.dtype=bfloat16"], "dtype: AdamW hardly moves weights in bfloat16"),
-        (["model.path=no-such-model"], "'no-such-model' is not a model"),
-        (["train.report_to=dvclive"], "dvclive, which is not installed; bring it with: pip install 'dvclive'"),
-    ],
-)
-def test_what_training_would_refuse_a_dry_run_refuses(
-    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, shown = dry_run(capsys, "quickstart", *(part for item in overrides for part in ("--set", item)))
-    assert (code, message in shown) == (2, True), shown
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_context_that_is_smaller_than_the_budget_is_a_note(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,20 +162,6 @@ def test_a_checkpoint_without_weights_or_with_broken_ones_is_refused(
     assert "holds no *.safetensors file, so no weights; save the model with save_pretrained" in shown
 
 
-def test_shapes_are_read_from_the_headers_of_all_files(tmp_path: Path) -> None:
-    for name, shapes in {"a": [[2, 3], [5]], "b": [[]]}.items():
-        header = {f"{name}{n}": {"shape": shape} for n, shape in enumerate(shapes)} | {"__metadata__": {"x": "y"}}
-        data = json.dumps(header).encode()
-        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", len(data)) + data)
-    assert dryrun._shapes(tmp_path) == {"a0": [2, 3], "a1": [5], "b0": []}
-
-
-def test_a_resumed_run_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = dry_run(capsys, "--resume", str(tmp_path))
-    assert code == 2
-    assert "is not a run: it has no config.yaml" in shown
-
-
 def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = dry_run(capsys, "gemma-270m")
     assert code == 0
@@ -230,13 +171,7 @@ def test_gemma_is_announced_and_not_converted(tmp_path: Path, capsys: pytest.Cap
     assert list(tmp_path.iterdir()) == []
 
 
-GSM8K_ROWS = [
-    {
-        "question": f"Ann has {n} apples and buys {n}. How many has she?",
-        "answer": f"{n}+{n}=<<{n}+{n}={2 * n}>>\n#### {2 * n}",
-    }
-    for n in range(2, 7)
-]
+GSM8K_ROWS = [{"question": f"What is {n} apples and {n}?", "answer": f"{n}+{n}\n#### {2 * n}"} for n in range(2, 7)]
 
 
 def gsm8k_in(folder: Path, rows: list[dict[str, str]]) -> list[str]:

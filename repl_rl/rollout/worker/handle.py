@@ -14,19 +14,16 @@ import pickletools
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from repl_rl.config import BranchConfig, SamplingConfig
 from repl_rl.engine import Engine, ServesSlots
 from repl_rl.engine.environment import cores_beside_engine
 from repl_rl.engine.remote import EngineHost
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.rollout.loop import refuse_if_all_aborted
-from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.trajectory import Task, Trajectory
+from repl_rl.trajectory import Trajectory
 from repl_rl.utils.channel import Channel
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -39,10 +36,7 @@ class Generate(NamedTuple):
 
     call: int
     version: int
-    tasks: Sequence[Task]
-    sampling: SamplingConfig | None
-    cut: Cut | None
-    branch: BranchConfig | None
+    batch: RolloutBatch
 
 
 class TrajectoryDone(NamedTuple):
@@ -72,7 +66,7 @@ class AskNumbers(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """From the worker: the pool's statistics, on request and once when the pool opens, or why it can't be opened."""
+    """From the worker: the pool's statistics, on request and when the pool has opened; or why it can't be opened."""
 
     kernels: dict[str, float]
     error: Exception | None = None
@@ -80,9 +74,6 @@ class Numbers(NamedTuple):
 
 class Close(NamedTuple):
     """To the worker: end the kernels, then exit."""
-
-
-OnEnd = Callable[[], None]
 
 
 class _Call:
@@ -94,18 +85,15 @@ class _Call:
         self.done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
 
-class RolloutWorker:
+class RolloutWorker(RolloutService):
     """A process that makes the rollouts of `setup`. Raises what opening its kernel pool raised there.
 
     The process ends with `close`, or with this process. If it dies, all calls raise KernelError.
     """
 
     def __init__(self, engine: Engine, setup: RolloutSetup) -> None:
+        super().__init__(setup)
         _refuse_unsendable(setup)
-        self.loop_share = 0.0
-        """CPU time of the worker's loop over the wall time of the last batch. Near 1, everything waits for the loop."""
-        self.at_once = setup.at_once or setup.kernel.size
-        self.environments: dict[int, Any] = {}
         self._engine = engine
         self._numbers: asyncio.Future[dict[str, float]] | None = None
         self._calls: dict[int, _Call] = {}
@@ -133,32 +121,15 @@ class RolloutWorker:
             self.close()
             raise
 
-    def generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None = None,
-        branch: BranchConfig | None = None,
-    ) -> list[Trajectory]:
-        """Like `Rollout.many`, and raises what that raises. Raises ConfigError for tasks that can't be sent."""
-        _refuse_unsendable(tasks)
-        trajectories = self._loop.run(self._generate(tasks, sampling, cut, branch))
-        refuse_if_all_aborted(trajectories)
-        return trajectories
-
-    def begin(
-        self, tasks: Sequence[Task], sampling: SamplingConfig | None, branch: BranchConfig | None, on_end: OnEnd
-    ) -> Future[list[Trajectory]]:
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
         """As `RolloutService.begin`. Raises ConfigError for tasks that can't be sent."""
-        _refuse_unsendable(tasks)
-        return self._loop.submit(self._generate(tasks, sampling, None, branch, on_end))
+        _refuse_unsendable(batch.tasks)
+        return self._loop.submit(self._rolled(batch, on_end))
 
     def kernel_numbers(self) -> dict[str, float]:
-        """The pool's counters and percentiles."""
         return self._loop.run(self._ask_numbers(AskNumbers()))
 
     def close(self) -> None:
-        """End the worker with all its kernels. A second call does nothing."""
         if self._loop.is_closed:
             return
         self._loop.run(self._ask_to_close())
@@ -183,18 +154,11 @@ class RolloutWorker:
         except TimeoutError as error:
             raise KernelError(f"the process for the rollouts did not come up within {_PATIENCE_S:g} s") from error
 
-    async def _generate(
-        self,
-        tasks: Sequence[Task],
-        sampling: SamplingConfig | None,
-        cut: Cut | None,
-        branch: BranchConfig | None,
-        on_end: OnEnd = lambda: None,
-    ) -> list[Trajectory]:
+    async def _rolled(self, batch: RolloutBatch, on_end: OnEnd) -> list[Trajectory]:
         self._refuse_if_ended()
         number = next(self._call_numbers)
         call = self._calls[number] = _Call(on_end)
-        self._channel.send(Generate(number, self._engine.version, tuple(tasks), sampling, cut, branch))
+        self._channel.send(Generate(number, self._engine.version, batch))
         try:
             self.loop_share = await call.done
         except asyncio.CancelledError:
@@ -202,7 +166,7 @@ class RolloutWorker:
             raise
         finally:
             del self._calls[number]
-        return [call.ended[index] for index in range(len(tasks))]
+        return [call.ended[index] for index in range(len(batch.tasks))]
 
     async def _ask_numbers(self, message: object) -> dict[str, float]:
         self._refuse_if_ended()

@@ -73,8 +73,7 @@ class Worker:
         began_s, began_cpu_s = time.monotonic(), time.thread_time()
         error: Exception | None = None
         try:
-            stream = self._rollout.stream(asked.tasks, asked.sampling, asked.cut, asked.branch)
-            async with aclosing(stream) as ended:
+            async with aclosing(self._rollout.as_completed(asked.batch)) as ended:
                 async for index, trajectory in ended:
                     self._channel.send(TrajectoryDone(asked.call, index, trajectory))
         except Exception as failure:  # noqa: BLE001 - raised on the other side

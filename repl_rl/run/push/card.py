@@ -29,7 +29,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Published:
     """Where model and rollouts can be found: hub ids, or folders beside each other. `rollouts` may be missing."""
 
     model: str
@@ -55,8 +55,8 @@ def public_config(config: Config) -> Config:
     engine = config.engine.model_copy(update={"servers": (), "weights_folder": None, "vllm": vllm})
     train = config.train.model_copy(update={"report_to": (), "metrics_port": None, "trl": trl})
     model = config.model.model_copy(update={"path": base_name(config.model.path)})
-    places = {name: Path(place).name for name in ("dataset", "folder") if (place := getattr(config.tasks, name))}
-    tasks = config.tasks.model_copy(update=places if config.tasks.path is not None else {})
+    names = {key: Path(path).name for key in ("dataset", "folder") if (path := getattr(config.tasks, key))}
+    tasks = config.tasks.model_copy(update=names if config.tasks.path is not None else {})
     dialect = config.dialect.model_copy(update={"name": Path(config.dialect.name).name})
     update = {"engine": engine, "train": train, "model": model, "tasks": tasks, "dialect": dialect}
     return config.model_copy(update={**update, "import_from": None, "cluster": None})
@@ -73,15 +73,15 @@ def curve(run: Run) -> str | None:
     return next((chart_svg(chart) for chart in charts(run) if chart.id == "learning"), None)
 
 
-def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter: bool, places: Places) -> str:
+def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter: bool, published: Published) -> str:
     """README.md of the model."""
     from huggingface_hub import ModelCard, ModelCardData
 
     base = base_name(config.model.path)
     data = ModelCardData(
         base_model=base if _HUB_ID.fullmatch(base) else None,
-        datasets=[places.rollouts] if places.on_hub and places.rollouts else None,
-        license=_license(base),
+        datasets=[published.rollouts] if published.on_hub and published.rollouts else None,
+        license="apache-2.0" if base in SHIPPED else "gemma" if base == GEMMA else None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],
@@ -101,20 +101,28 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
         "## Use",
         _fenced(
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f"model = AutoModelForCausalLM.from_pretrained({places.model!r})\n"
-            f"tokenizer = AutoTokenizer.from_pretrained({places.model!r})",
+            f"model = AutoModelForCausalLM.from_pretrained({published.model!r})\n"
+            f"tokenizer = AutoTokenizer.from_pretrained({published.model!r})",
             "python",
         ),
         "In an interpreter, as it was trained:",
-        _fenced(f'repl-rl rollout --model {places.model} --task "What is 1234 * 5678?"', "sh"),
+        _fenced(f'repl-rl rollout --model {published.model} --task "What is 1234 * 5678?"', "sh"),
         f"Weights: {weights}"
         + (", and alone in the folder `adapter`, for PEFT." if has_adapter else ".")
-        + (f" The run's rollouts: [{_plain(places.rollouts)}]({places.rollouts_link})." if places.rollouts else ""),
+        + (
+            f" The run's rollouts: [{_plain(published.rollouts)}]({published.rollouts_link})."
+            if published.rollouts
+            else ""
+        ),
     ]
     if example is not None:
         shown = visible(cut_middle(transcript(example), _SAMPLE_CHARS, "\n[... {} characters left out ...]\n"))
         graded = "not graded" if example.outcome_reward is None else f"graded {example.outcome_reward:g}"
-        sections += ["## A rollout", f"Task {_code(example.task_id)}, {graded}.", _fenced(shown, "python")]
+        sections += [
+            "## A rollout",
+            f"Task <code>{_plain(example.task_id)}</code>, {graded}.",
+            _fenced(shown, "python"),
+        ]
     text = dump_config(public_config(config))
     table = [
         "| | |",
@@ -129,7 +137,7 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
     return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"))
 
 
-def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], places: Places) -> str:
+def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], published: Published) -> str:
     """README.md of the data set."""
     from huggingface_hub import DatasetCard, DatasetCardData
 
@@ -144,7 +152,7 @@ def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], places: Pla
         f"# Rollouts of {_plain(run.path.resolve().name)}",
         f"What {_plain(base_name(config.model.path))} typed into a Python interpreter, and what that showed, while it "
         f"was trained with repl-rl: {listed}. The model: "
-        f"[{_plain(places.model)}]({places.model_link}).",
+        f"[{_plain(published.model)}]({published.model_link}).",
         "`train` holds the rollouts of training steps, `heldout` those of evaluations. One row is one session.",
         "| column | |\n|---|---|\n"
         "| `step` | training step; the weights are those before it |\n"
@@ -162,12 +170,6 @@ def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], places: Pla
     return str(DatasetCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"))
 
 
-def _license(base: str) -> str | None:
-    if base in SHIPPED:
-        return "apache-2.0"
-    return "gemma" if base == GEMMA else None
-
-
 def _rates(rows: Sequence[Mapping[str, Any]]) -> str:
     def percent(value: float | None) -> str:
         return "–" if value is None else f"{value:.1%}"
@@ -182,10 +184,6 @@ def _rates(rows: Sequence[Mapping[str, Any]]) -> str:
 def _plain(text: object) -> str:
     """Text that Markdown shows as it is, within a line or a cell."""
     return re.sub(r"([\\`*_\[\]|#])", r"\\\1", html.escape(" ".join(visible(str(text)).split()), quote=False))
-
-
-def _code(text: str) -> str:
-    return f"<code>{_plain(text)}</code>"
 
 
 def _fenced(text: str, language: str) -> str:

@@ -21,7 +21,7 @@ FROM_R = "test_attack_from_r.py"
 @pytest.mark.parametrize(
     "name",
     [
-        "test_attack_privileges.py",
+        pytest.param("test_attack_privileges.py", marks=pytest.mark.more),
         pytest.param(".", marks=pytest.mark.slow),
         pytest.param(FROM_R, marks=[pytest.mark.slow, pytest.mark.timeout(1300)]),
     ],

@@ -1,0 +1,102 @@
+"""A batch of trajectories as it is asked for, and `RolloutService`, which synchronous callers ask for it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from repl_rl.config import BranchConfig, SamplingConfig
+from repl_rl.errors import KernelError
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.trajectory import StopReason, Task, Trajectory
+
+OnEnd = Callable[[], None]
+"""Called in another thread as each trajectory of a batch ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """What one call asks for: a trajectory for each task."""
+
+    tasks: Sequence[Task]
+    sampling: SamplingConfig | None = None
+    """None: as the setup of the rollouts says."""
+    cut: Cut | None = None
+    """When the rest of the batch is cut. Some trajectories may then be unfinished."""
+    branch: BranchConfig | None = None
+    """If set, each `branch.group_size` tasks, which are one task repeated, are typed as trees."""
+
+
+class RolloutService(ABC):
+    """Trajectories for tasks, from a line loop that runs elsewhere: in a thread, in a process, or on other machines.
+
+    The engine is the caller's. Kernels start ahead of need while the caller does something else; `close` ends them all.
+    """
+
+    def __init__(self, setup: RolloutSetup) -> None:
+        self.vocabulary = setup.vocabulary
+        self.at_once = setup.at_once or setup.kernel.size
+        """How many trajectories may be under way."""
+        self.loop_share = 0.0
+        """CPU time of the line loop over the wall time of the last batch. Near 1, everything waits for the loop."""
+        self.environments: Mapping[int, Any] = {}
+        """The user's environments of the last batch, by the index of the task. Void trajectories may have none, and
+        those in other processes are not here."""
+
+    @property
+    def workers(self) -> Sequence[Mapping[str, Any]]:
+        """The workers of a cluster (`worker`, `node`, `up`, `under_way`); none on one machine."""
+        return ()
+
+    def generate(
+        self,
+        tasks: Sequence[Task],
+        sampling: SamplingConfig | None = None,
+        cut: Cut | None = None,
+        branch: BranchConfig | None = None,
+    ) -> list[Trajectory]:
+        """The trajectories of a `RolloutBatch` of these, in the order of the tasks. Raises what `Rollout.many` does."""
+        rolling = self.begin(RolloutBatch(tuple(tasks), sampling, cut, branch))
+        try:
+            trajectories = rolling.result()
+        except KeyboardInterrupt:
+            rolling.cancel()
+            raise
+        refuse_if_all_aborted(trajectories)
+        return trajectories
+
+    @abstractmethod
+    def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
+        """As `generate`, but returns at once, and raises nothing if all trajectories are aborted.
+
+        Several batches may be under way, of `at_once` trajectories together at most. On a cluster they all end at
+        once for `on_end`. Cancelling the future ends what is still under way.
+        """
+
+    @abstractmethod
+    def kernel_numbers(self) -> dict[str, float]:
+        """The pool's counters and percentiles, flat."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all kernels and the loop. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def refuse_if_all_aborted(trajectories: Sequence[Trajectory]) -> None:
+    """Raises KernelError if no trajectory at all could run: then the machine is at fault, not a single kernel."""
+    if trajectories and all(trajectory.stop_reason is StopReason.ABORTED for trajectory in trajectories):
+        count, first = len(trajectories), trajectories[0].error
+        raise KernelError(f"not one of {count} trajectories could run; the first: {first}")
