@@ -133,7 +133,7 @@ def test_a_missing_vllm_is_said_with_the_command_that_brings_it(
 def test_attaching_without_jupyter_console_says_first_what_brings_it_and_then_what_brings_bwrap(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("repl_rl.doctor.jupyter_console", lambda: None)
+    monkeypatch.setattr("repl_rl.utils.machine.jupyter_console", lambda: None)
     monkeypatch.setattr("repl_rl.kernel.sandbox.find_bwrap", lambda: None)  # ends the rollout before the model loads
     arguments = ["--set", "kernel.sandbox=bwrap", "--task", "x", "--attach", "--out", str(tmp_path / "x.jsonl")]
     code, shown = run(["rollout", "--model", "nano", *arguments], capsys)

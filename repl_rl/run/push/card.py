@@ -20,8 +20,7 @@ from repl_rl.models.nano import SHIPPED
 from repl_rl.run.push.dataset import data_files, transcript
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.text import cut_middle, visible
-from repl_rl.view.charts import charts
-from repl_rl.view.drawing import chart_svg
+from repl_rl.view.charts import chart_svg, charts
 from repl_rl.view.run import Run, facts, family_rows, summary
 
 CURVE = "curve.svg"
