@@ -177,7 +177,7 @@ def compare(plan: EvaluationPlan) -> Iterator[Row]:
             result = evaluate(service, tasks, reward_table(config.rewards, config.credit), sampling)
         starts = range(0, len(tasks), plan.samples)
         problems = tuple(result.trajectories[start : start + plan.samples] for start in starts)
-        yield make_row(plan, combination, problems, first, result.seconds)
+        yield make_row(plan, combination, problems, first, result.numbers["seconds"])
         first = first or problems
 
 
