@@ -18,6 +18,7 @@ from repl_rl.trajectory import LineKind
 OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
 STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
 
+
 def read_all(*turns: str) -> list[Turn]:
     reader = PythonReader()
     return [reader.read(turn) for turn in turns]
