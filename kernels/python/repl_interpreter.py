@@ -61,9 +61,17 @@ class Outcome:
     """
 
     __slots__ = (
-        "answer", "answer_forms", "calls", "compiled", "error_message", "error_name", "images", "omitted_bytes",
-        "output", "status",
-    )  # fmt: skip
+        "answer",
+        "answer_forms",
+        "calls",
+        "compiled",
+        "error_message",
+        "error_name",
+        "images",
+        "omitted_bytes",
+        "output",
+        "status",
+    )
 
     def __init__(
         self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0, error_message=None

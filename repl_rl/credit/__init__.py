@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from repl_rl.config import CreditConfig
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
-from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
+from repl_rl.credit.normalize import FLOOR, are_equal, deviation
 from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
@@ -70,8 +70,7 @@ def estimator_of(config: CreditConfig) -> Estimator:
         try:
             estimated = [[float(value) for value in values] for values in function(group, rewards, config)]
         except Exception as error:  # users' code may raise anything
-            place = place_of(error)
-            where = f" ({place})" if place else ""
+            where = f" ({line})" if (line := place_of(error)) else ""
             raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}{where}") from error
         if list(map(len, estimated)) != list(map(len, rewards)):
             raise RewardError(
@@ -104,8 +103,10 @@ def batch_line_advantages(
     """
     if outcomes is None:
         outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
-    for group, values in zip(groups, rewards, strict=True):
-        _refuse_misfits(group, values)
+    for group, of_group in zip(groups, rewards, strict=True):
+        for trajectory, values in zip(group, of_group, strict=True):
+            if len(values) != (count := len(trajectory.lines)):
+                raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {count} lines")
     if config.estimator == "critic":
         from repl_rl.credit.critic import critic_advantages  # which needs numpy, and viewers do without it
 
@@ -165,12 +166,6 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     return values
 
 
-def _refuse_misfits(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]]) -> None:
-    for trajectory, values in zip(group, rewards, strict=True):
-        if len(values) != len(trajectory.lines):
-            raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
-
-
 def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
@@ -206,17 +201,23 @@ def _scaled(
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
     unit: float,
 ) -> list[LineValues]:
-    """Divide by the scales that keep proportions, which valid trajectories alone decide."""
+    """Divide by the scales that keep proportions, which valid trajectories alone decide.
+
+    Never by less than `FLOOR` times `unit`, what a right answer earns, so a small reward keeps a small effect.
+    """
     valid = [[index for index, member in enumerate(group) if not member.is_void] for group in groups]
     returns = [[math.fsum(of_group[index]) for index in kept] for of_group, kept in zip(rewards, valid, strict=True)]
     if config.scale == "batch":
         gathered = gather([(value, 1) for of_group in returns for value in of_group])
-        divisors = [max(deviation([value for value, _ in gathered]), FLOOR * unit)] * len(groups)
+        compared = [[value for value, _ in gathered]] * len(groups)
+    elif config.scale == "floor":
+        compared = returns
     else:
-        divisors = [
-            group_divisor(config.scale, of_group, [paid[index] for index in kept], unit) if kept else 1.0
-            for of_group, paid, kept in zip(returns, outcomes, valid, strict=True)
-        ]
+        compared = [[paid[index] for index in kept] for paid, kept in zip(outcomes, valid, strict=True)]
+    divisors = [
+        unit if config.scale == "outcome" and values and are_equal(values) else max(deviation(values), FLOOR * unit)
+        for values in compared
+    ]
     return [
         [[value / divisor for value in of_one] for of_one in of_group]
         for of_group, divisor in zip(estimated, divisors, strict=True)

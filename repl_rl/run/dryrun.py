@@ -41,7 +41,7 @@ _TRAINED = 4
 Kahan sums are one more."""
 _GIB = 2**30
 
-_PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
+PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
 
 
@@ -69,7 +69,7 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     gpus, gpu_gib = gpus_here()
     # The config checks its own keys. TRL is asked about further arguments, and about what depends on processes and
     # GPUs: loading it, and torch, takes seconds.
-    is_plain = all(key in _PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
+    is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
     if not is_plain or gpus or config.train.processes > 1:
         training_arguments(config, folder)
     brought = [

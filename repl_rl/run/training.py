@@ -29,7 +29,7 @@ from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.setup import environment_of, load_extensions
+from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
 from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.resume import open_run, what_changes
@@ -118,11 +118,6 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
     With `asks_hub=False`, a data set of the hub is not loaded, and the inputs have no tasks.
     """
-    if config.train.group_size < 2:
-        raise ConfigError(
-            f"train.group_size is {config.train.group_size}, and TRL's trainer takes groups of two or more, with or "
-            "without a baseline"
-        )
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
     require_engine(config.engine)
@@ -132,6 +127,7 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
             "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
         )
     require_backend(config.kernel.backend, config.kernel.sandbox)
+    limits_of(config.kernel)  # raises ConfigError for a profile that is not there
     model_path = find_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,7 +19,7 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import FORMATS, Format, Problem, read_problems, rows_of, taken_out
+from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
 from repl_rl.trajectory import Task
@@ -32,7 +32,7 @@ _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a short name stands for: the place of a data set on the hub, and the names of its columns.
+    """What a short name stands for: where a data set is on the hub, and the names of its columns.
 
     `split` is None if the set has nothing to train on.
     """
@@ -74,25 +74,6 @@ PRESETS: dict[str, Preset] = {
 """The presets, by their names in `tasks.dataset`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataSplit:
-    """One split of a set, and the part of it that is wanted: all of it, the held-out share, or the rest.
-
-    `path` is the folder or file that it is read from, None for a set of the hub.
-    """
-
-    name: str
-    hub: str
-    path: str | None
-    subset: str | None
-    split: str
-    form: Format
-    columns: Mapping[str, str]
-    """The user's, by role, in place of the form's."""
-    format: str | None
-    keep: Callable[[Problem], bool]
-
-
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
     """`count` problems in an order that `seed` determines. A data set with fewer problems gives all of them.
 
@@ -101,14 +82,15 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
     if config.is_generated:
         tasks = make_tasks(config.families, count, seed, split)
     else:
-        tasks = _tasks_of(_data_split(config, split))
+        tasks = _tasks_of(config, split)
         Random(f"{seed}/{split}").shuffle(tasks)
         tasks = tasks[:count]
     require_gradable(tasks)
     return tasks
 
 
-def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
+def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
+    """All problems of a data set on one side."""
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
@@ -116,7 +98,7 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
     if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
-        return _data_split(TasksConfig(dataset=heldout), "heldout")
+        return _tasks_of(TasksConfig(dataset=heldout), "heldout")
     split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split
     if split is None:
         raise ConfigError(
@@ -124,7 +106,7 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
             f"tasks.heldout: {config.dataset}), or set tasks.split to train on its own problems"
         )
 
-    def keep(problem: Problem) -> bool:
+    def is_wanted(problem: Problem) -> bool:
         if config.is_split_by_date:
             assert config.before is not None
             assert config.after is not None
@@ -144,48 +126,31 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
     else:
         form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
-    return DataSplit(
-        name=name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name,
-        hub=preset.hub,
-        path=config.path,
-        subset=config.subset or preset.subset,
-        split=split,
-        form=form,
-        columns=config.columns.model_dump(exclude_none=True),
-        format=config.format,
-        keep=keep,
-    )
-
-
-def _tasks_of(source: DataSplit) -> list[Task]:
-    """All problems in the wanted part of the split."""
+    name = name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name
+    if config.path is None:
+        rows = _numbered(load_hub(preset.hub, config.subset or preset.subset, split), name, split)
+    elif any((path := _found(config.path)).joinpath(saved).exists() for saved in _SAVED):
+        rows = _numbered(_from_disk(path, split), name, split)
+    else:
+        rows = rows_of(_files_of(path, config.subset or preset.subset, split))
+    columns = config.columns.model_dump(exclude_none=True)
     tasks: dict[str, Task] = {}
-    for number, problem in enumerate(read_problems(_rows(source), source.form, source.columns, source.format)):
-        if not source.keep(problem):
+    for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
+        if not is_wanted(problem):
             continue
-        task_id = f"{source.name}-{source.split}-{number if problem.id is None else problem.id}"
+        task_id = f"{name}-{split}-{number if problem.id is None else problem.id}"
         if task_id in tasks:
-            raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
-        metadata = dict(problem.metadata) | ({"where": problem.where} if source.format else {})
-        tasks[task_id] = Task(task_id, problem.question, problem.answer, problem.family or source.name, metadata)
+            raise ConfigError(f"data set {name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
+        metadata = dict(problem.metadata) | ({"where": problem.where} if config.format else {})
+        tasks[task_id] = Task(task_id, problem.question, problem.answer, problem.family or name, metadata)
     if not tasks:
-        raise ConfigError(
-            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
-        )
+        raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
     return list(tasks.values())
 
 
-def _rows(source: DataSplit) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The split's rows, each with what errors call it: its file and line, or its number in the split."""
-    path = None if source.path is None else _found(source.path)
-    if path is None or any((path / name).exists() for name in _SAVED):
-        loaded = load_hub(source.hub, source.subset, source.split) if path is None else _from_disk(path, source.split)
-        where = f"data set {source.name!r}, split {source.split!r}"
-        return ((f"{where}, row {number}", row) for number, row in enumerate(loaded))
-    files = _files_of(path, source.subset, source.split)
-    if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in files})) > 1:
-        raise ConfigError(f"{path} holds split {source.split!r} as {' and '.join(kinds)}; leave one kind of file in it")
-    return rows_of(files)
+def _numbered(rows: Iterable[Row], name: str, split: str) -> Iterator[tuple[str, Row]]:
+    """Rows, each with what errors call it."""
+    return ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(rows))
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -245,6 +210,8 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
                 "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
             )
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
+    if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in chosen})) > 1:
+        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
 
 

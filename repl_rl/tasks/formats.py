@@ -226,7 +226,7 @@ def read_problems(
             except ValueError as error:
                 raise ConfigError(f"{where}: column {column}{of_form}: {error}") from error
         metadata = dict(form.metadata) | ({"context": values["context"]} if "context" in values else {})
-        known = (values.get(role) for role in ("question", "answer", "id", "family", "date"))
+        known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
         yield Problem(where, *known, metadata)
 
 

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
@@ -81,7 +81,7 @@ def family_of(name: str) -> Family:
 def _imported_family(path: str) -> Family:
     base, dash, number = path.rpartition("-")
     is_made = bool(dash) and number.isdecimal()
-    found = imported(base if is_made else path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
+    found: Any = imported(base if is_made else path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
     if is_made:
         try:
             found = found(int(number))
@@ -137,6 +137,6 @@ def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[st
 
 def _problem(name: str, operands: Sequence[int]) -> str:
     family = KNOWN.get(name)
-    identity = family and family.identity
+    identity = None if family is None else family.identity
     shared = map(str, sorted(operands)) if identity is None else [identity(*operands)]
     return " ".join([family.name if family else name, *shared])

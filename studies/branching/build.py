@@ -6,6 +6,7 @@ It is shown locks and mazes, more short ones than long ones. The checkpoint besi
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -39,7 +40,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser("python -m studies.branching.build", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help=f"default: {RECIPE.steps}")
-    parser.add_argument("--sessions", type=int, help=f"default: {RECIPE.sessions:,}")
+    parser.add_argument("--steps", type=int, default=RECIPE.steps)
+    parser.add_argument("--sessions", type=int, default=RECIPE.sessions)
     options = parser.parse_args()
-    print(build(options.out, options.seed, options.steps, options.sessions, recipe=RECIPE))
+    build(options.out, options.seed, replace(RECIPE, steps=options.steps, sessions=options.sessions))

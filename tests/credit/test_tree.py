@@ -119,6 +119,7 @@ def test_a_branch_of_nothing_is_refused(line: int) -> None:
         line_advantages(group, [[0.0, 0.0], [1.0]], config("branch"))
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("estimator", ["branch", pytest.param(VINE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("branches", "is_filled"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from itertools import pairwise
+from pathlib import Path
 
 from hypothesis import strategies as st
 
@@ -12,17 +14,25 @@ from repl_rl.dialect import Cell, Dialect, Reader, Turn
 from repl_rl.kernel import KernelSource
 from repl_rl.rollout.execute import TrajectoryKernel, TurnResult, run_turn
 
+FOLDER = Path(__file__).parent
 Splits = st.lists(st.integers(0, 400), max_size=8)
 
 
+def sessions(name: str) -> dict[str, list[str]]:
+    """The lines of each session of a file by its name. Escapes in the file are those of a Python literal."""
+    written = (FOLDER / f"{name}.txt").read_text(encoding="utf-8")
+    parts = [part.partition("\n") for part in f"\n{written}".rstrip("\n").split("\n=== ")[1:]]
+    return {name: ast.literal_eval(f'"""{lines}\n"""').removesuffix("\n").split("\n") for name, _, lines in parts}
+
+
 def pieces_of(data: bytes, cuts: Iterable[int]) -> list[bytes]:
-    """`data` cut at these places."""
-    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    return [data[start:end] for start, end in pairwise(places)] or [b""]
+    """`data` cut at these offsets."""
+    offsets = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    return [data[start:end] for start, end in pairwise(offsets)] or [b""]
 
 
 def turns_of(text: str, stops: str, take: Callable[[int], int] = lambda left: 0) -> list[str]:
-    """`text` as turns that end behind a stop, or `take(what is left)` characters later: typed ahead."""
+    """`text` as turns that end after a stop, or `take(what is left)` characters later: typed ahead."""
     turns: list[str] = []
     while text:
         stop = next((index for index, character in enumerate(text) if character in stops), len(text) - 1) + 1

@@ -6,7 +6,6 @@ does for people; its prompts are set to single characters that nothing else prin
 
 from __future__ import annotations
 
-import ast
 import os
 import pty
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from dialect.talk import sessions
 
 from repl_rl.dialect import PRIMARY_PROMPT, PythonReader
 from repl_rl.kernel import KernelPool, Limits, Profile
@@ -28,14 +28,7 @@ FORGET_LINES = "__import__('linecache')._register_code = lambda *_: None; "
 do, on every Python, so that a model reads the same wherever it runs."""
 
 
-def sessions() -> dict[str, list[str]]:
-    """The lines of each session by its name. Escapes in the file are those of a Python literal."""
-    written = (Path(__file__).parent / "sessions.txt").read_text(encoding="utf-8")
-    parts = [part.partition("\n") for part in f"\n{written}".rstrip("\n").split("\n=== ")[1:]]
-    return {name: ast.literal_eval(f'"""{lines}\n"""').removesuffix("\n").split("\n") for name, _, lines in parts}
-
-
-SESSIONS = sessions()
+SESSIONS = sessions("sessions")
 
 
 def cpython(lines: list[str], folder: Path) -> str:

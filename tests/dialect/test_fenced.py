@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from dialect.conftest import Talk
-from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, turns_of
-from hypothesis import given
-from hypothesis import strategies as st
 
 from repl_rl.config import DialectConfig
-from repl_rl.dialect import Cell, CellRun, Refusal, Turn
+from repl_rl.dialect import Cell, CellRun
 from repl_rl.dialect.fenced import FencedDialect, FencedReader
 from repl_rl.trajectory import LineKind
 
@@ -116,88 +112,6 @@ def test_an_answer_handed_over_in_a_block_ends_the_session(talked: Talk) -> None
     assert "```output\n" in text
 
 
-@pytest.mark.parametrize(
-    ("typed", "sources"),
-    [
-        ("```python\nx\n```\n", ["x"]),
-        ("```Python\nx\n```\n", ["x"]),
-        ("```py\nx\n```\n", ["x"]),
-        ("```python3\nx\n```\n", ["x"]),
-        ("``` python \nx\n```  \n", ["x"]),
-        ("```python title='a.py' {1}\nx\n```\n", ["x"]),
-        ("~~~python\nx\n~~~\n", ["x"]),
-        ("~~~ python `a`\nx\n~~~\n", ["x"]),
-        ("````python\n'''\n```\n'''\n````\n", ["'''\n```\n'''"]),
-        ("```python\nx\n`````\n", ["x"]),
-        ("```python\nx\n~~~\ny\n```\n", ["x\n~~~\ny"]),
-        ("```python\n  x\n```\n", ["  x"]),
-        ("```python\nif x:\n    y\n\n    z\n```\n", ["if x:\n    y\n\n    z"]),
-        ("  ```python\n  if x:\n      y\n z\n  ```\n", ["if x:\n    y\nz"]),
-        ("```python\nx\n``` y\n```\n", ["x\n``` y"]),
-        ("```python\nx\r\n```\r\n", ["x"]),
-        ("```python\n```\n", []),
-        ("```python\n# only a thought\n\n```\n", []),
-        ("```\nx\n```\n", []),
-        ("```js\nx\n```\n", []),
-        ("```output\nx\n```\n", []),
-        ("```pythonic\nx\n```\n", []),
-        ("    ```python\nx\n    ```\n", []),
-        ("`python\nx\n`\n", []),
-        ("``python\nx\n``\n", []),
-        ("a ```python\nx\n```\n", []),
-        ("```python x```\n", []),
-        ("````text\n```python\nx\n```\n````\n", []),
-        ("```python\nx\n", []),
-    ],
-)
-def test_which_blocks_run(typed: str, sources: list[str]) -> None:
-    assert [cell.source for cell in cells_of(FencedReader(), turns_of(typed, "\n"))] == sources
-
-
-def test_a_block_behind_one_of_another_language_runs() -> None:
-    typed = "```\na\n```\n```output\n42\n```\n```python\nx\n```\n"
-    assert cells_of(FencedReader(), turns_of(typed, "\n")) == [Cell("x", EXPRESSION)]
-
-
-def test_what_lines_count_as() -> None:
-    typed = [
-        "A thought.\n",
-        "\n",
-        "```python\n",
-        "# c\n",
-        "\n",
-        "x = 1\n",
-        "```\n",
-        "```text\n",
-        "x\n",
-        "```\n",
-        "End.\n",
-    ]
-    kinds = [COMMENT, BLANK, OPEN, COMMENT, BLANK, OPEN, OPEN, BLANK, BLANK, BLANK, COMMENT]
-    turns = read_all(FencedReader(), typed)
-    assert [turn.idle_kind for turn in turns] == kinds
-    assert [len(turn.cells) for turn in turns] == [0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_a_block_whose_fence_is_the_end_of_the_text_runs() -> None:
-    reader = FencedReader()
-    assert reader.read("```python\nx\n").cells == ()
-    assert reader.read("```", end_of_input=True) == Turn("```", (Cell("x", EXPRESSION),), OPEN)
-
-
-def test_a_block_that_the_end_of_the_text_leaves_open_does_not_run() -> None:
-    assert FencedReader().read("```python\nx", end_of_input=True).cells == ()
-
-
-def test_code_that_breaks_off_is_refused_with_the_compilers_words() -> None:
-    [cell] = FencedReader().read("```python\nif x:\n```\n").cells
-    message = (
-        '  File "<stdin>", line 1\n    if x:\n         ^\n'
-        "IndentationError: expected an indented block after 'if' statement on line 1\n"
-    )
-    assert cell == Cell("if x:", SYNTAX_ERROR, Refusal("IndentationError", message))
-
-
 def show(reader: FencedReader, *outputs: str) -> str:
     runs = [CellRun(Cell("x", EXPRESSION), output) for output in outputs]
     return "".join(part.text for part in reader.show(runs, goes_on=True))
@@ -227,45 +141,3 @@ def test_text_typed_ahead_stands_before_the_output_block() -> None:
     assert turn.cells == (Cell("x", EXPRESSION),)
     assert show(reader, "1\n") == "\n```output\n1\n```\n"
     assert reader.read(" it is.\nAnswer: 1\n").answer == ("1",)
-
-
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("Answer: 42\n", ("42",)),
-        ("```python\nAnswer: 42\n```\n", None),
-        ("```output\nAnswer: 42\n```\n", None),
-        ("```python\nAnswer: 42\n", None),
-    ],
-)
-def test_answers_stand_in_prose(typed: str, answer: tuple[str, ...] | None) -> None:
-    answers = [turn.answer for turn in read_all(FencedReader(), turns_of(typed, "\n"))]
-    assert [found for found in answers if found] == ([answer] if answer else [])
-
-
-def test_a_boxed_answer_counts_at_the_end() -> None:
-    reader = FencedReader()
-    assert reader.read("So \\boxed{\\frac{1}{2}}.\n").answer is None
-    assert reader.read("```python\n\\boxed{3}\n```\n").answer is None
-    assert reader.read("Done.", end_of_input=True).answer == ("\\frac{1}{2}",)
-
-
-LINES = st.lists(
-    st.sampled_from(
-        ["```python", "```", "````", "~~~", "~~~py", "```output", "x = 1", "x", "    y", "", "é€", "Answer: 1"]
-    ),
-    min_size=1,
-    max_size=14,
-)
-
-
-@given(LINES, st.data())
-def test_where_turns_are_cut_changes_no_cell(lines: list[str], data: st.DataObject) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    turns = turns_of(text, "\n", lambda left: data.draw(st.integers(0, left)))
-    assert cells_of(FencedReader(), turns) == cells_of(FencedReader(), [text])
-
-
-@given(st.binary() | st.text("`~\npython x").map(str.encode), Splits, st.booleans())
-def test_no_text_is_lost_and_nothing_raises(data: bytes, cuts: list[int], ends: bool) -> None:
-    assert_texts_are_the_bytes(FencedReader(), data, cuts, ends)

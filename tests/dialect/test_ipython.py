@@ -16,9 +16,7 @@ from pathlib import Path
 
 import pytest
 from dialect.conftest import Talk
-from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, talk, turns_of
-from hypothesis import given
-from hypothesis import strategies as st
+from dialect.talk import sessions, talk
 from kernel.conftest import LIMITS
 from kernel.kernelspecs import STOCK, kernelspecs
 
@@ -33,101 +31,8 @@ __all__ = ["kernelspecs"]
 OPEN, COMMENT, BLANK = LineKind.OPEN, LineKind.COMMENT, LineKind.BLANK
 STATEMENT, EXPRESSION, SYNTAX_ERROR = LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.SYNTAX_ERROR
 
-ECHOES = """\
-1 + 1
-# a comment counts
 
-   \x20
-x = 3
-x
-None
-x; x + 1
-x; y = 2
-x;
-x  # a thought
-x; # quiet
-'a\\nb'
-class A:
-    def __repr__(self):
-        return 'one\\ntwo'
-
-A()
-_
-print(1); 5
-for i in range(2):
-    i
-    print(i)
-
-if x:
-    x
-
-def f():
-    '''a
-
-    b'''
-    return [
-1,
-
-2]
-
-f()
-(1,
-
-2)
-x = [
-
-]
-y = \\
-5
-y
-@str
-def g(): pass
-
-class B: pass
-  z = 7
-z
-try:
-    1 / 0
-except ZeroDivisionError:
-    print('caught')
-
-[
-1,
-2,
-]
-"""
-ERRORS = """\
-1 / 0
-foo bar
-def f():
-    return 1 / 0
-
-f()
-1 +
-for i in (1, 0):
-    1 / i
-
-raise ValueError('a\\nb')
-x
-_1
-"""
-MAGICS = """\
-6 * 7
-_1 + 1, Out[1], _
-In[1]
-%precision 2
-3.14159
-!echo hi
-files = !echo a b
-files
-%%capture seen
-print(1)
-
-
-seen.stdout
-list(range(40))
-{'a' * 30: 1, 'b' * 30: 2, 'c' * 30: 3}
-"""
+SESSIONS = {name: "".join(f"{line}\n" for line in lines) for name, lines in sessions("ipython_sessions").items()}
 
 
 def ipython_shows(lines: str, home: Path) -> str:
@@ -167,14 +72,16 @@ def on_a_stock_kernel(lines: str) -> str:
     return without_typed_text(asyncio.run(go()), typed_lines(lines))
 
 
-@pytest.mark.parametrize("lines", [ECHOES, ERRORS, MAGICS], ids=["echoes", "errors", "magics"])
-def test_a_stock_kernel_shows_what_ipython_shows(lines: str, tmp_path: Path) -> None:
-    assert on_a_stock_kernel(lines) == ipython_shows(lines, tmp_path)
+@pytest.mark.more
+@pytest.mark.parametrize("name", SESSIONS)
+def test_a_stock_kernel_shows_what_ipython_shows(name: str, tmp_path: Path) -> None:
+    assert on_a_stock_kernel(SESSIONS[name]) == ipython_shows(SESSIONS[name], tmp_path)
 
 
 def test_our_kernel_echoes_as_ipython_does(talked: Talk, tmp_path: Path) -> None:
-    text, _ = talked(IPythonDialect(), typed_lines(ECHOES))
-    assert without_typed_text(text, typed_lines(ECHOES)) == ipython_shows(ECHOES, tmp_path)
+    lines = SESSIONS["echoes"]
+    text, _ = talked(IPythonDialect(), typed_lines(lines))
+    assert without_typed_text(text, typed_lines(lines)) == ipython_shows(lines, tmp_path)
 
 
 def test_our_kernel_shows_cpythons_tracebacks(talked: Talk) -> None:
@@ -196,14 +103,6 @@ def test_an_answer_ends_the_session(talked: Talk) -> None:
 def test_what_a_program_prints_is_no_echo(talked: Talk) -> None:
     text, _ = talked(IPythonDialect(), [" print('Out[9]: 1')\n"])
     assert text == " print('Out[9]: 1')\nOut[9]: 1\n\nIn [2]:"
-
-
-def test_the_kinds_of_lines() -> None:
-    typed = [" x\n", " x = 1\n", " # c\n", "\n", " if x:\n", "     # c\n", "     y\n", "\n", " %time x\n", " x =\n"]
-    turns = read_all(IPythonReader(), typed)
-    assert [turn.idle_kind for turn in turns if not turn.cells] == [BLANK, OPEN, COMMENT, OPEN]
-    kinds = [EXPRESSION, STATEMENT, COMMENT, STATEMENT, EXPRESSION, SYNTAX_ERROR]
-    assert [cell.kind for turn in turns for cell in turn.cells] == kinds
 
 
 def test_prompts() -> None:
@@ -252,38 +151,3 @@ def test_the_prompt_of_a_base_model_and_of_a_chat_model() -> None:
     text = dialect.completion_prompt("What is 6 * 7?\nBe brief.")
     assert text.endswith("Type '?' for help.\n\n# What is 6 * 7?\n# Be brief.\n\nIn [1]:")
     assert dialect.chat_prompt("Q").prefill.endswith("Type '?' for help.\n\nIn [1]:")
-
-
-@pytest.mark.parametrize(
-    ("typed", "sources"),
-    [(" x", ["x"]), (" if x:\n    y", ["if x:\n    y"]), (" f(1", ["f(1"]), ("", []), (" # c", ["# c"])],
-)
-def test_the_end_of_input_ends_the_line_and_the_block(typed: str, sources: list[str]) -> None:
-    assert [cell.source for cell in IPythonReader().read(typed, end_of_input=True).cells] == sources
-
-
-LINES = st.lists(
-    st.sampled_from(
-        ["x = 1", "x", "", "    y", "  ", "# c", "if x:", "f(", ")", "'''", "1 +", "%time x", "%%time", "!ls"]
-    ),
-    min_size=1,
-    max_size=10,
-)
-
-
-@given(LINES, st.data())
-def test_where_turns_are_cut_changes_no_cell(lines: list[str], data: st.DataObject) -> None:
-    text = "".join(f"{line}\n" for line in lines)
-    whole = cells_of(IPythonReader(), [f" {text}"])
-    reader = IPythonReader()
-    cells: list[Cell] = []
-    behind_prompt = True
-    for turn in turns_of(text, "\n", lambda left: data.draw(st.integers(0, left))):
-        cells += reader.read((" " if behind_prompt else "") + turn).cells
-        behind_prompt = turn.endswith("\n")
-    assert cells == whole
-
-
-@given(st.binary() | st.text(" x1#:('\\\n\r\f\t\x00@%!?;,\x1c\x85\u2028{"), Splits, st.booleans())
-def test_no_text_is_lost_and_nothing_raises(data: bytes | str, cuts: list[int], ends: bool) -> None:
-    assert_texts_are_the_bytes(IPythonReader(), data.encode() if isinstance(data, str) else data, cuts, ends)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from repl_rl.engine.server.client import serve_flags
 from repl_rl.models.nano import NANO_PATH
@@ -51,6 +53,10 @@ class RunningServer:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)
         raise AssertionError(f"vllm serve is not up after {_START_S} s:\n{self.log.read_text()[-3000:]}")
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=600) as response:
+            return json.load(response)
 
     def kill(self) -> None:
         """SIGKILL to the server and all its processes."""

@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from kernel.conftest import LIMITS, in_one_session, until
+import yaml
+from kernel.conftest import LIMITS, in_one_session
+from waiting import until_async as until
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, cgroups, landlock
@@ -20,39 +22,7 @@ from repl_rl.kernel.sandbox import SandboxKind
 BIG = "block = bytearray(150 << 20)"
 NOBODY = 2**22 + 1
 """A process id that Linux never gives."""
-CHILD = "import os, time\nif os.fork() == 0:\n    x = b'x' * (60 << 20)\n    time.sleep(600)\n"
-FILE = "_ = open('/tmp/f', 'wb').write(bytes(60 << 20))"
-SHARED = "import mmap; m = mmap.mmap(-1, 60 << 20); m.write(bytes(60 << 20))"
-LEADERLESS = """
-import ctypes, os, threading, time
-def child():
-    first, hold = "/proc/self/task/%d/stat" % os.getpid(), []
-    def work():
-        while " Z " not in open(first).read(): time.sleep(0.02)
-        hold.append(b"x" * (60 << 20)); time.sleep(600)
-
-    threading.Thread(target=work).start(); ctypes.CDLL(None).syscall(60, 0)
-
-if os.fork() == 0: child()
-"""
-FULL_SOCKETS = """
-import os, socket, time
-def fill():
-    held = []
-    for _ in range(100):
-        ends = socket.socketpair(); held.append(ends)
-        for end in ends:
-            end.setblocking(False); end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
-            try:
-                while True: end.send(bytes(65536))
-            except BlockingIOError: pass
-    return held
-
-for _ in range({processes}):
-    if os.fork() == 0:
-        held = fill(); time.sleep(600)
-
-"""
+HELD = yaml.safe_load(Path(__file__).with_name("hungry.yaml").read_text())
 
 
 @pytest.fixture
@@ -76,6 +46,7 @@ def each_way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.more
 async def test_a_session_waits_for_room_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     async with KernelPool(4, LIMITS, warm=0, memory_mb=165) as pool, pool.session() as kernel:
@@ -93,6 +64,7 @@ async def test_one_session_may_always_start() -> None:
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
 
+@pytest.mark.more
 @pytest.mark.usefixtures("without_groups")
 async def test_the_largest_session_goes_where_the_budget_is_exceeded(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
@@ -111,12 +83,9 @@ async def test_the_largest_session_goes_where_the_budget_is_exceeded(caplog: pyt
 
 
 @pytest.mark.more
-@pytest.mark.parametrize(
-    "cell",
-    [CHILD, FILE, LEADERLESS, FULL_SOCKETS.format(processes=2)],
-    ids=["a-child", "a-file", "no-first-thread", "sockets"],
-)
-async def test_what_a_session_holds_beside_its_own_process_counts(cell: str, each_way: str) -> None:
+@pytest.mark.parametrize("name", ["child", "file", "leaderless", "full-sockets"])
+async def test_what_a_session_holds_beside_its_own_process_counts(name: str, each_way: str) -> None:
+    cell = HELD[name].replace("PROCESSES", "2")
     async with KernelPool(4, Limits(line_s=60, tmp_mb=64), warm=0, memory_mb=1000) as pool, pool.session() as kernel:
         assert (await kernel.execute(cell)).status is ExecStatus.OK
         await until(lambda: pool.stats.used_mb > 58)
@@ -125,7 +94,7 @@ async def test_what_a_session_holds_beside_its_own_process_counts(cell: str, eac
 @pytest.mark.more
 async def test_memory_is_shared_without_a_file_only_where_it_is_charged(each_way: str) -> None:
     async with KernelPool(4, LIMITS, warm=0, memory_mb=1000) as pool, pool.session() as kernel:
-        result = await kernel.execute(SHARED)
+        result = await kernel.execute(HELD["shared"])
         if each_way == "groups":
             await until(lambda: pool.stats.used_mb > 58)
         else:
@@ -244,51 +213,25 @@ def test_the_processes_of_a_run_share_what_is_available(monkeypatch: pytest.Monk
     assert 0 < default_budget_mb() < 1
 
 
-PINNED = """
-import ctypes, fcntl, mmap, os
-libc, held = ctypes.CDLL(None), []
-for _ in range(30):
-    pages = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE); pages.write(b"x" * (32 << 20))
-    vector = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(pages)), 32 << 20)
-    ends = os.pipe(); held.append(ends); _ = libc.vmsplice(ends[1], vector, 1, 0)
-    del vector, pages
-
-"""
-MAPPED = """
-import mmap, os, time
-for _ in range(3):
-    if os.fork() == 0:
-        m = mmap.mmap(-1, 400 << 20, mmap.MAP_PRIVATE)
-        for i in range(0, 400 << 20, 4096): m[i] = 1
-        time.sleep(600)
-
-"""
-UNMAPPED = """
-import ctypes
-libc = ctypes.CDLL(None)
-size, address = ctypes.c_size_t, ctypes.c_void_p
-libc.mmap.restype, libc.mmap.argtypes = address, [address, size, *[ctypes.c_int] * 3, size]
-libc.munmap.argtypes = [address, size]
-for _ in range(5):
-    address = libc.mmap(None, 200 << 20, 3, 0x21, -1, 0)
-    if address == ctypes.c_void_p(-1).value: break
-    _ = ctypes.memset(address, 1, 200 << 20), libc.munmap(address + 4096, (200 << 20) - 4096)
-
-"""
-LEADERLESS_THREE = LEADERLESS.replace("60 << 20", "350 << 20").replace("if os.fork", "for _ in range(3):\n  if os.fork")
+LEADERLESS = (
+    HELD["leaderless"].replace("60 << 20", "350 << 20").replace("if os.fork", "for _ in range(3):\n  if os.fork")
+)
 HUNGRY = {
-    "unmapped": UNMAPPED,
-    "sockets": FULL_SOCKETS.format(processes=40),
-    "without-a-first-thread": LEADERLESS_THREE,
-    "mapped": MAPPED,
-    "pinned": PINNED,
+    "unmapped": HELD["unmapped"],
+    "sockets": HELD["full-sockets"].replace("PROCESSES", "40"),
+    "without-a-first-thread": LEADERLESS,
+    "mapped": HELD["mapped"],
+    "pinned": HELD["pinned"],
 }
 
 
 @pytest.mark.more
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * (name in ("mapped", "pinned"))) for name in HUNGRY],
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("unmapped", "without-a-first-thread")))
+        for name in HUNGRY
+    ],
 )
 async def test_memory_beyond_the_budget_is_no_siblings_loss(name: str, each_way: str) -> None:
     """Whoever holds it is killed, by the budget or by Linux, in part or as a whole."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,16 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel.conftest import HASTY, LIMITS, SOAK, open_descriptors, until
+from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors
+from waiting import until_async as until
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool
 from repl_rl.kernel.pool import PooledKernel
 from repl_rl.kernel.processes import tree
-from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
 Lines = list[str]
-Pools = Callable[..., KernelPool]
 CASES = yaml.safe_load(Path(__file__).with_name("forks.yaml").read_text())
 OWN_CODE = "import sys; f = sys._getframe()\nwhile 'repl_fork' not in f.f_globals: f = f.f_back\n"
 """Typed code can reach and change the code that forks its session."""
@@ -106,9 +105,9 @@ async def fork_often(pool: KernelPool, kernel: PooledKernel, times: int) -> None
 
 
 @pytest.mark.more
-async def test_forks_of_forks_end_at_a_depth(kernel_pools: Pools) -> None:
+@in_pool(limits=replace(LIMITS, processes=64))
+async def test_forks_of_forks_end_at_a_depth(pool: KernelPool) -> None:
     """Each stopped session is one of the `processes` of its forks."""
-    pool = kernel_pools(replace(LIMITS, processes=64))
     async with pool.session() as kernel:
         await fork_often(pool, kernel, 20)
         with pytest.raises(ForkRefusedError, match="levels deep"):
@@ -127,24 +126,25 @@ async def test_what_a_fork_could_not_have_exactly_is_refused(pool: KernelPool, c
         assert await shown(kernel, "import os; os.system('exit 3') >> 8") == "3\n"
 
 
-async def test_files_beyond_a_size_are_not_copied(kernel_pools: Pools) -> None:
-    async with kernel_pools(replace(LIMITS, tmp_mb=32, file_mb=32)).session() as kernel:
+@pytest.mark.more
+@in_pool(limits=replace(LIMITS, tmp_mb=32, file_mb=32))
+async def test_files_beyond_a_size_are_not_copied(pool: KernelPool) -> None:
+    async with pool.session() as kernel:
         await typed(kernel, "open('/tmp/large', 'wb').write(bytes(20 << 20))")
         assert "holds 20 MiB" in (await kernel.can_fork() or "")
 
 
 @pytest.mark.parametrize(
-    ("backend", "sandbox", "reason"),
+    ("pool", "reason"),
     [
-        ("fork", "sandlock", "sessions under sandlock"),
-        ("fork", "none", "sessions under none"),
-        ("repl_rl", "bwrap", "behind Jupyter's channels"),
+        ({"sandbox": "sandlock"}, "sessions under sandlock"),
+        ({"sandbox": "none"}, "sessions under none"),
+        ({"backend": "repl_rl"}, "behind Jupyter's channels"),
     ],
+    indirect=["pool"],
+    ids=["sandlock", "none", "repl_rl"],
 )
-async def test_backends_without_namespaces_of_their_own_refuse(
-    kernel_pools: Pools, backend: str, sandbox: SandboxKind, reason: str
-) -> None:
-    pool = kernel_pools(LIMITS, backend=backend, sandbox=sandbox)
+async def test_backends_without_namespaces_of_their_own_refuse(pool: KernelPool, reason: str) -> None:
     async with pool.session() as kernel:
         with pytest.raises(ForkRefusedError, match=reason):
             await pool.fork(kernel).__aenter__()
@@ -202,11 +202,12 @@ async def test_a_fork_that_kept_something_is_found_and_ended(pool: KernelPool, c
         await until(lambda: set(tree(pid)) <= before)
 
 
-async def test_a_session_can_not_make_namespaces_by_itself(kernel_pools: Pools) -> None:
+@pytest.mark.more
+@in_pool(limits=HASTY)
+async def test_a_session_can_not_make_namespaces_by_itself(pool: KernelPool) -> None:
     """The call waits for the host, and is refused as soon as the host forks the session; until then time runs out."""
     clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
     call = f"import ctypes; ctypes.CDLL(None).syscall({clone}, 0x78020011, 0, 0, 0, 0)"
-    pool = kernel_pools(HASTY)
     async with pool.session() as kernel:
         [hung] = await typed(kernel, call)
         assert hung.status is ExecStatus.TIMEOUT
@@ -214,53 +215,12 @@ async def test_a_session_can_not_make_namespaces_by_itself(kernel_pools: Pools) 
             assert await shown(fork, "'well'") == "'well'\n"
 
 
-PIECES = st.sampled_from(
-    [
-        "x = {n}",
-        "x = x + {n}",
-        "y = [x] * 3",
-        "y.append({n})",
-        "def f(a):\n    return a + x + {n}\n",
-        "f({n})",
-        "g = (i + {n} for i in range(9))",
-        "next(g)",
-        "import math",
-        "math.comb({n} + 9, 3)",
-        "import random",
-        "random.seed({n})",
-        "random.random(), random.getrandbits(9)",
-        "h = open('/tmp/h', 'a+')",
-        "h.write('{n}')",
-        "h.seek({n}), h.read()",
-        "h.close()",
-        "open('/tmp/h').read()",
-        "import sympy",
-        "s = sympy.symbols('s{n}')",
-        "sympy.expand((s + {n}) ** 2), sympy.diff(s ** 3, s)",
-        "1 / ({n} - 3)",
-        "del x",
-        "z = dict(a=x, b={n})",
-        "z",
-        "import os",
-        "sorted(os.listdir('/tmp'))",
-        "os.makedirs('/tmp/d{n}', exist_ok=True); os.chdir('/tmp/d{n}')",
-        "os.getcwd()",
-        "class C:\n    k = {n}\n",
-        "c = C(); c.k += x; c.k",
-        "print(x, end='{n}')",
-        "_",
-        "import numpy as np",
-        "np.random.seed({n})",
-        "np.random.rand(2)",
-        "e = iter(y); next(e)",
-        "next(e)",
-    ]
-)
+PIECES = st.sampled_from(CASES["pieces"])
 LINES = st.lists(
     st.builds(lambda piece, n: piece.replace("{n}", str(n)), PIECES, st.integers(0, 6)), min_size=1, max_size=8
 )
 SEEDED = ["import random, numpy", "random.seed(0)", "numpy.random.seed(0)"]
-EXAMPLES = [pytest.param(8), pytest.param(25, marks=pytest.mark.more), pytest.param(200, marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(4), pytest.param(25, marks=pytest.mark.more), pytest.param(200, marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -291,7 +251,7 @@ def test_both_go_on_as_fresh_sessions_would(loop: BackgroundLoop, pool: KernelPo
 @pytest.mark.parametrize(
     "count",
     [
-        40,
+        pytest.param(40, marks=pytest.mark.more),
         pytest.param(10_000 if SOAK else 2_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )

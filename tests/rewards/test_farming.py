@@ -26,6 +26,7 @@ from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory
 from repl_rl.utils.threads import BackgroundLoop
 
+pytestmark = pytest.mark.more
 TASK = Task("sum", "What is the sum of the squares of 1234 and 5678?", "33762440")
 Cells = tuple[str, ...]
 """What is typed, cell by cell."""

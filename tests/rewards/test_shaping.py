@@ -40,7 +40,7 @@ def test_clip_caps_and_weight_by_hand(shaping: dict[str, Any], expected: tuple[f
     assert held((1.0, -2.0, 1.0, -4.0), **shaping) == expected
 
 
-def test_a_gain_can_not_be_made_up_behind_the_cap_by_losing_first() -> None:
+def test_a_gain_can_not_be_made_up_beyond_the_cap_by_losing_first() -> None:
     assert math.fsum(held((0.5, -0.5, 0.5, 0.5), caps={"gain": 0.5})) == 0.0
 
 

@@ -15,6 +15,7 @@ from scripted import ScriptedEngine
 from repl_rl.config import DialectConfig, KernelConfig, parse_config
 from repl_rl.errors import ConfigError, KernelDiedError
 from repl_rl.kernel import ExecResult, HostCalls, KernelPool, KernelSession, Limits
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import Extensions, RolloutSetup, load_extensions, make_extensions
@@ -78,7 +79,7 @@ def test_a_cut_that_comes_while_an_environment_opens_holds() -> None:
     async def cut(rollout: Rollout) -> dict[str, Any]:
         tasks = [Task(name, f"{name}?", "") for name in ("a", "b", "late")]
         stops = {}
-        async for index, trajectory in rollout.stream(tasks, cut=Cut(share=0.6, group_size=3)):
+        async for index, trajectory in rollout.as_completed(RolloutBatch(tasks, cut=Cut(share=0.6, group_size=3))):
             stops[tasks[index].id] = (trajectory.stop_reason, len(trajectory.lines))
             if len(stops) == 2:
                 may_open.set()
@@ -123,8 +124,7 @@ def test_a_broken_kernel_is_set_up_anew_unless_the_host_was_called(first: str, s
         return word
 
     async def one(rollout: Rollout) -> list[Trajectory]:
-        stream = rollout.stream([Task("t", "What?", "")])
-        return [trajectory async for _, trajectory in stream]
+        return [each async for _, each in rollout.as_completed(RolloutBatch([Task("t", "What?", "")]))]
 
     typed = [f" {first}\n", " look('b')\n", " submit_final_answer(_)\n"]
     [trajectory] = roll(make_extensions([look]), one, typed, BreaksOnce)
@@ -160,5 +160,5 @@ def sandboxed(word: str) -> str:
 
 
 def test_groups_are_not_rolled_out_anew_with_environments() -> None:
-    with pytest.raises(ConfigError, match=r"train.redraws 2 can't be had with environment 'shops:Shop'"):
+    with pytest.raises(ConfigError, match=r"environment 'shops:Shop' and train.redraws 2 exclude one another"):
         parse_config({"environment": "shops:Shop", "train": {"redraws": 2}})

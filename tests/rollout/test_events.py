@@ -36,7 +36,6 @@ from repl_rl.kernel import ExecResult, HostCalls, KernelSource
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
-from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.setup import Extensions, RolloutSetup, dialect_for, make_extensions
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
@@ -329,14 +328,11 @@ def test_a_prompt_without_room_is_refused_before_anything_is_told(vocabulary: Vo
         asyncio.run(heard(rollout, Task("long", "z" * 3 * CONTEXT_TOKENS, "")))
 
 
-def test_a_cut_is_for_batches(vocabulary: Vocabulary) -> None:
-    with pytest.raises(ConfigError, match="branches are for several tasks, and this is one: 't1'"):
-        rollout_of(scripted(vocabulary), vocabulary).stream(TASK, None, Cut(0.5, 2))  # type: ignore[call-overload]
-
-
 def test_a_question_is_not_a_task(vocabulary: Vocabulary) -> None:
-    with pytest.raises(ConfigError, match=r"^'What is it\?' is not a task: give Task\(id, question, answer\)"):
-        rollout_of(scripted(vocabulary), vocabulary).stream("What is it?")  # type: ignore[call-overload]
+    rollout = rollout_of(scripted(vocabulary), vocabulary)
+    for wrong in ("What is it?", [TASK]):
+        with pytest.raises(ConfigError, match=r"is not a task: give Task\(id, question, answer\)"):
+            rollout.stream(wrong)  # type: ignore[arg-type]
 
 
 def test_a_loop_of_ones_own_is_told_when_it_has_ended(vocabulary: Vocabulary) -> None:

@@ -32,6 +32,7 @@ from repl_rl.dialect import PythonDialect
 from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scripted import ScriptedSlot
 from repl_rl.rollout.service import start_service
@@ -176,7 +177,7 @@ def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
 
     async def go() -> None:
-        async with aclosing(rollout.stream(tasks)) as stream:
+        async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
             waiting = asyncio.ensure_future(anext(stream))
             async with asyncio.timeout(300):
                 while not held[1]:

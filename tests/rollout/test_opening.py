@@ -116,7 +116,7 @@ def loading(monkeypatch: pytest.MonkeyPatch) -> Loading:
 def test_the_loop_goes_on_while_the_model_loads(loading: Loading) -> None:
     async def go() -> None:
         async with open_rollout("nano", QUICK) as rollout:
-            [(_, trajectory)] = [each async for each in rollout.stream([TASK])]
+            [trajectory] = await rollout.many([TASK])
             assert trajectory.answer == ("42",)
             assert not loading.engines[0].is_closed.is_set()
 

@@ -15,6 +15,7 @@ from scripted import RecursiveEngine
 from repl_rl.config import BudgetConfig, SamplingConfig, SeededSampling, SubcallsConfig, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import KernelPool, Limits
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.metrics import batch_metrics
 from repl_rl.rollout.scheduler import Cut
@@ -284,7 +285,7 @@ def test_sessions_end_with_their_batch(loop: BackgroundLoop, kernel_pools: Pools
                 made = await rollout.many([*quick, TASK, TASK], cut=Cut(share=0.5, group_size=4))
                 assert [each.stop_reason for each in made].count(StopReason.UNFINISHED) == 2
             else:
-                async with aclosing(rollout.stream([TASK, TASK])) as stream:
+                async with aclosing(rollout.as_completed(RolloutBatch([TASK, TASK]))) as stream:
                     waiting = asyncio.ensure_future(anext(stream))
                     while begun < 2:
                         await asyncio.sleep(0.005)
@@ -377,7 +378,7 @@ def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> 
         ({"subcalls": {"session_tokens": 0}}, "subcalls.session_tokens"),
         (
             {"subcalls": {"train": True, "model": "http://h:1"}},
-            "the answers are those of http://h:1, and only what the",
+            "subcalls: train and model 'http://h:1' exclude one another",
         ),
     ],
 )

@@ -23,6 +23,7 @@ from repl_rl.engine import SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelDiedError, KernelError
 from repl_rl.kernel import ExecResult, KernelPool, KernelSession, Limits
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import AttachedKernels
@@ -365,7 +366,7 @@ def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begi
 
     async def go() -> None:
         rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
-        async for index, _ in rollout.stream(tasks):
+        async for index, _ in rollout.as_completed(RolloutBatch(tasks)):
             log.append(f"end {index}")
 
     asyncio.run(go())
@@ -535,19 +536,12 @@ def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabula
     assert [t.lines[-1].end == len(t.completion_ids) for t in trajectories[:4]] == [True] * 4
 
 
-def test_a_stream_hands_on_what_has_ended_and_groups_what_belongs_together(vocabulary: Vocabulary) -> None:
+async def test_trajectories_are_handed_on_as_they_end(vocabulary: Vocabulary) -> None:
     both = Stalling(vocabulary, [""] * 5)
     tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(5)]
-
-    async def go() -> tuple[dict[int, str], dict[int, list[str]]]:
-        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=2))
-        single = {index: trajectory.task_id async for index, trajectory in rollout.stream(tasks)}
-        both.slots = both.kernels = 0
-        return single, {number: [t.task_id for t in group] async for number, group in rollout.groups(tasks, 2)}
-
-    single, groups = asyncio.run(go())
-    assert single == {0: "t0", 1: "t1", 2: "t2", 3: "t3", 4: "t4"}
-    assert groups == {0: ["t0", "t1"], 1: ["t2", "t3"], 2: ["t4"]}
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=2))
+    ended = [(index, each.task_id) async for index, each in rollout.as_completed(RolloutBatch(tasks))]
+    assert sorted(ended) == [(0, "t0"), (1, "t1"), (2, "t2"), (3, "t3"), (4, "t4")]
 
 
 class FakeTime:

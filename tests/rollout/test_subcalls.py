@@ -18,6 +18,7 @@ from repl_rl.engine import SampledLine, Vocabulary
 from repl_rl.engine.remote import EngineHost, RemoteEngine
 from repl_rl.errors import EngineError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCall, HostCalls
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.scripted import ScriptedSlot
@@ -190,7 +191,7 @@ def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends: str)
                 stops = [each.stop_reason for each in await rollout.many(tasks(8), cut=Cut(share=0.1, group_size=8))]
                 assert sorted(stops) == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 6
             else:
-                async with aclosing(rollout.stream(tasks(8))) as stream:
+                async with aclosing(rollout.as_completed(RolloutBatch(tasks(8)))) as stream:
                     waiting = asyncio.ensure_future(anext(stream))
                     await until(lambda: len(asked) > 10)
                     assert engine.held[1] > 0

@@ -24,6 +24,7 @@ from repl_rl.dialect import PythonDialect, PythonReader
 from repl_rl.engine import Finish, SampledLine, Vocabulary
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits
+from repl_rl.rollout.batch import RolloutBatch
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
@@ -114,7 +115,7 @@ async def roll(
         kernels,
         RolloutSetup(vocabulary, PythonDialect(), context_tokens=CONTEXT_TOKENS, budget=budget, chat=False),
     )
-    [(_, trajectory)] = [ended async for ended in rollout.stream([TASK])]
+    [trajectory] = [ended async for _, ended in rollout.as_completed(RolloutBatch([TASK]))]
     return trajectory, slot
 
 

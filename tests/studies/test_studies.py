@@ -77,14 +77,19 @@ def test_a_study_runs_by_its_command(name: str, flags: str, is_whole: Callable[[
     assert is_whole(json.loads(file.read_text()))
 
 
+def test_trl_rolls_out_with_an_llm_of_its_own() -> None:
+    run("studies.trl_tools", "--trajectories", "4", "--rounds", "1")
+
+
 def test_nano_long_is_built_by_its_command(tmp_path: Path) -> None:
     run("studies.branching.build", "--out", str(tmp_path), "--steps", "1", "--sessions", "40")
     assert (tmp_path / "model.safetensors").is_file()
 
 
 def test_configs_of_studies_train(tmp_path: Path) -> None:
-    flags = ("--set", "train.steps=1", "--set", "eval.problems=4", "--runs", str(tmp_path))
-    run("repl_rl.cli", "train", "studies/branching/locks.yaml", *flags)
+    flags = ("--set", "train.steps=1", "--set", "eval.problems=4", "--set", "train.prompts_per_step=1")
+    for name in ("locks", "contrast"):
+        run("repl_rl.cli", "train", f"studies/branching/{name}.yaml", *flags, "--runs", str(tmp_path))
     run("repl_rl.cli", "train", "studies/branching/gemma-locks.yaml", "--dry-run", *flags)
 
 
@@ -109,7 +114,8 @@ async def typed(task: Task, lines: list[str]) -> Trajectory:
         extensions=Extensions(environment=environment_factory(environment_of([task.family]))),
     )
     async with KernelPool(1) as pool:
-        return await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).one(task)
+        [made] = await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).many([task])
+        return made
 
 
 def solution(world: str, task: Task) -> list[str]:
@@ -133,6 +139,7 @@ def solution(world: str, task: Task) -> list[str]:
         ("table", "sum(r['total'] for r in rows)"),
         ("bughunt", "[y for i in range(len(hidden)) for y in map(lambda a: globals()[f'f{i}'](*a), hidden[i])]"),
     ],
+    ids=["lock", "maze", "table", "bughunt"],
 )
 async def test_a_world_is_solved_in_as_many_lines_as_its_name_says(world: str, submitted: str) -> None:
     [task] = make_tasks(f"studies.branching.worlds.{world}:{world}-10", 1, seed=2, split="train")

@@ -372,10 +372,11 @@ def test_dates_are_for_other_sets_and_presets_too(tmp_path):
     keys = {"before": "2024-06-01", "columns": {"date": "seen"}}
     assert [task.question for task in _load(tmp_path / "own.jsonl", **keys)] == ["0?"]
     assert sorted(task.question for task in _load(tmp_path / "own.jsonl", "heldout", **keys)) == ["1?", "2?"]
-    (tmp_path / "train.jsonl").write_text((FILES / "aime.jsonl").read_text())
+    (tmp_path / "aime").mkdir()
+    (tmp_path / "aime" / "train.jsonl").write_text((FILES / "aime.jsonl").read_text())
     keys = {"dataset": "aime", "after": 2024, "columns": {"date": "year"}}
-    assert sorted(task.answer for task in _load(tmp_path, "heldout", **keys)) == ["030", "903"]
-    assert sorted(task.answer for task in _load(tmp_path, "train", **keys)) == ["001", "90"]
+    assert sorted(task.answer for task in _load(tmp_path / "aime", "heldout", **keys)) == ["030", "903"]
+    assert sorted(task.answer for task in _load(tmp_path / "aime", "train", **keys)) == ["001", "90"]
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_what_proves_it_is_right_however_it_is_written_and_nothing_else(verdict:
     assert [case for case, grade in zip(CASES[verdict], grades, strict=True) if grade != expected] == []
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", PROOF_FAMILIES)
 def test_hostile_evidence_is_wrong_and_does_nothing(name: str, tmp_path: Path) -> None:
     [task] = make_tasks(name, 1, 2, "train")

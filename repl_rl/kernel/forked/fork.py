@@ -142,20 +142,16 @@ class Child:
         return self._end.fileno(), self.output.write_fd
 
     async def move_in(
-        self, server: ForkServer, started: Callable[[], list[int]], number: int,
-        *, copies: bool, reseed: bool, patience_s: float,
-    ) -> None:  # fmt: skip
-        """It is the `number`th of the `started` forks. With `copies`, the session's files become its own.
-        Then it is told to stop.
+        self, server: ForkServer, find: Callable[[], int], *, copies: bool, reseed: bool, patience_s: float
+    ) -> None:
+        """Give it what it needs, and tell it to stop. With `copies`, the session's files become its own.
 
-        Raises ForkRefusedError if it ends over that.
+        `find` returns its process id once it has started, or raises KernelDiedError. Raises ForkRefusedError if the
+        child ends over that.
         """
         if not await self.channel.ready(patience_s):
             raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {self._printed()}")
-        started_pids = started()
-        if len(started_pids) <= number:
-            raise KernelDiedError("a fork of the session that does not exist said that it was ready")
-        self.pid = started_pids[number]
+        self.pid = find()
         self.pidfd = os.pidfd_open(self.pid)
         await server.set_up_fork(self.pidfd, folders=copies)
         if await self.channel.ask({"settle": {"copies": copies, "reseed": reseed}}, patience_s) is None:
@@ -181,9 +177,16 @@ class Child:
 
 
 async def fork_session(
-    children: Sequence[Child], server: ForkServer, pid: int, pidfd: int, channel: PrivateChannel, listener: Listener,
-    *, reseed: bool, patience_s: float,
-) -> None:  # fmt: skip
+    children: Sequence[Child],
+    server: ForkServer,
+    pid: int,
+    pidfd: int,
+    channel: PrivateChannel,
+    listener: Listener,
+    *,
+    reseed: bool,
+    patience_s: float,
+) -> None:
     """Have a session fork itself, move its children in, and stop it and them, each as soon as it has done its part.
 
     With `reseed`, all children but the last get new random states. Raises ForkRefusedError with the reason,
@@ -208,8 +211,13 @@ async def fork_session(
         send_signal(pidfd, signal.SIGSTOP)
 
     async def moved_in(number: int, child: Child) -> None:
+        def find() -> int:
+            if len(pids := started()) <= number:
+                raise KernelDiedError("a fork of the session that does not exist said that it was ready")
+            return pids[number]
+
         copies = child is not children[-1]
-        await child.move_in(server, started, number, copies=copies, reseed=reseed and copies, patience_s=patience_s)
+        await child.move_in(server, find, copies=copies, reseed=reseed and copies, patience_s=patience_s)
 
     # Children move in while the session makes the next ones. The last of them has the least to do.
     moves = [moved_in(number, child) for number, child in enumerate(children)]

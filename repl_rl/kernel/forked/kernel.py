@@ -87,7 +87,15 @@ class ForkBackend:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
         assert self.home is not None
         try:
-            return await ForkedKernel.start(await self._running_server(), self._sandbox, self.home, self.group)
+            async with self._starting:
+                if self.server is not None and self.server.has_ended:
+                    _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
+                    self.restarts += 1
+                    await self.server.close()
+                    self.server = None
+                if self.server is None:
+                    self.server = await ForkServer.start(self._sandbox, self.home, self.group)
+            return await ForkedKernel.start(self.server, self._sandbox, self.home, self.group)
         except OSError as error:
             raise KernelStartError(f"a kernel could not be started: {error}") from error
 
@@ -98,18 +106,6 @@ class ForkBackend:
             await asyncio.to_thread(self.group.close)
         if self.home is not None:
             await asyncio.to_thread(self.home.close)
-
-    async def _running_server(self) -> ForkServer:
-        async with self._starting:
-            if self.server is not None and self.server.has_ended:
-                _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
-                self.restarts += 1
-                await self.server.close()
-                self.server = None
-            if self.server is None:
-                assert self.home is not None
-                self.server = await ForkServer.start(self._sandbox, self.home, self.group)
-            return self.server
 
 
 class ForkedKernel:
@@ -287,11 +283,14 @@ class ForkedKernel:
             try:
                 for _ in range(count + 1):
                     children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
-                await fork_session(
-                    children, self._server, self.pid, self._pidfd, self._channel, self._listener,
-                    reseed=reseed, patience_s=limits.start_s,
-                )  # fmt: skip
-                self._check(children)
+                session = (self.pid, self._pidfd, self._channel, self._listener)
+                await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
+                if (what := still_shared(children, self.pid)) is not None:
+                    raise ForkRefusedError(
+                        f"forks of the session would not have been apart from it; they share: {what}"
+                    )
+                for child in children:
+                    send_signal(child.pidfd, signal.SIGCONT)  # they go on, and the session no more
             except BaseException as error:
                 for child in children:
                     child.abandon()
@@ -306,14 +305,6 @@ class ForkedKernel:
                 raise
             return self._replace_by(children, held_mb)
 
-    def _check(self, children: list[Child]) -> None:
-        """Let the children go on, and the session no more. Raises ForkRefusedError if one kept what it may not."""
-        what = still_shared(children, self.pid)
-        if what is not None:
-            raise ForkRefusedError(f"forks of the session would not have been apart from it; they share: {what}")
-        for child in children:
-            send_signal(child.pidfd, signal.SIGCONT)
-
     def _replace_by(self, children: list[Child], held_mb: float) -> list[ForkedKernel]:
         """The last one goes on as this session, which held `held_mb`; the others are returned."""
         assert self._listener is not None
@@ -325,14 +316,12 @@ class ForkedKernel:
         self._inherited_mb = tree_mb(self.pid)
         self._ancestors = ancestors
         ancestors[-1].descendants.add(self)
+        of_pool = (self._server, self._sandbox, self._home, None)
         made = []
         for child in others:
-            kernel = ForkedKernel(
-                self._server, self._sandbox, self._home, None, child.channel, child.output, child.pidfd,
-                self._pool_group, self._listener.share(), ancestors,
-            )  # fmt: skip
-            kernel._has_run = True
-            made.append(kernel)
+            own = (child.channel, child.output, child.pidfd)
+            made.append(ForkedKernel(*of_pool, *own, self._pool_group, self._listener.share(), ancestors))
+            made[-1]._has_run = True
         return made
 
     async def open_jupyter(self) -> Path:
@@ -399,29 +388,26 @@ class ForkedKernel:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as each:  # whatever one of them raises, the others are done, from the last up
-            each.push_async_callback(self._leave_group)
+            if self._joining is not None:
+                each.push_async_callback(self._leave_group, self._joining)
             if self._folder is not None:
                 each.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
             if self._connection_file is not None:
                 each.callback(self._connection_file.unlink, missing_ok=True)
             each.callback(remove_sockets, self._connection)
             each.callback(self._output.close)
-            each.callback(self._leave_family)
+            if self._listener is not None:
+                each.callback(self._listener.release)
+            for ancestor in self._ancestors:
+                each.callback(ancestor.leave, self)
             each.callback(os.close, self._pidfd)
             each.callback(self._channel.close)
             await self._kill()
 
-    async def _leave_group(self) -> None:
-        if self._joining is not None:
-            await self._joining
+    async def _leave_group(self, joining: asyncio.Task[None]) -> None:
+        await joining
         if self.group is not None:
             await asyncio.to_thread(self.group.close)
-
-    def _leave_family(self) -> None:
-        for ancestor in self._ancestors:
-            ancestor.leave(self)
-        if self._listener is not None:
-            self._listener.release()
 
     async def _kill(self) -> None:
         """Kill the session and all that it started, and wait until it is dead.

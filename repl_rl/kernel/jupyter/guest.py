@@ -57,14 +57,14 @@ class Guest:
         installation = replace(Installation.current(), packages=())
         environment = {key: text for key, text in profile.environment.items() if key not in _OURS_ONLY}
         shown: dict[Path, Path] = {}
-        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and _is_python(program):
+        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and program.name.startswith("python"):
             installation = Installation.current()
             words[0] = str(installation.executable_inside)
             environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
         else:
             words[0] = str(program)
             environment["PATH"] = f"{program.parent}:{environment.get('PATH', '/usr/bin:/bin')}"
-            for path in _files_of(program, spec.language, profile):
+            for path in files_of(program, spec.language, profile):
                 shown[path] = path
         for word in words[1:]:
             path = Path(word)
@@ -99,11 +99,7 @@ def _program(name: str, word: str, path: str | None) -> Path:
     return Path(found).absolute()
 
 
-def _is_python(program: Path) -> bool:
-    return program.name.startswith("python")
-
-
-def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
+def files_of(program: Path, language: str, profile: Profile) -> list[Path]:
     """Where a program and what belongs to it lie, besides the system."""
     prefix, actual = program.parent.parent, program.resolve()
     if (prefix / "pyvenv.cfg").is_file():

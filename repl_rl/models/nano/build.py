@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
@@ -27,7 +27,6 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.models.nano.sessions import (
     SessionRecord,
@@ -63,16 +62,6 @@ _QWEN_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-Progress = Callable[[int, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What was made: the number of parameters, and the mean loss in nats over the last tenth of the steps."""
-
-    parameters: int
-    loss: float
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -107,28 +96,14 @@ class Recipe:
     """Sessions per step."""
 
 
-def build(
-    out: Path,
-    seed: int = 0,
-    steps: int | None = None,
-    sessions: int | None = None,
-    progress: Progress | None = None,
-    recipe: Recipe | None = None,
-) -> Built:
-    """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`; `progress` is called with each
-    step and its loss. `steps` and `sessions` override the recipe's.
-
-    Raises ConfigError if `steps` or `sessions` leave nothing to train on.
-    """
+def build(out: Path, seed: int = 0, recipe: Recipe | None = None) -> None:
+    """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`."""
     recipe = recipe or RECIPES["nano"]
-    steps, sessions = recipe.steps if steps is None else steps, recipe.sessions if sessions is None else sessions
-    if steps < 1 or sessions < recipe.batch:
-        raise ConfigError(f"nano needs at least 1 step and {recipe.batch} sessions, got {steps} and {sessions}")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
         torch.manual_seed(seed)
-        records = recipe.make_sessions(sessions, seed)
+        records = recipe.make_sessions(recipe.sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
         tokenizer.model_max_length = recipe.context_tokens
         model = LlamaForCausalLM(model_config(tokenizer))
@@ -137,7 +112,7 @@ def build(
         examples = [example_of(record, tokenizer) for record in records]
         batches = _batches(examples, recipe.batch, Random(f"{seed}/batches"))
         typed_tokens = sum(int(example.is_typed.sum()) for example in examples) / len(examples)
-        losses = _train(model, batches, steps, recipe.batch * typed_tokens, progress or (lambda step, loss: None))
+        _train(model, batches, recipe.steps, recipe.batch * typed_tokens)
     finally:
         torch.set_num_threads(threads_before)
     model.eval()
@@ -147,8 +122,6 @@ def build(
     tokenizer.save_pretrained(out)
     # safetensors makes files that only their owner can read; an installed package is read by everybody.
     (out / "model.safetensors").chmod(0o644)
-    last = losses[-max(1, steps // 10) :]
-    return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
 
 
 def _banner() -> list[str]:
@@ -263,9 +236,7 @@ def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Exa
     return Example(torch.tensor(ids), torch.tensor(is_typed))
 
 
-def _train(
-    model: LlamaForCausalLM, batches: Iterator[list[Example]], steps: int, scale_tokens: float, progress: Progress
-) -> list[float]:
+def _train(model: LlamaForCausalLM, batches: Iterator[list[Example]], steps: int, scale_tokens: float) -> None:
     # Muon for the matrices inside the layers, with which copying is learnt in far fewer steps; AdamW for the rest.
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
@@ -273,24 +244,19 @@ def _train(
         torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
         torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-    schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
-    losses: list[float] = []
-    for step, batch in zip(range(steps), batches, strict=False):
-        loss = loss_of(model, batch, scale_tokens)
+
+    def rate(step: int) -> float:
+        """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
+        warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
+        return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+    schedules = [LambdaLR(optimizer, rate) for optimizer in optimizers]
+    for batch in islice(batches, steps):
         model.zero_grad()
-        loss.backward()
+        loss_of(model, batch, scale_tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for each in (*optimizers, *schedules):
             each.step()
-        losses.append(loss.item())
-        progress(step, losses[-1])
-    return losses
-
-
-def _rate(step: int, steps: int) -> float:
-    """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
-    warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
-    return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[list[Example]]:

@@ -133,11 +133,11 @@ def record_session(
         printed = ""
         for typed in (turn for text in writer.write(step) for turn in one_turn.findall(text)):
             segments.append(Span(typed, sampled=True))
-            entered = terminal.enter(typed)
-            if entered.answer is not None:
-                return SessionRecord(task, tuple(segments), entered.answer)
-            segments += [Span(text, sampled=False) for text in entered.shown]
-            printed += entered.printed
+            shown, output, answer = terminal.enter(typed)
+            if answer is not None:
+                return SessionRecord(task, tuple(segments), answer)
+            segments += [Span(text, sampled=False) for text in shown]
+            printed += output
         try:
             step = steps.send(writer.heard(printed))
         except StopIteration as end:
@@ -157,15 +157,6 @@ def conventions() -> dict[str, Dialect]:
     return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entered:
-    """What one turn led to: the texts put in after it, what the interpreter printed, the answer if it gave one."""
-
-    shown: tuple[str, ...] = ()
-    printed: str = ""
-    answer: tuple[str, ...] | None = None
-
-
 class _Terminal:
     """A dialect's reader and a fresh interpreter, with the environment of the task's family in it."""
 
@@ -177,15 +168,12 @@ class _Terminal:
         if self._environment is not None:
             if hasattr(self._environment, "use_model"):
                 self._environment.use_model(TrueAnswers())
-            self._bind(self._environment.reset(task))
+            for name, value in self._environment.reset(task).items():
+                if inspect.iscoroutinefunction(value):
+                    self._interpreter.tools.register(value, name)
+                else:
+                    self._interpreter.namespace[name] = value
             self._interpreter.prepare(getattr(self._environment, "session_setup", ""))
-
-    def _bind(self, names: Mapping[str, Any]) -> None:
-        for name, value in names.items():
-            if inspect.iscoroutinefunction(value):
-                self._interpreter.tools.register(value, name)
-            else:
-                self._interpreter.namespace[name] = value
 
     @property
     def observed(self) -> str:
@@ -198,8 +186,11 @@ class _Terminal:
         """What `source` prints."""
         return str(self._interpreter.run(source).output)
 
-    def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. The model types the end of a turn itself, so the template's is left out."""
+    def enter(self, typed: str) -> tuple[list[str], str, tuple[str, ...] | None]:
+        """Read one turn and run its cells: the texts put in after it, what was printed, and the answer if any.
+
+        The model types the end of a turn itself, so the template's is left out.
+        """
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []
@@ -211,11 +202,11 @@ class _Terminal:
             if answer is not None:
                 break
         if answer is not None:
-            return _Entered(answer=answer)
+            return [], "", answer
         shown = [part.text for part in self._reader.show(runs, goes_on=True)]
         if ends:
             shown[0] = shown[0].removeprefix(END_OF_TURN)
-        return _Entered(tuple(shown), "".join(run.output for run in runs))
+        return shown, "".join(run.output for run in runs), None
 
 
 @cache

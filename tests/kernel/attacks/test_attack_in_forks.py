@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kernel.again import assert_passes
 from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS, some
 from kernel.attacks.test_attack_network_and_siblings import SIBLINGS
 
@@ -32,26 +31,12 @@ LOOKS = {
 """What either looks for, and how it looks that nothing is there."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("test_attack_privileges.py", marks=pytest.mark.more),
-        pytest.param(".", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("name", ["test_attack_privileges.py", "."])
 @pytest.mark.skipif(FROM_FORKS, reason="these attacks come from forks already")
 def test_the_attacks_fail_from_forks_too(name: str) -> None:
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / name)],
-        cwd=folder.parents[2],
-        env={**os.environ, "ATTACK_FROM_FORKS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert_passes(str(Path(__file__).parent / name), environment={**os.environ, "ATTACK_FROM_FORKS": "1"})
 
 
 @pytest.fixture
@@ -71,12 +56,13 @@ async def pair(pool: KernelPool) -> AsyncIterator[tuple[PooledKernel, PooledKern
 @pytest.mark.parametrize("direction", [1, -1], ids=["session to fork", "fork to session"])
 @pytest.mark.parametrize("name", some(SIBLINGS))
 async def test_what_one_lays_down_the_other_does_not_find(arena_pool: KernelPool, name: str, direction: int) -> None:
-    laid, look, evidence = SIBLINGS[name]
+    sibling = SIBLINGS[name]
     async with pair(arena_pool) as both:
         one, other = both[::direction]
-        assert (await one.execute(laid)).status is OK
-        result = await other.execute(look.format(folder="/tmp"))
-    assert re.fullmatch(evidence, result.output.strip()), result.output
+        assert (await one.execute(sibling["lays"])).status is OK
+        await other.execute("folder = '/tmp'")
+        result = await other.execute(sibling["looks"])
+    assert re.fullmatch(sibling["sees"], result.output.strip()), result.output
 
 
 @pytest.mark.parametrize("name", some(LOOKS))

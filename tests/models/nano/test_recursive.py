@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 import pytest
 
@@ -41,13 +40,11 @@ def test_what_counts_as_a_complaint_is_what_the_problem_counts(number: int) -> N
     assert [answer_to(f"{remark} {QUESTIONS[1]}") for remark in made].count("no") == complaints
 
 
-async def test_what_nano_rlm_is_shown_reads_as_a_rollout(
-    sessions: list[SessionRecord], kernel_pools: Callable[..., KernelPool]
-) -> None:
+async def test_what_nano_rlm_is_shown_reads_as_a_rollout(sessions: list[SessionRecord]) -> None:
     record = next(each for each in sessions if any("llm_query" in segment.text for segment in each.segments[1:]))
     typed = "".join(segment.text for segment in record.segments if segment.sampled)
-    pool = kernel_pools(Limits(line_s=60.0))
-    made = await type_session(record.task, typed, environment="rlm", answer=answer_to, kernels=pool)
+    async with KernelPool(1, Limits(line_s=60.0)) as pool:
+        made = await type_session(record.task, typed, environment="rlm", answer=answer_to, kernels=pool)
     shown = made.prompt + "".join(line.text + line.output for line in made.lines)
     assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
     assert made.answer == record.answer

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
+import yaml
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
@@ -139,54 +141,21 @@ def test_without_tools_nothing_is_put_in(by_dialect):
     assert any(worked in typed_in(record) for worked, record in zip(sums, products, strict=True))
 
 
-ASSIGNED = (Code(("import math",), looks=False), ""), (Code(("r = math.gcd(4, 6)",)), "")
-
-
-@pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("python", [" import math\n", " r = math.gcd(4, 6)\n", " submit_final_answer(r)\n"]),
-        (
-            "fenced",
-            ["", "```python\nimport math\nr = math.gcd(4, 6)\n```\n", "```python\nsubmit_final_answer(r)\n```\n"],
-        ),
-        ("inline", ["", "<fn>import math\nr = math.gcd(4, 6)</fn>", "<fn>submit_final_answer(r)</fn>"]),
-        (
-            "tool_call",
-            [
-                "",
-                '<tool_call>{"name": "python", "arguments": {"code": "import math\\nr = math.gcd(4, 6)"}}</tool_call>'
-                "<|im_end|>",
-                '<tool_call>{"name": "python", "arguments": {"code": "submit_final_answer(r)"}}</tool_call><|im_end|>',
-            ],
-        ),
-        ("text", ["", "r = math.gcd(4, 6) = 2\n", "Answer: 2\n"]),
+TYPED = yaml.safe_load((Path(__file__).parent / "typed.yaml").read_text(encoding="utf-8"))
+STEPS = {
+    "not looked at": [
+        (Code(("import math",), looks=False), ""),
+        (Code(("r = math.gcd(4, 6)",)), ""),
+        (Submit("r", is_literal=False), ""),
     ],
-)
-def test_what_is_not_looked_at_waits(name, typed):
-    assert typed_by(name, [*ASSIGNED, (Submit("r", is_literal=False), "")]) == typed
+    "handed in": [(Thought("Hmm."), ""), (Code(("4 * 6",)), "24\n"), (Submit("_", is_literal=False), "")],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("python", [" # Hmm.\n", " 4 * 6\n", " submit_final_answer(_)\n"]),
-        ("fenced", ["Hmm.\n", "```python\n4 * 6\n```\n", "Answer: 24\n"]),
-        ("inline", ["Hmm.\n", "<fn>4 * 6</fn>", "\nAnswer: 24\n"]),
-        (
-            "tool_call",
-            [
-                "Hmm.\n",
-                '<tool_call>{"name": "python", "arguments": {"code": "4 * 6"}}</tool_call><|im_end|>',
-                '<tool_call>{"name": "submit_final_answer", "arguments": {"value": "24"}}</tool_call><|im_end|>',
-            ],
-        ),
-        ("text", ["Hmm.\n", "4 * 6 = 24\n", "Answer: 24\n"]),
-    ],
-)
-def test_results_are_handed_in_as_the_dialect_has_it(name, typed):
-    steps = [(Thought("Hmm."), ""), (Code(("4 * 6",)), "24\n"), (Submit("_", is_literal=False), "")]
-    assert typed_by(name, steps) == typed
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("what", STEPS)
+def test_steps_are_typed_as_the_dialect_has_it(name, what):
+    assert typed_by(name, STEPS[what]) == TYPED[what][name]
 
 
 def test_a_block_that_was_refused_is_typed_again_as_a_whole():

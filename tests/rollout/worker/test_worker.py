@@ -19,10 +19,10 @@ from repl_rl.config import KernelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
-from repl_rl.rollout.worker import RolloutWorker
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASKS = [Task(f"t{number}", f"What is {number} * 7?", str(number * 7)) for number in range(1, 5)]
@@ -41,16 +41,18 @@ def lines_for(prompt: str) -> Sequence[str]:
 def open_service(
     engine: Engine, vocabulary: Vocabulary, apart: bool = True, kernel: KernelConfig | None = None, **more: Any
 ) -> RolloutService:
-    return RolloutService(
+    return start_service(
         engine,
         RolloutSetup(vocabulary, context_tokens=1024, chat=False, kernel=kernel or KernelConfig(size=2), **more),
         apart=apart,
     )
 
 
-def worker_pid(service: RolloutService) -> int:
-    assert isinstance(service._runner, RolloutWorker)
-    return service._runner._process.pid
+def worker_pid() -> int:
+    """The one process of ours that runs the worker's program."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(os.getpid())}
+    [pid] = [pid for pid, command in commands.items() if b"repl_rl.rollout.worker.program" in command]
+    return pid
 
 
 def children(pid: int) -> list[int]:
@@ -175,7 +177,7 @@ def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
     engine = ActingEngine(vocabulary, "2 * 7", turn=2)
     service = open_service(engine, vocabulary)
-    pid = worker_pid(service)
+    pid = worker_pid()
     kernels: list[int] = []
 
     def kill() -> None:
@@ -212,7 +214,7 @@ def is_alive(pid: int) -> bool:
 
 def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> None:
     service = open_service(ScriptedEngine(vocabulary, lines_for), vocabulary)
-    pid = worker_pid(service)
+    pid = worker_pid()
     service.generate(TASKS)
     kernels = descendants(pid)
     assert kernels

@@ -95,7 +95,7 @@ def describe(engine: Any) -> None:
         mode=str(compilation.mode),
         block=config.cache_config.block_size,
         blocks=config.cache_config.num_gpu_blocks,
-        capacity_tokens=engine.admission.capacity_tokens,
+        capacity_tokens=sum(room.capacity for room in engine.admission.rooms),
         most_batched_tokens=config.scheduler_config.max_num_batched_tokens,
     )
 

@@ -24,7 +24,7 @@ from common import TINY, attempt, config_folder, free, model_folder, record, wai
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import load_vocabulary, make_engine
 from repl_rl.engine.environment import prepare_environment
-from repl_rl.rollout.service import RolloutService
+from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.state import Transcript
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
@@ -92,7 +92,7 @@ def main(graphs: str) -> None:
         graphs=str(compilation.cudagraph_mode),
         largest_graph=max(sizes, default=0),
         captured=len(sizes),
-        capacity_tokens=engine.admission.capacity_tokens,
+        capacity_tokens=sum(room.capacity for room in engine.admission.rooms),
     )
     setup = RolloutSetup(
         vocabulary,
@@ -105,7 +105,7 @@ def main(graphs: str) -> None:
     )
     tasks = [Task(f"t{number}", "?", "") for number in range(SESSIONS)]
     try:
-        with RolloutService(engine, setup) as service:
+        with start_service(engine, setup) as service:
             trajectories: list[Trajectory] = []
             for number in range(3):
                 deadline = time.monotonic() + 60

@@ -1,12 +1,12 @@
-"""Rollouts over real vLLM servers, and what has to hold for them."""
+"""Rollouts by real engines and kernels, and what has to hold for them."""
 
 from __future__ import annotations
 
 import re
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,40 +42,45 @@ def opened(running: Sequence[RunningServer], vocabulary: Vocabulary) -> Iterator
         engine.close()
 
 
-def nano() -> Any:
-    return AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
-
-
-def roll_out(engine: Any, vocabulary: Vocabulary) -> list[Trajectory]:
-    with start_service(
-        engine,
-        RolloutSetup(
-            vocabulary,
-            DialectConfig(max_output_chars=120),
-            context_tokens=CONTEXT_TOKENS,
-            budget=BudgetConfig(line_tokens=48, lines=8, tokens=256),
-            sampling=SamplingConfig(temperature=TEMPERATURE),
-            kernel=KernelConfig(size=16),
-        ),
-    ) as service:
-        return service.generate(make_tasks(None, 64, seed=3, split="heldout"))
+def roll_out(
+    engine: Any,
+    vocabulary: Vocabulary,
+    samplings: Sequence[SamplingConfig | None] = (None,),
+    count: int = 64,
+    **changes: Any,
+) -> list[list[Trajectory]]:
+    """So many trajectories for each of the samplings, None being `TEMPERATURE`."""
+    setup = {
+        "dialect": DialectConfig(max_output_chars=120),
+        "context_tokens": CONTEXT_TOKENS,
+        "budget": BudgetConfig(line_tokens=48, lines=8, tokens=256),
+        "sampling": SamplingConfig(temperature=TEMPERATURE),
+        "kernel": KernelConfig(size=16),
+    }
+    tasks = make_tasks(None, count, seed=3, split="heldout")
+    with start_service(engine, RolloutSetup(vocabulary, **(setup | changes))) as service:
+        return [service.generate(tasks, sampling) for sampling in samplings]
 
 
 def assert_exact(trajectories: Sequence[Trajectory], recorded: RecordingEngine, vocabulary: Vocabulary) -> None:
-    """64 trajectories, every line given and entered once, masks on the outputs, logprobs those of a forward pass."""
-    assert len(trajectories) == len({trajectory.task_id for trajectory in trajectories}) == 64
+    """Every line given and entered once, masks on the outputs, nothing lost."""
     assert not any(trajectory.is_void for trajectory in trajectories)
     assert_the_engine_was_given_the_sequence_so_far(trajectories, recorded.calls)
     for trajectory in trajectories:
         assert_masked_text_is_the_outputs(trajectory, vocabulary)
-    model = nano()
-    model.lm_head.register_forward_hook(lambda module, arguments, logits: logits / TEMPERATURE)
+
+
+def assert_logprobs(trajectories: Sequence[Trajectory], path: Path | str, temperature: float = 1.0) -> None:
+    """Those of a forward pass in float32."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.lm_head.register_forward_hook(lambda module, arguments, logits: logits / temperature)
     assert max(largest_logprob_difference(trajectory, model) for trajectory in trajectories) < 1e-3
 
 
-async def sample(engine: VLLMServerEngine, ids: Sequence[int], max_tokens: int, temperature: float) -> SampledLine:
+async def sample(engine: Any, ids: Sequence[int], max_tokens: int, temperature: float) -> SampledLine:
     async with engine.slot(CONTEXT_TOKENS) as slot:
-        return await slot.sample_line(ids, max_tokens, SamplingConfig(temperature=temperature))
+        line: SampledLine = await slot.sample_line(ids, max_tokens, SamplingConfig(temperature=temperature))
+        return line
 
 
 def metric(server: RunningServer, name: str) -> float:
@@ -84,8 +89,9 @@ def metric(server: RunningServer, name: str) -> float:
     return sum(float(value) for value in re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.MULTILINE))
 
 
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def line_difference(model: Any, ids: Sequence[int], line: SampledLine) -> float:
+    """|sampler - forward pass| over a line at temperature 1, at most."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*ids, *line.ids]])).logits[0, len(ids) - 1 : -1]  # (T, V)
+    own = torch.log_softmax(logits.float(), dim=-1)[range(len(line.ids)), line.ids]  # (T,)
+    return float((own - torch.tensor(line.logprobs)).abs().max())

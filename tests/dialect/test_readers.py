@@ -1,0 +1,104 @@
+"""The readers of all dialects: what they make of the turns in `turns.jsonl`, and of any text, however it is cut."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dialect.chats import JSON_TEMPLATES, tool_calls
+from dialect.talk import Splits, assert_texts_are_the_bytes, cells_of, read_all, turns_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.config import DialectConfig
+from repl_rl.dialect import Dialect, PythonReader, Reader, Turn, make_dialect
+
+CASES = [json.loads(line) for line in (Path(__file__).parent / "turns.jsonl").read_text().splitlines()]
+TOOL_CALLS = {f"tool_call {template}": tool_calls(template) for template in JSON_TEMPLATES}
+DIALECTS: dict[str, Dialect] = TOOL_CALLS | {
+    name: make_dialect(DialectConfig(name=name)) for name in ("python", "ipython", "fenced", "inline", "text")
+}
+CALL = '{"name": "python", "arguments": {"code": "1"}}'
+PIECES = {
+    "python": "x = 1|x||    y|  |# c|if x:|f(|)|'''|1 +|else:| z|\\|\n",
+    "ipython": "x = 1|x|    y|# c|if x:|f(|)|'''|1 +|%time x|%%time|!ls|\n",
+    "fenced": "```python|```|````|~~~|~~~py|```output|x = 1|x|    y|é€|Answer: 1|\n",
+    "inline": "<fn>|</fn>|<|f|n>|fn>|>|\n|x|'|(1)|é€| a |Answer: 1\n|/",
+    "text": "Answer: 1|#### 2|a||\\boxed{3}|é€|Answer:|\n",
+    "tool_call": f"<tool_call>|</tool_call>|{CALL}|<tool_call>\n{CALL}\n</tool_call>|{{|}}|\n|[TOOL_CALLS] [|]|é",
+}
+"""Pieces of text that mean something to each dialect."""
+
+
+def recorded(reader: Reader, turn: Turn) -> dict[str, Any]:
+    """A turn as the file has it; of one without cells, the kind of its line."""
+    cells = [
+        [cell.source, cell.kind, *([cell.refusal.error_name, cell.refusal.message] if cell.refusal else [])]
+        for cell in turn.cells
+    ]
+    return {
+        "typed": turn.text,
+        **({"cells": cells} if cells else {"kind": turn.idle_kind}),
+        **({"answer": list(turn.answer)} if turn.answer else {}),
+        **({"waits": True} if turn.waits else {}),
+        **({"prompt": reader.next_prompt()} if isinstance(reader, PythonReader) else {}),
+    }
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['dialect']}: {case['about']}")
+def test_turns(case: dict[str, Any]) -> None:
+    reader = DIALECTS[case["dialect"]].reader()
+    for index, turn in enumerate(case["turns"], 1):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            read = reader.read(turn["typed"], case.get("ends", False) and index == len(case["turns"]))
+        assert recorded(reader, read) == turn
+
+
+def texts_for(dialect: str) -> st.SearchStrategy[str]:
+    pieces = PIECES[dialect.partition(" ")[0]].split("|")
+    return st.lists(st.sampled_from(pieces), max_size=20).map("".join)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(data=st.data())
+def test_where_turns_are_cut_changes_no_cell_and_no_answer(dialect: str, data: st.DataObject) -> None:
+    """Tokens decide where a turn ends: right after its stop, or with the beginning of the next line typed ahead."""
+    text, has_prompts = data.draw(texts_for(dialect)), dialect in ("python", "ipython")
+    stops = DIALECTS[dialect].stops.decode()
+    turns = turns_of(text, stops, lambda left: data.draw(st.integers(0, left))) or [""]
+    if has_prompts:  # the space after each prompt is the model's
+        after_prompt = [True, *(turn.endswith("\n") for turn in turns[:-1])]
+        turns = [" " * space + turn for turn, space in zip(turns, after_prompt, strict=True)]
+        text = f" {text}"
+    whole = cells_of(DIALECTS[dialect].reader(), [text], ends=True)
+    assert cells_of(DIALECTS[dialect].reader(), turns, ends=True) == whole
+    if dialect in ("text", "inline", "fenced"):
+        cut, uncut = (
+            [turn.answer for turn in read_all(DIALECTS[dialect].reader(), each, True) if turn.answer]
+            for each in (turns, [text])
+        )
+        assert uncut == cut[:1]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@given(data=st.data(), cuts=Splits, ends=st.booleans())
+def test_no_text_is_lost_and_nothing_raises(dialect: str, data: st.DataObject, cuts: list[int], ends: bool) -> None:
+    odd = st.text(" x1#:('\\\n\r\f\t\x00@%!?;,\x1c\x85\u2028{`~<>")
+    typed = data.draw(st.binary() | st.one_of(odd, texts_for(dialect)).map(str.encode))
+    assert_texts_are_the_bytes(DIALECTS[dialect].reader(), typed, cuts, ends)
+
+
+def test_a_call_too_deep_for_json_is_refused() -> None:
+    reader = TOOL_CALLS["tool_call qwen2_5"].reader()
+    [cell] = reader.read("<tool_call>" + "[" * 100_000 + "</tool_call>", end_of_input=True).cells
+    assert cell.refusal is not None
+    assert cell.refusal.message.startswith("JSONDecodeError: the call is not JSON")
+
+
+def test_code_nested_too_deep_for_the_parser_is_a_cell_that_says_so() -> None:
+    [cell] = PythonReader().read(" " + "(" * 300 + "\n").cells
+    assert cell.kind == "syntax_error"

@@ -1,0 +1,97 @@
+"""Trees in real sandboxed interpreters, typed by a policy that does what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from repl_rl.config import BranchConfig, BudgetConfig, SamplingConfig
+from repl_rl.dialect import PythonDialect
+from repl_rl.engine import Finish, SampledLine, Vocabulary
+from repl_rl.kernel import KernelPool
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scheduler import Cut
+from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.tools.environments import environment_factory
+from repl_rl.trajectory import Task, Trajectory
+
+TASK = Task("t", "What?", "1")
+SEEDED = SamplingConfig().seeded("7")
+
+
+class Policy:
+    """Types `line(text so far, number of the answer)`; token log-probabilities are `logprob` of the same."""
+
+    version = 0
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        line: Callable[[str, int], str],
+        logprob: Callable[[str], float] = lambda line: -0.25,
+    ) -> None:
+        self.sampled = 0
+        self._vocabulary, self._line, self._logprob = vocabulary, line, logprob
+        self._answers = 0
+
+    @asynccontextmanager
+    async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Policy]:
+        yield self
+
+    async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        typed = self._line(self._vocabulary.decode(ids), self._answers)
+        self._answers += 1
+        sampled = self._vocabulary.encode_output(typed)
+        self.sampled += len(sampled)
+        return SampledLine(tuple(sampled), (self._logprob(typed),) * len(sampled), Finish.NEWLINE)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def lines_so_far(text: str) -> int:
+    return text.count(">>>") + text.count("...") - 1
+
+
+def typing(*lines: str) -> Callable[[str, int], str]:
+    """The same lines in every session, the last one again and again."""
+    return lambda text, number: lines[min(lines_so_far(text), len(lines)) - 1]
+
+
+async def grow(
+    policy: Policy,
+    vocabulary: Vocabulary,
+    config: BranchConfig,
+    kernels: Any = None,
+    groups: int = 1,
+    environment: Any = None,
+    sampling: SamplingConfig = SEEDED,
+    cut: Cut | None = None,
+    budget: BudgetConfig | None = None,
+    size: int = 16,
+) -> list[Trajectory]:
+    """One batch of trees; with real kernels unless others are given."""
+    setup = RolloutSetup(
+        vocabulary,
+        PythonDialect(None),
+        context_tokens=4096,
+        budget=budget or BudgetConfig(lines=6, tokens=2000),
+        at_once=size,
+        extensions=Extensions(environment=None if environment is None else environment_factory(environment)),
+    )
+    tasks = [TASK] * config.group_size * groups
+
+    if kernels is not None:
+        return await Rollout(policy, kernels, setup).many(tasks, sampling, cut, config)
+    async with KernelPool(size, sandbox="bwrap") as pool:
+        made = await Rollout(policy, pool, setup).many(tasks, sampling, cut, config)
+        async with AsyncExitStack() as stack, asyncio.timeout(60):  # no session and no fork is left in the pool
+            for _ in range(size):
+                await stack.enter_async_context(pool.session())
+    return made
+
+
+def texts(trajectory: Trajectory) -> list[str]:
+    return [line.text for line in trajectory.lines]
