@@ -39,7 +39,6 @@ from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory, whole_session
-from repl_rl.utils.threads import BackgroundLoop
 
 Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
@@ -87,6 +86,17 @@ def trajectories(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajec
 @pytest.fixture(scope="module")
 def trees(made: tuple[list[Trajectory], list[Trajectory]]) -> list[Trajectory]:
     return made[1]
+
+
+@pytest.fixture
+def pool(kernel_pools: Pools) -> KernelPool:
+    return kernel_pools(Limits(line_s=60), size=3)
+
+
+@pytest.fixture
+def patient_pool(kernel_pools: Pools) -> KernelPool:
+    """A line that asks lasts as long as all it asks, where one session may type a line that never ends."""
+    return kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
 
 
 class HalfScripted:
@@ -144,12 +154,11 @@ def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
         assert not scheduler.has_unfinished_requests()
 
 
-def test_sessions_ask_the_engine_that_samples_them(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools, monkeypatch: Any
+async def test_sessions_ask_the_engine_that_samples_them(
+    engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool, monkeypatch: Any
 ) -> None:
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
     monkeypatch.setattr(engine._engine.admission, "capacity_tokens", CONTEXT_TOKENS)  # type: ignore[attr-defined]
-    pool = kernel_pools(Limits(line_s=60), size=3)
     problems = make_tasks(None, 6, seed=5, split="heldout")
     asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
     tasks = [Task(f"t{number}", "Solve?", "", metadata={"context": asked}) for number in range(6)]
@@ -160,32 +169,27 @@ def test_sessions_ask_the_engine_that_samples_them(
             line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
         return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
 
-    made = loop.run(asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks))
-    expected = [loop.run(alone(prompt)) for prompt in asked]
+    made = await asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks)
+    expected = [await alone(prompt) for prompt in asked]
     assert len(set(expected)) > 1
     assert [each.answer for each in made] == [(repr(expected),)] * 6
     assert sum(len(line.subcalls) for each in made for line in each.lines) == 36
     assert_the_engine_holds_nothing(engine)
 
 
-def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+async def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
+    engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool
 ) -> None:
-    pool = kernel_pools(Limits(line_s=60), size=3)
     rollout = asking(engine._engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
     held = cast(HalfScripted, rollout.engine).held
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
-
-    async def go() -> None:
-        async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
-            waiting = asyncio.ensure_future(anext(stream))
-            async with asyncio.timeout(300):
-                while not held[1]:
-                    await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait([waiting])
-
-    loop.run(go())
+    async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
+        waiting = asyncio.ensure_future(anext(stream))
+        async with asyncio.timeout(300):
+            while not held[1]:
+                await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
     assert held.total() == 0
     assert_the_engine_holds_nothing(engine)
 
@@ -207,16 +211,14 @@ class Consulting:
         return [*await self._model.ask(QUESTIONS), *await self._model.ask_sessions(QUESTIONS)]
 
 
-def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
-    engine: RecordingEngine, vocabulary: Vocabulary, loop: BackgroundLoop, kernel_pools: Pools
+async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
+    engine: RecordingEngine, vocabulary: Vocabulary, patient_pool: KernelPool
 ) -> None:
     """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
     recording = RecordingEngine(engine._engine)
-    # The asking line lasts as long as all it asks, where one session may type a line that never ends.
-    pool = kernel_pools(Limits(line_s=900, cpu_s=15), size=3, depth=1)
     options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
-    rollout = asking(recording, vocabulary, pool, ["submit_final_answer(len(consult()))\n"], **options)
-    made = loop.run(rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)]))
+    rollout = asking(recording, vocabulary, patient_pool, ["submit_final_answer(len(consult()))\n"], **options)
+    made = await rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)])
     assert {each.answer for each in made} == {("6",)}
     calls = [call for each in made for line in each.lines for call in line.subcalls]
     trained = [call.trajectory for call in calls if call.trajectory is not None]

@@ -73,7 +73,7 @@ def roll(
     return asyncio.run(go()), engine
 
 
-def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
+async def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(vocabulary: Vocabulary) -> None:
     files: list[Path] = []
     seen: list[str] = []
 
@@ -87,17 +87,14 @@ def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_after_it(v
                 seen.append(await asyncio.to_thread(ask, "print('in the middle:', x); x = 20"))
             return await super().sample_line(*arguments, **named)
 
-    async def go() -> Trajectory:
-        async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
-            kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
-            rollout = Rollout(
-                Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
-                kernels,
-                RolloutSetup(vocabulary, PythonDialect(None), context_tokens=1024),
-            )
-            return (await rollout.many([TASK]))[0]
-
-    trajectory = asyncio.run(go())
+    async with KernelPool(1, Limits(line_s=60), sandbox="bwrap") as pool:
+        kernels = AttachedKernels(pool, files.append, lambda: seen.append(ask("print('after:', y)")))
+        rollout = Rollout(
+            Peeking(vocabulary, lambda prompt: [" x = 1\n", " y = x + 1\n", " y\n", " submit_final_answer(y)\n"]),
+            kernels,
+            RolloutSetup(vocabulary, PythonDialect(None), context_tokens=1024),
+        )
+        trajectory = (await rollout.many([TASK]))[0]
     assert seen == ["in the middle: 1\n", "after: 21\n"]
     assert trajectory.answer == ("21",)
     assert [line.output for line in trajectory.lines][2].startswith("21\n")
@@ -322,16 +319,12 @@ def test_a_kernel_that_breaks_before_its_first_cell_is_replaced(vocabulary: Voca
     assert_three_views_agree(vocabulary, trajectory, engine)
 
 
-def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabulary: Vocabulary) -> None:
+async def test_a_trajectory_whose_state_is_lost_is_aborted_and_the_others_go_on(vocabulary: Vocabulary) -> None:
     engine = ScriptedEngine(vocabulary, lambda prompt: [" x = 42\n", " submit_final_answer(x)\n"])
     kernels = FailingKernels(broken=1, cells=1)
     tasks = [TASK, replace(TASK, id="t2", question="What is 7 * 6?")]
-
-    async def go() -> list[Trajectory]:
-        rollout = Rollout(engine, kernels, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
-        return await rollout.many(tasks)
-
-    trajectories = asyncio.run(go())
+    rollout = Rollout(engine, kernels, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
+    trajectories = await rollout.many(tasks)
     assert sorted(t.stop_reason for t in trajectories) == [StopReason.ABORTED, StopReason.ANSWER]
     aborted = next(t for t in trajectories if t.stop_reason is StopReason.ABORTED)
     assert aborted.is_void
@@ -353,7 +346,7 @@ def test_a_failing_engine_ends_the_batch_with_its_own_error(vocabulary: Vocabula
         asyncio.run(rollout.many([TASK, replace(TASK, id="t2")]))
 
 
-def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begins(
+async def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begins(
     vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = Stalling(vocabulary, [""] * 6)
@@ -363,13 +356,9 @@ def test_a_question_is_encoded_once_for_its_group_when_its_first_trajectory_begi
         Vocabulary, "encode_prompt", lambda self, text: log.append(text[-13:].strip()) or encode(self, text)
     )
     tasks = [replace(TASK, id=f"t{n}", question=f"Session {n // 3}") for n in range(6)]
-
-    async def go() -> None:
-        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
-        async for index, _ in rollout.as_completed(RolloutBatch(tasks)):
-            log.append(f"end {index}")
-
-    asyncio.run(go())
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512, at_once=3))
+    async for index, _ in rollout.as_completed(RolloutBatch(tasks)):
+        log.append(f"end {index}")
     frame, *rest = log
     assert frame == "ormation.\n>>>", "the prompt around an empty question tells how much room there is"
     assert rest[:2] == ["Session 0\n>>>", "end 0"]
@@ -405,7 +394,7 @@ class Telling:
             yield SimpleNamespace(execute=execute)
 
 
-def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
+async def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
     kernels: list[Telling] = []
 
     def typed(prompt: str) -> list[str]:
@@ -418,16 +407,13 @@ def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary)
                 await kernels[0].sleeping.wait()
             return await super().sample_line(ids, *arguments)
 
-    async def go() -> tuple[list[Trajectory], int]:
-        async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
-            kernels.append(Telling(pool))
-            rollout = Rollout(
-                Patient(vocabulary, typed), kernels[0], RolloutSetup(vocabulary, PythonDialect(), context_tokens=512)
-            )
-            tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
-            return await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
-
-    (first, cut, second), alive = asyncio.run(go())
+    async with KernelPool(3, Limits(line_s=900.0), warm=0) as pool:
+        kernels.append(Telling(pool))
+        rollout = Rollout(
+            Patient(vocabulary, typed), kernels[0], RolloutSetup(vocabulary, PythonDialect(), context_tokens=512)
+        )
+        tasks = [replace(TASK, id=name, question=name) for name in ("fast 1", "slow", "fast 2")]
+        (first, cut, second), alive = await rollout.many(tasks, cut=Cut(share=0.6, group_size=3)), pool.stats.alive
     assert (first.stop_reason, cut.stop_reason, second.stop_reason) == ("answer", "unfinished", "answer")
     assert [line.kind for line in cut.lines] == [LineKind.STATEMENT, LineKind.KILLED]
     assert alive == 0
@@ -516,16 +502,12 @@ class _StallingKernel:
         return await self._kernel.execute(source)
 
 
-def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
+async def test_a_cut_leaves_each_trajectory_as_far_as_it_has_come(vocabulary: Vocabulary) -> None:
     stalls = ["", "", "sampling", "running", "kernel", "slot"]
     both = Stalling(vocabulary, stalls)
-
-    async def go() -> list[Trajectory]:
-        rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
-        tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
-        return await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
-
-    trajectories = asyncio.run(go())
+    rollout = Rollout(both, both, RolloutSetup(vocabulary, PythonDialect(), context_tokens=512))
+    tasks = [replace(TASK, id=f"t{number}", question=f"Session {number}") for number in range(len(stalls))]
+    trajectories = await rollout.many(tasks, cut=Cut(share=0.3, group_size=6))
     assert both.held == 0
     assert [t.stop_reason for t in trajectories] == [StopReason.ANSWER] * 2 + [StopReason.UNFINISHED] * 4
     assert [t.is_void for t in trajectories] == [False] * 2 + [True] * 4
