@@ -25,6 +25,8 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
+pytestmark = pytest.mark.more
+
 Pools = Callable[..., KernelPool]
 LIMITS = Limits(line_s=60)
 TYPED = [" total = 0\n", *(line for n in range(40) for line in (f" total += {n}\n", " total\n"))]

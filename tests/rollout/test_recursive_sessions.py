@@ -24,6 +24,8 @@ from repl_rl.rollout.subcalls import Completion, NoAnswerError, SubCalls
 from repl_rl.trajectory import StopReason, SubCall, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.utils.threads import BackgroundLoop
 
+pytestmark = pytest.mark.more
+
 Pools = Callable[..., KernelPool]
 Script = dict[str, Any]
 LIMITS = Limits(line_s=60)

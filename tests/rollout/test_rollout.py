@@ -119,81 +119,57 @@ def assert_three_views_agree(vocabulary: Vocabulary, trajectory: Trajectory, eng
     assert list(trajectory.logprobs) == expected
 
 
-def test_a_session_reads_like_a_terminal(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" # Multiply.\n", " r = 6 * 7\n", " r\n", " submit_final_answer(r)\n"])
-    assert [line.kind for line in trajectory.lines] == [
-        LineKind.COMMENT,
-        LineKind.STATEMENT,
-        LineKind.EXPRESSION,
-        LineKind.ANSWER,
-    ]
-    assert [line.output for line in trajectory.lines] == [">>>", ">>>", "42\n>>>", ""]
-    assert trajectory.stop_reason is StopReason.ANSWER
-    assert trajectory.answer == ("42",)
+OUTSIDE = "  File \"<stdin>\", line 1\nSyntaxError: 'return' outside function\n>>>"
+HEADER = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
+UNKNOWN = f"{HEADER}NameError: name 'y' is not defined\n>>>"
+
+
+@pytest.mark.parametrize(
+    ("typed", "lines", "answer", "stop"),
+    [
+        (
+            [" # Multiply.\n", " r = 6 * 7\n", " r\n", " submit_final_answer(r)\n"],
+            [("comment", ">>>"), ("statement", ">>>"), ("expression", "42\n>>>"), ("answer", "")],
+            ("42",),
+            "answer",
+        ),
+        (
+            [" for i in range(2):\n", "     print(i)\n", "\n", " submit_final_answer(i)\n"],
+            [("open", "..."), ("open", "..."), ("statement", "0\n1\n>>>"), ("answer", "")],
+            ("1",),
+            "answer",
+        ),
+        (
+            [" for i in range(2):\n", "     print(i)\n\n", " submit_final_answer(i)\n"],
+            [("open", "..."), ("statement", "0\n1\n>>>"), ("answer", "")],
+            ("1",),
+            "answer",
+        ),
+        (
+            [" x = 6\n", " y\n", " return 1\n", " submit_final_answer(x * 7, 'a')\n"],
+            [("statement", ">>>"), ("exception", UNKNOWN), ("syntax_error", OUTSIDE), ("answer", "")],
+            ("42", "'a'"),
+            "answer",
+        ),
+        ([" x = 40\n", " x + 2"], [("statement", ">>>"), ("expression", "42\n")], None, "eos"),
+        ([" submit_final_answer(42)"], [("answer", "")], ("42",), "answer"),
+        ([" x = 1\n", " raise SystemExit\n", " x\n"], [("statement", ">>>"), ("killed", "")], None, "killed"),
+    ],
+)
+def test_sessions_read_like_a_terminal(
+    vocabulary: Vocabulary,
+    typed: list[str],
+    lines: list[tuple[str, str]],
+    answer: tuple[str, ...] | None,
+    stop: str,
+) -> None:
+    trajectory, engine = roll(vocabulary, typed)
+    assert [(line.kind, line.output) for line in trajectory.lines] == lines
+    assert (trajectory.answer, trajectory.stop_reason) == (answer, stop)
     whole = vocabulary.decode(trajectory.prompt_ids + trajectory.completion_ids)
-    assert whole.endswith(
-        ">>> # What is 6 * 7?\n>>> # Multiply.\n>>> r = 6 * 7\n>>> r\n42\n>>> submit_final_answer(r)\n"
-    )
+    between = "".join(line.text + line.output for line in trajectory.lines[:-1])
+    assert f">>> # What is 6 * 7?\n>>>{between}{typed[len(lines) - 1]}" in whole
     assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_a_block_runs_at_its_blank_line(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(
-        vocabulary, [" for i in range(2):\n", "     print(i)\n", "\n", " submit_final_answer(i)\n"]
-    )
-    assert [line.kind for line in trajectory.lines][:3] == [LineKind.OPEN, LineKind.OPEN, LineKind.STATEMENT]
-    assert [line.output for line in trajectory.lines][:3] == ["...", "...", "0\n1\n>>>"]
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_a_blank_line_typed_ahead_ends_the_block(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" for i in range(2):\n", "     print(i)\n\n", " submit_final_answer(i)\n"])
-    assert [line.output for line in trajectory.lines][:2] == ["...", "0\n1\n>>>"]
-    assert trajectory.answer == ("1",)
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_an_error_is_shown_and_the_state_is_kept(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(
-        vocabulary, [" x = 6\n", " y\n", " x = = 1\n", " return 1\n", " submit_final_answer(x * 7, 'a')\n"]
-    )
-    name_error, syntax_error, outside = trajectory.lines[1:4]
-    assert name_error.kind is LineKind.EXCEPTION
-    assert name_error.error_name == "NameError"
-    assert name_error.output == (
-        'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
-        "NameError: name 'y' is not defined\n>>>"
-    )
-    assert (syntax_error.kind, outside.kind) == (LineKind.SYNTAX_ERROR, LineKind.SYNTAX_ERROR)
-    assert trajectory.answer == ("42", "'a'")
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_interpreter_text_that_the_model_types_is_code(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" >>> 1 + 1\n", " submit_final_answer(2)\n"])
-    assert trajectory.lines[0].kind is LineKind.SYNTAX_ERROR
-    assert trajectory.sampled_mask[trajectory.lines[0].start : trajectory.lines[0].end] == (True,) * (
-        trajectory.lines[0].end - trajectory.lines[0].start
-    )
-
-
-def test_the_end_of_text_runs_what_was_typed_and_stops(vocabulary: Vocabulary) -> None:
-    trajectory, engine = roll(vocabulary, [" x = 40\n", " x + 2"])
-    assert trajectory.stop_reason is StopReason.EOS
-    assert trajectory.lines[1].output == "42\n"
-    assert trajectory.completion_ids[-1] in vocabulary.eos_ids
-    assert_three_views_agree(vocabulary, trajectory, engine)
-
-
-def test_an_answer_before_the_end_of_text_counts(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" submit_final_answer(42)"])
-    assert (trajectory.stop_reason, trajectory.answer) == (StopReason.ANSWER, ("42",))
-
-
-def test_a_killed_interpreter_ends_the_session(vocabulary: Vocabulary) -> None:
-    trajectory, _ = roll(vocabulary, [" x = 1\n", " raise SystemExit\n", " x\n"])
-    assert trajectory.stop_reason is StopReason.KILLED
-    assert [line.kind for line in trajectory.lines] == [LineKind.STATEMENT, LineKind.KILLED]
 
 
 @pytest.mark.parametrize(
@@ -394,6 +370,7 @@ class Telling:
             yield SimpleNamespace(execute=execute)
 
 
+@pytest.mark.more
 async def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocabulary) -> None:
     kernels: list[Telling] = []
 
@@ -419,6 +396,7 @@ async def test_a_cut_frees_the_real_kernel_of_a_cell_that_runs(vocabulary: Vocab
     assert alive == 0
 
 
+@pytest.mark.more
 def test_a_line_carries_the_state_that_the_real_kernel_had_after_it(vocabulary: Vocabulary) -> None:
     typed = [" x = 1\n", " x\n", " # a thought\n", " x = 2\n", " x = 1\n", " submit_final_answer(x)\n"]
 

@@ -15,6 +15,8 @@ from repl_rl.rollout.scripted import ScriptedPolicy, turns, type_session
 from repl_rl.rollout.service import AttachedKernels
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
+pytestmark = pytest.mark.more
+
 
 def typed(*arguments: object, **options: object) -> Trajectory:
     return asyncio.run(type_session(*arguments, **options))  # type: ignore[arg-type]

@@ -20,6 +20,8 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.rollout.subcalls import NoAnswerError, ServedModel, SubCalls
 from repl_rl.trajectory import Task
 
+pytestmark = pytest.mark.more
+
 Pools = Callable[..., KernelPool]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

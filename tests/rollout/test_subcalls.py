@@ -96,9 +96,10 @@ def tasks(count: int) -> list[Task]:
 @pytest.mark.parametrize(
     ("count", "capacity_tokens"),
     [
-        (1000, 1),
-        (100, 2_000),
-        (100, 1 << 20),
+        (100, 1),
+        pytest.param(1000, 1, marks=pytest.mark.more),
+        pytest.param(100, 2_000, marks=pytest.mark.more),
+        pytest.param(100, 1 << 20, marks=pytest.mark.more),
         pytest.param(1000, 2_000, marks=pytest.mark.slow),
         pytest.param(1000, 1 << 20, marks=pytest.mark.slow),
     ],

@@ -207,7 +207,13 @@ BUDGETS = st.just(AMPLE) | st.builds(
 )
 
 
-@pytest.mark.parametrize("kind", [pytest.param(name, marks=[pytest.mark.slow] * (name == "gemma")) for name in KINDS])
+MARKS = {"gemma": "slow", "qwen36": "more"}
+"""Vocabularies that take long."""
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[getattr(pytest.mark, MARKS[name])] if name in MARKS else []) for name in KINDS]
+)
 @given(data=st.data())
 def test_three_views_are_one(kind: str, data: st.DataObject) -> None:
     vocabulary = KINDS[kind]()

@@ -16,6 +16,8 @@ from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.tree import ForkRule, Root, Trees
 from repl_rl.trajectory import StopReason, Task, whole_session
 
+pytestmark = pytest.mark.more
+
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:

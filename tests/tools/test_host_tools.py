@@ -349,6 +349,7 @@ def test_a_tool_of_the_sandbox_can_be_asked_of_the_host_too() -> None:
     assert ask(convert, 2, "USD") == HostReply(value=2.5)
 
 
+@pytest.mark.more
 async def test_a_long_queue_that_moves_is_waited_for() -> None:
     """The last of 600 waits for longer than one call may take, and is served: permits come back all the time."""
     semaphore = CallSemaphore(1)

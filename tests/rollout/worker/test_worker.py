@@ -128,6 +128,7 @@ def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_
     assert asked == [0.25] * 4 + [SamplingConfig().temperature] * 4
 
 
+@pytest.mark.more
 def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: Vocabulary) -> None:
     class FailsOnce(ScriptedEngine):
         has_failed = False
@@ -163,6 +164,7 @@ async def stumbling(tasks: Sequence[Task], engine: Any, kernels: Any) -> list[Tr
     raise KeyError(tasks[0].id)
 
 
+@pytest.mark.more
 def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary: Vocabulary) -> None:
     extensions = make_extensions(sampler=stumbling)
     with (
@@ -174,6 +176,7 @@ def test_an_exception_of_a_loop_of_the_users_says_where_it_was_raised(vocabulary
     assert "in stumbling\n    raise KeyError(tasks[0].id)" in note
 
 
+@pytest.mark.more
 def test_a_worker_that_is_killed_takes_its_kernels_along_and_who_waits_hears_of_it(vocabulary: Vocabulary) -> None:
     engine = ActingEngine(vocabulary, "2 * 7", turn=2)
     service = open_service(engine, vocabulary)
@@ -212,6 +215,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.more
 def test_closing_ends_the_process_and_its_kernels(vocabulary: Vocabulary) -> None:
     service = open_service(ScriptedEngine(vocabulary, lines_for), vocabulary)
     pid = worker_pid()
@@ -245,6 +249,7 @@ def test_a_factory_that_does_not_pickle_is_refused_before_a_process_starts(
 @pytest.mark.parametrize(
     "kernel", [KernelConfig(size=2, backend="no-such-kernel"), KernelConfig(size=2, profile="no-such-profile")]
 )
+@pytest.mark.more
 def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
     vocabulary: Vocabulary, kernel: KernelConfig
 ) -> None:
@@ -258,6 +263,7 @@ def test_a_pool_that_can_not_open_raises_here_what_it_raised_there(
     assert "no-such-" in there[1]
 
 
+@pytest.mark.more
 def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
     """Task 1 never gets its second line. Once tasks 2 and 3 are through, it is cut, and task 4 does not begin."""
     is_stuck = asyncio.Event()
@@ -288,6 +294,7 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
 @pytest.mark.parametrize(
     ("value", "why"), [(lambda: 1, "pickle"), pytest.param(Task.__init__, None, marks=pytest.mark.slow)]
 )
+@pytest.mark.more
 def test_tasks_that_can_not_be_sent_are_refused_and_the_next_ones_run(
     vocabulary: Vocabulary, value: Any, why: str | None
 ) -> None:
