@@ -15,7 +15,7 @@ VLLM ?= $(shell { test -e /proc/driver/nvidia/version || nvidia-smi; } >/dev/nul
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install train test test-more test-all test-soak lint bench bench-quickstart clean
+.PHONY: help install train test test-more test-all test-gpu test-soak lint bench bench-quickstart clean
 
 help: ## show this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 25
@@ -34,6 +34,10 @@ test-more: $(STAMP) $(VERIFIERS) ## what a change has to pass besides, in ten mi
 test-all: $(STAMP) $(VERIFIERS) $(DEEPSPEED) $(GYM) ## every test there is, those that take minutes each included
 	@$(PYTEST) --hypothesis-profile=thorough $(ARGS)
 
+test-gpu: $(STAMP) ## the checks of tests/gpu at full size, where there is a GPU
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no GPU here; make test-all runs these checks small, on a CPU")'
+	@$(BIN)/python -m pytest -m slow tests/gpu $(ARGS)
+
 test-soak: $(STAMP) ## what takes hours: a million messages, 100,000 sessions in each sandbox, 10,000 forks, sympy's own tests
 	@SOAK=1 $(PYTEST) -m slow tests/kernel/test_border.py tests/kernel/test_cpython.py tests/kernel/test_forks.py tests/kernel/test_soak.py $(ARGS)
 
@@ -48,7 +52,7 @@ bench: $(STAMP) ## kernels beside stock Jupyter kernels, rollouts beside plain g
 	@$(BIN)/repl-rl bench train
 
 bench-quickstart: $(STAMP) ## the quickstart's tables in BENCHMARKS.md: eighteen training runs
-	@$(BIN)/python -m repl_rl.bench.quickstart --variants shipped outcome turn gigpo gentle strict
+	@$(BIN)/python -m studies.quickstart --variants shipped outcome turn gigpo gentle strict
 
 clean: ## remove .venv, builds and caches; runs/ is kept
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

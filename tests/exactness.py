@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -15,10 +15,14 @@ from repl_rl.trajectory import Trajectory
 
 
 class RecordingEngine:
-    """An engine that keeps what it was given and what it sampled, in the order of the answers."""
+    """An engine that keeps what it was given and what it sampled, in the order of the answers.
 
-    def __init__(self, engine: Engine) -> None:
+    `after_line` is called with the number of lines so far.
+    """
+
+    def __init__(self, engine: Engine, after_line: Callable[[int], None] = lambda lines: None) -> None:
         self._engine = engine
+        self._after_line = after_line
         self.calls: list[tuple[tuple[int, ...], SampledLine]] = []
 
     @property
@@ -28,21 +32,25 @@ class RecordingEngine:
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[RecordingSlot]:
         async with self._engine.slot(tokens, depth) as slot:
-            yield RecordingSlot(slot, self.calls)
+            yield RecordingSlot(slot, self.calls, self._after_line)
 
     def close(self) -> None:
         self._engine.close()
 
 
 class RecordingSlot:
-    def __init__(self, slot: Slot, calls: list[tuple[tuple[int, ...], SampledLine]]) -> None:
+    def __init__(
+        self, slot: Slot, calls: list[tuple[tuple[int, ...], SampledLine]], after_line: Callable[[int], None]
+    ) -> None:
         self._slot = slot
         self._calls = calls
+        self._after_line = after_line
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         given = tuple(ids)
         line = await self._slot.sample_line(ids, max_tokens, sampling)
         self._calls.append((given, line))
+        self._after_line(len(self._calls))
         return line
 
 

@@ -15,7 +15,7 @@ class FakeKernel:
     """One interpreter; gone after a SystemExit, as a real one is."""
 
     def __init__(self) -> None:
-        self._interpreter = load_interpreter().Interpreter()
+        self._interpreter = load_interpreter().PythonInterpreter()
         self._gone = False
 
     async def prepare(self, source: str) -> None:

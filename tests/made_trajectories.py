@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory
 
 
 def line(
@@ -14,17 +15,14 @@ def line(
     output: str = "",
     fingerprint: str | None = None,
 ) -> Line:
-    """A line that stands first; `made` puts it in its place. `output` goes without the next prompt."""
-    return Line(0, 1, f" {text}\n", kind, error_name, f"{output}>>>", fingerprint=fingerprint)
+    """A line that stands first; `made` puts it where it belongs. `output` goes without the next prompt."""
+    cells = () if kind in (LineKind.BLANK, LineKind.COMMENT, LineKind.OPEN) else (RecordedCell(text, output),)
+    return Line(0, 1, f" {text}\n", kind, error_name, f"{output}>>>", fingerprint=fingerprint, cells=cells)
 
 
 def made(lines: Sequence[Line], task_id: str = "t") -> Trajectory:
     """The trajectory of these lines, in this order."""
     length = max(2 * len(lines) - 1, 0)
-    placed = [
-        Line(2 * n, 2 * n + 1, each.text, each.kind, each.error_name, each.output, fingerprint=each.fingerprint)
-        for n, each in enumerate(lines)
-    ]
     return Trajectory(
         task_id=task_id,
         prompt=">>>",
@@ -33,5 +31,5 @@ def made(lines: Sequence[Line], task_id: str = "t") -> Trajectory:
         sampled_mask=tuple(index % 2 == 0 for index in range(length)),
         logprobs=(0.0,) * length,
         stop_reason=StopReason.ANSWER,
-        lines=tuple(placed),
+        lines=tuple(replace(each, start=2 * index, end=2 * index + 1) for index, each in enumerate(lines)),
     )

@@ -26,11 +26,11 @@ from repl_rl.utils.distributed import is_main_process, process_count
 GROUPS, GROUP_SIZE = 4, 2
 
 
-def uneven(task: Task, place: int) -> Trajectory:
-    """Two to five lines, by task and place, so that processes and groups differ in length; one ran out of tokens."""
-    index = int(task.id[1:])
-    reason = StopReason.MAX_TOKENS if (index, place) == (1, 1) else StopReason.ANSWER
-    return recorded(task, place, is_right=place == 0, lines=2 + (index + place) % 4, stop_reason=reason)
+def uneven(task: Task, index: int) -> Trajectory:
+    """Two to five lines, by task and index, so that processes and groups differ in length; one ran out of tokens."""
+    number = int(task.id[1:])
+    reason = StopReason.MAX_TOKENS if (number, index) == (1, 1) else StopReason.ANSWER
+    return recorded(task, index, is_right=index == 0, lines=2 + (number + index) % 4, stop_reason=reason)
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,6 @@ def make_trainer(folder: Path, settings: dict[str, Any]) -> RecordedTrainer:
             "num_generations": GROUP_SIZE,
             "optim": "sgd",
             "learning_rate": 0.1,
-            "use_cpu": True,
             "seed": 1,
             **settings,
         },

@@ -15,9 +15,16 @@ from jupyter_client.kernelspec import KernelSpecManager
 from repl_rl.kernel import KernelPool, Limits
 
 LIMITS = Limits(
-    line_s=90.0, grace_s=10.0, start_s=300.0, memory_mb=512, processes=32, file_mb=4, tmp_mb=8, output_bytes=10_000,
+    line_s=90.0,
+    grace_s=10.0,
+    start_s=300.0,
+    memory_mb=512,
+    processes=32,
+    file_mb=4,
+    tmp_mb=8,
+    output_bytes=10_000,
     read_mb=2,
-)  # fmt: skip
+)
 """For lines that end by themselves: a busy machine may take its time over them."""
 
 

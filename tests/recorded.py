@@ -8,33 +8,39 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from small import small_args
+
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trainer import ReplGRPOConfig, ReplGRPOTrainer
+from repl_rl.trainer import ReplGRPOTrainer
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
 
 Recording = Callable[[Task, int], Trajectory]
-"""A task, and the place in its group, to the trajectory that is to come out."""
+"""A task, and the index in its group, to the trajectory that is to come out."""
 
 
 def recorded(
-    task: Task, place: int, *, is_right: bool = True, lines: int = 2, stop_reason: StopReason = StopReason.ANSWER
+    task: Task, index: int, *, is_right: bool = True, lines: int = 2, stop_reason: StopReason = StopReason.ANSWER
 ) -> Trajectory:
-    """`lines` lines of three tokens with an output of two behind each but the last; ids by task and place."""
-    first = sum(task.id.encode()) * 7 + place * 13
+    """`lines` lines of three tokens with an output of two behind each but the last; ids by task and index."""
+    first = sum(task.id.encode()) * 7 + index * 13
     length = lines * 5 - 2
     starts = range(0, length, 5)
     kinds = [LineKind.STATEMENT] * (lines - 1) + [LineKind.ANSWER]
     return Trajectory(
         task_id=task.id,
         prompt=task.question,
-        prompt_ids=tuple(1 + (first + index) % 600 for index in range(4 + len(task.id) % 3)),
-        completion_ids=tuple(1 + (first * 3 + index * 17) % 600 for index in range(length)),
-        sampled_mask=tuple(index % 5 < 3 for index in range(length)),
-        logprobs=tuple(-4.0 if index % 5 < 3 else 0.0 for index in range(length)),
+        prompt_ids=tuple(1 + (first + at) % 600 for at in range(4 + len(task.id) % 3)),
+        completion_ids=tuple(1 + (first * 3 + at * 17) % 600 for at in range(length)),
+        sampled_mask=tuple(at % 5 < 3 for at in range(length)),
+        logprobs=tuple(-4.0 if at % 5 < 3 else 0.0 for at in range(length)),
         stop_reason=stop_reason,
         lines=tuple(Line(start, start + 3, "x\n", kind) for start, kind in zip(starts, kinds, strict=True)),
         answer=(task.answer if is_right else "wrong",),
     )
+
+
+def first_is_right(task: Task, index: int) -> Trajectory:
+    return recorded(task, index, is_right=index == 0)
 
 
 class RecordedService:
@@ -45,17 +51,19 @@ class RecordedService:
     def __init__(self, vocabulary: Any, recording: Recording) -> None:
         self.vocabulary = vocabulary
         self.calls: list[list[str]] = []
+        self.cuts: list[Any] = []
         self._recording = recording
 
     def generate(
         self, tasks: Sequence[Task], sampling: Any = None, cut: Any = None, branch: Any = None
     ) -> list[Trajectory]:
         self.calls.append([task.id for task in tasks])
-        places: Counter[str] = Counter()
+        self.cuts.append(cut)
+        indices: Counter[str] = Counter()
         made = []
         for task in tasks:
-            made.append(self._recording(task, places[task.id]))
-            places[task.id] += 1
+            made.append(self._recording(task, indices[task.id]))
+            indices[task.id] += 1
         return made
 
     def kernel_numbers(self) -> dict[str, float]:
@@ -101,22 +109,18 @@ def recorded_trainer(
     **settings: Any,
 ) -> RecordedTrainer:
     """`trainer` holds the trainer's further arguments, `settings` those of its config."""
-    args = ReplGRPOConfig(
-        **{
-            "output_dir": str(folder),
-            "rollout_dir": str(folder / "rollouts"),
-            "max_steps": 1,
-            "num_generations": 2,
-            "learning_rate": 1e-3,
-            "bf16": False,
-            "model_init_kwargs": {"dtype": "float32"},
-            "gradient_checkpointing": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "credit": {"estimator": "rloo"},
-            **settings,
-        }
-    )
+    defaults = {
+        "per_device_train_batch_size": 4,
+        "max_steps": 1,
+        "num_generations": 2,
+        "credit": {"estimator": "rloo"},
+    }
+    args = small_args(folder, **{**defaults, **settings})
     return kind(recording, model, args, tasks, **(trainer or {}))
+
+
+def output_of_a_batch(trainer: RecordedTrainer, rows: Sequence[int] = (0, 0, 1, 1)) -> dict[str, Any]:
+    """What TRL's loss is given for a batch of these rows of the trainer's data set."""
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    return trainer._generate_and_score_completions([dict(trainer.train_dataset[row]) for row in rows])

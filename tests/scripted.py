@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 from repl_rl.config import SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary
-from repl_rl.engine.admission import Admission
 from repl_rl.rollout.scripted import ScriptedSlot
+from repl_rl.utils.admission import Admission, Room
 
 LOGPROB = -0.25
 Script = Callable[[str], str | Sequence[str] | Awaitable[str]]
@@ -69,7 +69,7 @@ class AskedEngine:
         answer: Callable[[str], str | Awaitable[str]] = "about {}".format,
         capacity_tokens: int = 1 << 30,
     ) -> None:
-        self.admission = Admission(capacity_tokens)
+        self.admission = Admission(Room(capacity_tokens), learns=True)
         self.held: Counter[int] = Counter()
         self.most: Counter[int] = Counter()
         self._vocabulary = vocabulary

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from scripted import ScriptedEngine
 
 from repl_rl.config import BudgetConfig, CreditConfig, DialectConfig, RewardsConfig, TasksConfig
 from repl_rl.dialect import dialect_class
-from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable
@@ -29,28 +28,8 @@ from repl_rl.tasks import grade, load_tasks
 from repl_rl.tools import tool_metrics
 from repl_rl.trajectory import LineKind, Message, StopReason, Task, Trajectory
 
-HERMES = """\
-{%- if tools %}<|im_start|>system
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}<|im_end|>
-{% endif %}
-{%- for message in messages %}
-{%- if message.role == "tool" %}<|im_start|>user
-<tool_response>
-{{ message.content }}
-</tool_response><|im_end|>
-{% else %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>
-{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
-</tool_call>
-{%- endfor %}<|im_end|>
-{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""Calls and results as Hermes and Qwen write them, one result per turn."""
-
+pytestmark = pytest.mark.more
+TEMPLATE = (Path(__file__).parent / "dialect" / "templates" / "qwen2_5.jinja").read_text(encoding="utf-8")
 PROOF = """\
 # Take the equations one at a time.
 from sympy import symbols, Eq, solveset, S
@@ -94,58 +73,55 @@ def multiply(a: int, b: int) -> int:
     return a * b
 
 
-def make_vocabulary(dialect: str = "python", template: str | None = None) -> Vocabulary:
-    vocabulary = load_vocabulary(str(NANO_PATH), dialect_class(DialectConfig(name=dialect)).stops)
-    vocabulary.tokenizer.chat_template = template
-    return vocabulary
+class Roll:
+    """Scripted rollouts on real kernels. What holds for every trajectory is asserted here."""
+
+    def __init__(self, pool: KernelPool) -> None:
+        self.pool = pool
+        self.vocabulary = load_vocabulary(str(NANO_PATH))
+
+    async def __call__(
+        self,
+        scripts: Sequence[Sequence[str]],
+        tasks: Sequence[Task],
+        extensions: Extensions | None = None,
+        dialect: str = "python",
+    ) -> list[Trajectory]:
+        """A script for each task."""
+        self.vocabulary = load_vocabulary(str(NANO_PATH), dialect_class(DialectConfig(name=dialect)).stops)
+        self.vocabulary.tokenizer.chat_template = TEMPLATE if dialect == "tool_call" else None
+        by_question = {task.question: script for task, script in zip(tasks, scripts, strict=True)}
+
+        def script(prompt: str) -> Sequence[str]:
+            return next(script for question, script in by_question.items() if question.splitlines()[0] in prompt)
+
+        engine = RecordingEngine(ScriptedEngine(self.vocabulary, script))
+        setup = RolloutSetup(
+            self.vocabulary,
+            DialectConfig(name=dialect),
+            context_tokens=6000,
+            budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400),
+            extensions=extensions or Extensions(),
+        )
+        trajectories = await Rollout(engine, self.pool, setup).many(tasks)
+        assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
+        for trajectory in trajectories:
+            assert_masked_text_is_the_outputs(trajectory, self.vocabulary)
+        return trajectories
 
 
-def roll(
-    scripts: Sequence[Sequence[str]],
-    tasks: Sequence[Task],
-    extensions: Extensions | None = None,
-    dialect: str = "python",
-    template: str | None = None,
-) -> tuple[list[Trajectory], Vocabulary]:
-    """A script for each task. What holds for every trajectory is asserted here."""
-    vocabulary = make_vocabulary(dialect, template)
-    extensions = extensions or Extensions()
-    by_question = {task.question: script for task, script in zip(tasks, scripts, strict=True)}
-
-    def script(prompt: str) -> Sequence[str]:
-        return next(script for question, script in by_question.items() if question.splitlines()[0] in prompt)
-
-    engine = RecordingEngine(ScriptedEngine(vocabulary, script))
-
-    async def go() -> list[Trajectory]:
-        async with KernelPool(len(tasks), Limits(line_s=60)) as pool:
-            rollout = Rollout(
-                engine,
-                pool,
-                RolloutSetup(
-                    vocabulary,
-                    DialectConfig(name=dialect),
-                    context_tokens=6000,
-                    budget=BudgetConfig(lines=20, tokens=4000, line_tokens=400),
-                    extensions=extensions,
-                ),
-            )
-            return await rollout.many(tasks)
-
-    trajectories = asyncio.run(go())
-    assert_the_engine_was_given_the_sequence_so_far(trajectories, engine.calls)
-    for trajectory in trajectories:
-        assert_masked_text_is_the_outputs(trajectory, vocabulary)
-    return trajectories, vocabulary
+@pytest.fixture
+def roll(kernel_pools: Callable[..., KernelPool]) -> Roll:
+    return Roll(kernel_pools(Limits(line_s=60)))
 
 
 def typed(session: str) -> list[str]:
     return [f" {line}\n" for line in session.splitlines()]
 
 
-def test_session_1_a_proof_explored_line_by_line() -> None:
+async def test_session_1_a_proof_explored_line_by_line(roll: Roll) -> None:
     task = Task("proof", "p is a prime that divides neither a nor b.", "")
-    [[trajectory], _] = roll([typed(PROOF)], [task])
+    [trajectory] = await roll([typed(PROOF)], [task])
     by_text = {line.text.strip(): line for line in trajectory.lines}
     quiet = [line for text, line in by_text.items() if " = " in text or text.startswith(("#", "from"))]
     assert len(quiet) == 10
@@ -159,10 +135,10 @@ def test_session_1_a_proof_explored_line_by_line() -> None:
     assert trajectory.stop_reason is StopReason.ANSWER
 
 
-def test_session_1_goes_on_with_its_state_after_an_error() -> None:
+async def test_session_1_goes_on_with_its_state_after_an_error(roll: Roll) -> None:
     task = Task("slip", "Import it.", "")
     lines = typed("n = 3\nfrom simpy import symbols\nn + 1\nsubmit_final_answer(n)\n")
-    [[trajectory], _] = roll([lines], [task])
+    [trajectory] = await roll([lines], [task])
     failed = trajectory.lines[1]
     assert (failed.kind, failed.error_name) == (LineKind.EXCEPTION, "ModuleNotFoundError")
     assert failed.output == (
@@ -174,18 +150,16 @@ def test_session_1_goes_on_with_its_state_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("where", [pytest.param("sandbox", marks=pytest.mark.slow), "host"])
-def test_session_3_calls_inside_prose(where: Any) -> None:
+async def test_session_3_calls_inside_prose(where: Any, roll: Roll) -> None:
     asked = Message("user", "Should I pack an umbrella?"), Message("assistant", "For which city?")
     task = Task("umbrella", "Seattle.", "no", history=asked)
-    lines = [
-        "It depends on the weather there: <fn>", 'weather("Seattle")</fn>',
-        "\n", "So, with the state: <fn>", 'weather("Seattle, WA")</fn>',
-        "\n", "No umbrella is needed.\n", "Answer: no\n",
-    ]  # fmt: skip
-    [[trajectory], vocabulary] = roll([lines], [task], make_extensions([weather], where), dialect="inline")
+    asked_twice = ["It depends on the weather there: <fn>", 'weather("Seattle")</fn>', "\n"]
+    asked_twice += ["So, with the state: <fn>", 'weather("Seattle, WA")</fn>', "\n"]
+    lines = [*asked_twice, "No umbrella is needed.\n", "Answer: no\n"]
+    [trajectory] = await roll([lines], [task], make_extensions([weather], where), dialect="inline")
     assert "user: Should I pack an umbrella?\nassistant: For which city?\n" in trajectory.prompt
     assert "weather(city: str) -> str: Look up the weather." in trajectory.prompt
-    assert vocabulary.decode(trajectory.completion_ids) == (
+    assert roll.vocabulary.decode(trajectory.completion_ids) == (
         'It depends on the weather there: <fn>weather("Seattle")</fn>'
         "<fn_error>WeatherLookupError: Must specify a two-letter state.</fn_error>"
         '\nSo, with the state: <fn>weather("Seattle, WA")</fn>'
@@ -203,10 +177,10 @@ def test_session_3_calls_inside_prose(where: Any) -> None:
 
 
 CALLS = {
-    "rightly": ['<tool_call>\n', '{"name": "multiply", "arguments": {"a": 12, "b": 13}}\n', "</tool_call>", "156"],
+    "rightly": ["<tool_call>\n", '{"name": "multiply", "arguments": {"a": 12, "b": 13}}\n', "</tool_call>", "156"],
     "wrongly": ['<tool_call>{"name": "multiply", "arguments": {"x": 12, "y": 13}}</tool_call>', "It failed."],
     "not at all": ["I think that it is 156."],
-}  # fmt: skip
+}
 TYPED_CALLS = {
     "rightly": [" multiply(12, 13)\n", " submit_final_answer(_)\n"],
     "wrongly": [" multiply(x=12, y=13)\n", " submit_final_answer(0)\n"],
@@ -216,11 +190,11 @@ TYPED_CALLS = {
 
 @pytest.mark.parametrize("where", ["sandbox", "host"])
 @pytest.mark.parametrize(("dialect", "scripts"), [("tool_call", CALLS), ("python", TYPED_CALLS)])
-def test_session_4_calls_and_failures_are_counted(dialect: str, scripts: dict[str, list[str]], where: Any) -> None:
+async def test_session_4_calls_and_failures_are_counted(
+    dialect: str, scripts: dict[str, list[str]], where: Any, roll: Roll
+) -> None:
     tasks = [Task(name, f"Multiply 12 and 13 {name}.", "156") for name in scripts]
-    template = HERMES if dialect == "tool_call" else None
-    extensions = make_extensions([multiply], where)
-    [trajectories, _] = roll(list(scripts.values()), tasks, extensions, dialect, template)
+    trajectories = await roll(list(scripts.values()), tasks, make_extensions([multiply], where), dialect)
     metrics = tool_metrics(trajectories, ["multiply"])
     assert metrics["tools/multiply/call_frequency"] == pytest.approx(2 / 3)
     assert metrics["tools/multiply/failure_frequency"] == pytest.approx(1 / 2)
@@ -233,14 +207,14 @@ def test_session_4_calls_and_failures_are_counted(dialect: str, scripts: dict[st
     assert "TypeError: multiply() " in failed.output
 
 
-def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
+async def test_session_4_several_calls_of_a_turn_are_all_answered(roll: Roll) -> None:
     calls = (
         'Both at once. <tool_call>{"name": "multiply", "arguments": {"a": 2, "b": 3}}</tool_call>'
         '<tool_call>{"name": "multiply", "arguments": "{\\"a\\": 4, \\"b\\": 5}"}</tool_call>'
         '<tool_call>{"name": "multiply", "arguments": {"a": 4</tool_call>'
     )
     task = Task("t", "Multiply 2 by 3 and 4 by 5.", "6")
-    [[trajectory], vocabulary] = roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call", HERMES)
+    [trajectory] = await roll([[calls, "6 and 20"]], [task], make_extensions([multiply]), "tool_call")
     answered = trajectory.lines[0]
     assert answered.output.count("<tool_response>") == 3
     assert (
@@ -249,13 +223,13 @@ def test_session_4_several_calls_of_a_turn_are_all_answered() -> None:
     assert answered.kind is LineKind.SYNTAX_ERROR
     assert [call.error_name for call in answered.calls] == [None, None]
     between = trajectory.completion_ids[answered.end : trajectory.lines[1].start]
-    assert vocabulary.decode(between) == answered.output
+    assert roll.vocabulary.decode(between) == answered.output
     assert trajectory.stop_reason is StopReason.EOS
 
 
-def test_session_5_gsm8k_with_an_interpreter(tmp_path: Path) -> None:
-    row = {"question": "Ann has 16 eggs, eats 3, bakes with 4 and sells the rest at 2 each. How much does she earn?",
-           "answer": "She sells 16 - 3 - 4 = 9 eggs for 9 * 2 = 18.\n#### 18"}  # fmt: skip
+async def test_session_5_gsm8k_with_an_interpreter(tmp_path: Path, roll: Roll) -> None:
+    question = "Ann has 16 eggs, eats 3, bakes with 4 and sells the rest at 2 each. How much does she earn?"
+    row = {"question": question, "answer": "She sells 16 - 3 - 4 = 9 eggs for 9 * 2 = 18.\n#### 18"}
     other = {"question": "What are three dozen eggs?", "answer": "12 * 3 = 36\n#### 36"}
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(row)}\n{json.dumps(other)}\n")
     (tmp_path / "test.jsonl").write_text(f"{json.dumps({**row, 'question': 'Another?'})}\n")
@@ -263,7 +237,7 @@ def test_session_5_gsm8k_with_an_interpreter(tmp_path: Path) -> None:
     eggs = next(task for task in tasks if task.answer == "18")
     prying = typed("grade\ntask\n16 - 3 - 4\n_ * 2\nsubmit_final_answer(_)\n")
     guess = typed("submit_final_answer(36)\n")
-    made = [roll([lines], [eggs])[0][0] for lines in (prying, guess)]
+    made = [(await roll([lines], [eggs]))[0] for lines in (prying, guess)]
     right, wrong = made
     assert [line.error_name for line in right.lines] == ["NameError", "NameError", None, None, None]
     assert "18" not in right.prompt.partition("Ann has")[2]
@@ -301,13 +275,13 @@ class Shop:
         return float(self.cart == ["tea", "milk"])
 
 
-def test_session_6_an_environment_that_owns_everything() -> None:
+async def test_session_6_an_environment_that_owns_everything(roll: Roll) -> None:
     tasks = [Task("shop", "Buy tea and milk.", ""), Task("none", "Buy nothing.", "")]
     scripts = [
         [" shelf['tea']\n", " buy('tea')\n", " buy('gold')\n", " buy('milk')\n", " submit_final_answer('done')\n"],
         [" submit_final_answer('done')\n"],
     ]
-    [[shopped, idle], _] = roll(scripts, tasks, make_extensions(environment=Shop()))
+    [shopped, idle] = await roll(scripts, tasks, make_extensions(environment=Shop()))
     assert "# (cart: empty)\n" in shopped.prompt
     assert [line.output for line in shopped.lines][:2] == [
         "3\n(cart: empty)\n>>>",

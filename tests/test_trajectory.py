@@ -60,7 +60,7 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 draw(st.none() | FINITE),
                 draw(st.none() | FINITE),
                 draw(FINITE),
-                cells=draw(st.none() | st.lists(CELLS, max_size=3).map(tuple)),
+                cells=draw(st.lists(CELLS, max_size=3).map(tuple)),
             )
         )
         sampled_mask += [False] * draw(st.integers(0, 3))
@@ -113,14 +113,14 @@ def test_images_are_files_beside_the_file(tmp_path: Path) -> None:
     assert len(list((tmp_path / "x.images").iterdir())) == 2
     records = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert records[1]["lines"][0]["cells"] == [
-        {"source": "6 * 7", "output": "42\n"},
+        {"source": "6 * 7", "output": "42\n", "images": []},
         {"source": "plt.show()", "output": "", "images": [RED_FILE]},
     ]
     assert drawn(RED, BLUE).lines[0].images == (RED, BLUE)
     assert Trajectory.from_dict(json.loads(json.dumps(drawn(RED).to_dict()))) == drawn(RED)
 
 
-@pytest.mark.parametrize("name", ["gone.images/" + RED_FILE[9:], f"../{RED_FILE}", "/etc/passwd", "", 7, "e\u0301"])
+@pytest.mark.parametrize("name", ["gone.images/" + RED_FILE[9:], f"../{RED_FILE}", "/etc/passwd", 7, "e\u0301"])
 def test_what_is_not_an_image_beside_the_file_is_left_out(tmp_path: Path, name: Any) -> None:
     path = tmp_path / "x.jsonl"
     write_jsonl(path, [drawn(RED)])
@@ -143,91 +143,31 @@ def test_a_labelled_file_is_read_without_its_labels(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == [drawn(RED), trajectory()]
 
 
-@pytest.mark.parametrize(
-    "output",
-    ["\ud800 alone", "\x00", "a\u2028b\x85c\r\nd", "\U0001f600", "x" * 5_000_000],
-    ids=["lone surrogate", "NUL", "line separators", "astral", "five million characters"],
-)
-def test_jsonl_keeps_outputs_of_every_kind(tmp_path: Path, output: str) -> None:
-    first, last = trajectory().lines
-    written = trajectory(lines=(dataclasses.replace(first, output=output), last))
-    write_jsonl(tmp_path / "new" / "folder" / "x.jsonl", [written, written])
-    assert list(read_jsonl(tmp_path / "new" / "folder" / "x.jsonl")) == [written, written]
-
-
 def test_the_record_has_the_fields_of_the_contract() -> None:
-    record = trajectory().to_dict()
-    promised = (
-        "task_id prompt prompt_ids completion_ids sampled_mask logprobs stop_reason answer outcome_reward version lines"
-    )
-    assert set(promised.split()) <= record.keys()
-    in_lines = "start end text kind error_name output reward advantage duration_s fingerprint calls cells"
-    assert set(in_lines.split()) == record["lines"][0].keys()
-    assert json.loads(json.dumps(record))["lines"][1]["kind"] == "answer"
-    assert json.loads(json.dumps(record))["stop_reason"] == "answer"
-
-
-def test_unassigned_is_not_zero() -> None:
     record = json.loads(json.dumps(trajectory().to_dict()))
-    assert record["outcome_reward"] is None
-    assert record["lines"][0]["reward"] is None
-    assert record["lines"][0]["advantage"] is None
+    promised = (
+        "task_id prompt prompt_ids completion_ids sampled_mask logprobs stop_reason answer outcome_reward version"
+    )
+    assert set(f"{promised} lines dialect branch".split()) <= record.keys()
+    in_lines = "start end text kind error_name output reward advantage duration_s cells"
+    assert set(in_lines.split()) <= record["lines"][0].keys()
+    assert (record["lines"][1]["kind"], record["stop_reason"]) == ("answer", "answer")
+    assert (record["outcome_reward"], record["lines"][0]["reward"], record["lines"][0]["advantage"]) == (None,) * 3
 
 
-def test_unknown_keys_are_ignored() -> None:
-    record = trajectory().to_dict()
-    record["of_a_later_version"] = 1
-    record["lines"][0]["of_a_later_version"] = [2]
-    assert Trajectory.from_dict(record) == trajectory()
-
-
-def test_keys_with_a_default_may_be_missing() -> None:
+def test_keys_may_be_missing_if_they_have_a_default_and_unknown_ones_are_ignored() -> None:
     record = trajectory().to_dict()
     for key in ("answer", "outcome_reward", "version", "error", "duration_s", "engine_s", "kernel_s", "queue_s"):
         del record[key]
-    del record["lines"][0]["error_name"]
+    del record["lines"][0]["error_name"], record["lines"][1]["cells"]
+    record["of_a_later_version"] = record["lines"][0]["of_a_later_version"] = [1]
     assert Trajectory.from_dict(record) == trajectory(answer=None)
 
 
-def test_what_ran_is_recorded_cell_by_cell() -> None:
-    first, last = trajectory().lines
-    ran = dataclasses.replace(first, cells=(RecordedCell("6 * 7", "42\n"),))
-    record = json.loads(json.dumps(trajectory(lines=(ran, last)).to_dict()))
-    assert [line["cells"] for line in record["lines"]] == [[{"source": "6 * 7", "output": "42\n"}], None]
-    assert Trajectory.from_dict(record).lines == (ran, last)
-
-
-def test_records_without_cells_do_not_know_what_ran() -> None:
-    record = trajectory().to_dict()
-    for line in record["lines"]:
-        del line["cells"]
-    assert [line.cells for line in Trajectory.from_dict(record).lines] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="42\n>>>"), "42\n"),
-        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="Out[1]: 42\n\nIn [2]:"), "Out[1]: 42\n"),
-        (Line(0, 1, "if x:\n", LineKind.OPEN, output="   ...:"), ""),
-        (Line(0, 1, "x\n", LineKind.EXPRESSION, output="42\n>>>", cells=()), ""),
-        (
-            Line(0, 1, "x\n", LineKind.EXPRESSION, output="1\n2\n>>>", cells=(RecordedCell("1", "1\n"),) * 2),
-            "1\n1\n",
-        ),
-    ],
-)
-def test_what_a_line_showed_has_no_prompt(line: Line, shown: str) -> None:
-    assert line.shown == shown
-
-
-@pytest.mark.parametrize("cells", [3, [3], [{"source": "x"}], [{"source": "x", "output": 1}], "x"])
-def test_cells_that_are_none_are_refused(tmp_path: Path, cells: object) -> None:
-    record = trajectory().to_dict()
-    record["lines"][0]["cells"] = cells
-    (tmp_path / "x.jsonl").write_text(json.dumps(record))
-    with pytest.raises(RunError, match=r"x\.jsonl, line 1: not a trajectory"):
-        list(read_jsonl(tmp_path / "x.jsonl"))
+def test_a_line_showed_what_its_cells_showed() -> None:
+    cells = (RecordedCell("1", "1\n"),) * 2
+    assert Line(0, 1, "1\n1\n", LineKind.EXPRESSION, output="1\n1\n>>>", cells=cells).shown == "1\n1\n"
+    assert Line(0, 1, "x\n", LineKind.EXPRESSION, output="42\n>>>").shown == ""
 
 
 @pytest.mark.parametrize(
@@ -315,22 +255,26 @@ LINE = {"start": 0, "end": 1, "text": " 1\n", "kind": "statement"}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task_id": 7}, "its task_id is 7, which is not a str"),
-        ({"error": ["x"]}, r"its error is \['x'\], which is not a str \| None"),
-        ({"outcome_reward": "1.0"}, r"its outcome_reward is '1.0', which is not a float \| None"),
-        ({"duration_s": None}, "its duration_s is None, which is not a float"),
-        ({"version": "2"}, "its version is '2', which is not a int"),
-        ({"updates": 3}, "its updates is 3, which is not a list"),
-        ({"updates": [[1, "x"]]}, r"its updates is \[1, 'x'\], which is not a list of int"),
-        ({"updates": [[1, 2, 3]]}, r"its updates are \[\[1, 2, 3\]\], which are not pairs of a place and a version"),
-        ({"answer": [1]}, r"its answer is \[1\], which is not a list of str"),
-        ({"lines": [{**LINE, "output": None}]}, "its output is None, which is not a str"),
-        ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, "its name is 1, which is not a str"),
+        ({"task_id": 7}, r"Expected `str`, got `int` - at `\$.task_id`"),
+        ({"error": ["x"]}, r"Expected `str | null`, got `array` - at `\$.error`"),
+        ({"outcome_reward": "1.0"}, "Expected `float | null`, got `str`"),
+        ({"duration_s": None}, "Expected `float`, got `null`"),
+        ({"version": "2"}, "Expected `int`, got `str`"),
+        ({"updates": 3}, "Expected `array`, got `int`"),
+        ({"updates": [[1, "x"]]}, "Expected `int`, got `str`"),
+        ({"updates": [[1, 2, 3]]}, "Expected `array` of length 2, got 3"),
+        ({"answer": [1]}, "Expected `str`, got `int`"),
+        ({"answer_forms": [1]}, "Expected `str | null`, got `int`"),
+        ({"answer": ["1", "2"], "answer_forms": ["1"]}, "1 forms of 2 answers; there has to be one, or None, for each"),
+        ({"lines": [{**LINE, "output": None}]}, r"Expected `str`, got `null` - at `\$.lines\[0\].output`"),
+        ({"lines": [{**LINE, "calls": [{"name": 1}]}]}, r"got `int` - at `\$.lines\[0\].calls\[0\].name`"),
+        ({"lines": [{**LINE, "cells": 3}]}, "Expected `array`, got `int`"),
+        ({"lines": [{**LINE, "cells": [{"source": "x"}]}]}, "Object missing required field `output`"),
     ],
 )
 def test_fields_of_another_type_are_refused(changes: dict[str, Any], message: str) -> None:
     one = {"completion_ids": [5], "sampled_mask": [True], "logprobs": [-1.0], "lines": [LINE]}
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=message.replace("| null", r"\| null")):
         Trajectory.from_dict({**trajectory().to_dict(), **one, **changes})
 
 
@@ -394,9 +338,6 @@ def test_void_trajectories() -> None:
     assert trajectory(stop_reason=StopReason.UNFINISHED).is_void
     assert trajectory(**empty, stop_reason=StopReason.CONTEXT).is_void
     assert trajectory(stop_reason=StopReason.KILLED).is_void is False
-
-
-def test_sampled_tokens_counts_the_mask() -> None:
     assert trajectory().sampled_tokens == 4
 
 
@@ -406,15 +347,10 @@ def test_own_time_is_what_the_waits_leave() -> None:
     assert trajectory(duration_s=1.0, engine_s=0.5, kernel_s=0.75).own_s == 0.0
 
 
-def test_forms_of_answers_are_recorded_and_read_back_and_older_records_have_none(tmp_path):
+def test_forms_of_answers_are_read_back_or_left_out(tmp_path: Path) -> None:
     made = trajectory(answer=("x + 1", "5"), answer_forms=("Add(Symbol('x'), Integer(1))", None))
-    assert made.to_dict()["answer_forms"] == ("Add(Symbol('x'), Integer(1))", None)
     write_jsonl(tmp_path / "made.jsonl", [made])
     assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
-    assert "answer_forms" not in trajectory().to_dict()
-    assert Trajectory.from_dict(trajectory().to_dict()).answer_forms is None
     for odd in ([1], ["pi"], "pi", {}):
-        with pytest.raises(ValueError, match=r"answer_forms|forms of"):
-            Trajectory.from_dict(made.to_dict() | {"answer_forms": odd})
         (tmp_path / "odd.jsonl").write_text(json.dumps(made.to_dict() | {"answer_forms": odd}) + "\n")
         assert [each.answer_forms for each in read_jsonl(tmp_path / "odd.jsonl", [])] == [None]

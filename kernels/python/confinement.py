@@ -110,7 +110,7 @@ class Walls:
         return memory_bytes, listener
 
 
-def furnish(pidfd, tmp_mb, report):
+def set_up_fork(pidfd, tmp_mb, report):
     """Give a session's fork of itself what its new namespaces lack: the user, a /proc, and folders of its own.
 
     It keeps the session's folders if `tmp_mb` is None. Writes "ok" to the descriptor `report` when all is there.
@@ -135,7 +135,7 @@ def furnish(pidfd, tmp_mb, report):
 
 
 def rehearse():
-    """Do what `furnish` does first, with this process, so that the memory that this takes is there when it counts."""
+    """Do what `set_up_fork` does first, with this process, so that the memory for it is there when it counts."""
     pidfd = os.pidfd_open(os.getpid())
     folder = _folder_of(pidfd)
     _user_of(folder)

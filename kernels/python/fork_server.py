@@ -3,7 +3,7 @@
 Its boot record holds
 
     control        a SOCK_SEQPACKET socket to the owner; when the owner hangs up, the server ends
-    furnish        another one, or null where sessions can't be forked (repl_fork.py)
+    fork_setup     another one, or null where sessions can't be forked (repl_fork.py)
     walls          "bwrap", "sandlock" or "none": the sandbox around the server, see confinement.py
     rlimits        {"RLIMIT_CPU": [soft, hard], ...} of each session; RLIMIT_AS counts from what a session starts with,
                    and is held at its soft value while a cell runs
@@ -21,7 +21,7 @@ It first sends {"ready": true, "missing": [modules that can't be imported], "war
 channel, and what its output is written to), it answers {"fork": number} with a pidfd of the session, or {"fork":
 number, "error": text}. The session then does what repl_session.py documents.
 
-Requests {"folders": bool} to furnish a session's fork of itself come with two descriptors: its pidfd, and a pipe on
+Requests {"folders": bool} to set up a session's fork of itself come with two descriptors: its pidfd, and a pipe on
 which "ok" is written once it has a user and a /proc of its own, and folders if it is to have them, or else what went
 wrong.
 """
@@ -42,9 +42,9 @@ import huge_pages
 import slim_imports
 
 _MOST_BYTES = 1 << 16
-_FURNISHERS, _ENOUGH = 5, 3
-"""How many processes wait to furnish a fork. While there are enough, others take the place of those that a fork used
-when the fork is over, so that they don't keep a core from it."""
+_HELPERS, _ENOUGH = 5, 3
+"""How many processes wait to set up a fork. While there are enough, those that a fork used are replaced only when it is
+over, so that they don't keep a core from it."""
 _PAUSES, _PAUSE_S = 4, 0.005
 _MOST_THREADS = 8
 """That are named to the owner."""
@@ -54,7 +54,7 @@ _CHANNEL = 3
 """Where a session has its channel: the first descriptor after the standard ones."""
 
 
-class ForkServer:
+class SessionServer:
     """One server. Its constructor imports what the sessions will find imported."""
 
     def __init__(self, boot):
@@ -65,8 +65,8 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the sessions
         if boot["walls"] != "bwrap":
             confinement.die_with_parent(os.getppid())
-        if boot["furnish"] is not None:
-            self._start_furnishers(socket.socket(fileno=boot["furnish"]), boot["tmp_mb"])
+        if boot["fork_setup"] is not None:
+            self._start_helpers(socket.socket(fileno=boot["fork_setup"]), boot["tmp_mb"])
         with slim_imports.stand_ins():
             import repl_fork
             import repl_session
@@ -97,11 +97,11 @@ class ForkServer:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def _start_furnishers(self, requests, tmp_mb):
+    def _start_helpers(self, requests, tmp_mb):
         if os.fork() == 0:
             try:
                 self._control.close()
-                _keep_furnishers(requests, tmp_mb)
+                _keep_helpers(requests, tmp_mb)
             finally:
                 os._exit(1)
         requests.close()
@@ -146,17 +146,17 @@ class ForkServer:
         socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
 
 
-def _keep_furnishers(requests, tmp_mb):
-    """Keep some processes waiting, each to furnish one fork of a session. Returns when the owner has ended.
+def _keep_helpers(requests, tmp_mb):
+    """Keep some processes waiting, each to set up one fork of a session. Returns when the owner has ended.
 
     This is a process of its own, forked from the server before that grows, because small ones fork fast.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     waiting, ended = 0, [0]
     while _OWNER_IS_GONE not in ended:
-        while waiting < _FURNISHERS:
+        while waiting < _HELPERS:
             if os.fork() == 0:
-                _furnish_one(requests, tmp_mb)
+                _set_up_one(requests, tmp_mb)
             waiting += 1
         ended = _ended(0)
         for _ in range(_PAUSES):
@@ -175,7 +175,7 @@ def _ended(flags):
     return codes
 
 
-def _furnish_one(requests, tmp_mb):
+def _set_up_one(requests, tmp_mb):
     """Never returns."""
     confinement.rehearse()
     message, descriptors, _, _ = socket.recv_fds(requests, _MOST_BYTES, 2)
@@ -183,7 +183,7 @@ def _furnish_one(requests, tmp_mb):
         os._exit(_OWNER_IS_GONE)
     pidfd, report = descriptors
     try:
-        confinement.furnish(pidfd, tmp_mb if json.loads(message)["folders"] else None, report)
+        confinement.set_up_fork(pidfd, tmp_mb if json.loads(message)["folders"] else None, report)
     except BaseException as error:  # noqa: BLE001 - it goes to whoever asked
         os.write(report, (str(error) or type(error).__name__).encode())
     finally:

@@ -69,9 +69,9 @@ def main(boot_descriptor):
 
 
 def _fork_sessions(boot):
-    from fork_server import ForkServer
+    from fork_server import SessionServer
 
-    server = ForkServer(boot)
+    server = SessionServer(boot)
     _look_like_a_terminal()
     server.serve()
 
@@ -87,10 +87,10 @@ def _be_a_kernel(boot):
     with slim_imports.stand_ins():
         from repl_kernel import make_kernel
     from repl_cell import Cells
-    from repl_interpreter import Interpreter
+    from repl_interpreter import PythonInterpreter
     from repl_screen import Screen
 
-    cells = Cells(Interpreter(Screen(descriptors=(1, 2))), boot["rlimits"].get("RLIMIT_AS"))
+    cells = Cells(PythonInterpreter(Screen(descriptors=(1, 2))), boot["rlimits"].get("RLIMIT_AS"))
     kernel = make_kernel(boot["connection"], boot["sockets"], cells)
     between_cells = Screen(descriptors=(1, 2), limit_bytes=0)
     sys.stdout, sys.stderr = between_cells.stdout, between_cells.stderr

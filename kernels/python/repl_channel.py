@@ -19,7 +19,7 @@ _encoded, _decoded = json.JSONEncoder().encode, json.JSONDecoder().raw_decode
 _ANCILLARY_BYTES = socket.CMSG_SPACE(32 * array.array("i").itemsize)
 
 
-class Channel:
+class SessionChannel:
     """The session's end. Blocking. `turn` is to be held by whoever reads, `sending` by whoever sends."""
 
     def __init__(self, descriptor):
@@ -56,7 +56,7 @@ class Channel:
             self.send_frame(frame(message))
 
     def move_to(self, descriptor):
-        """Go on with another socket in the place of this one."""
+        """Go on with another socket instead of this one."""
         os.dup2(descriptor, self._socket.fileno(), inheritable=False)
 
     def send_frame(self, text):

@@ -1,9 +1,9 @@
 """Forks of a live session: the session's side.
 
-The session clones itself between two lines, into new namespaces, which the fork server then furnishes (confinement.py).
-The last clone goes on as the session, with its files. Each other one, a twin, copies the files of /tmp and /dev/shm and
-opens again what the session had open. All take a channel and an output of their own, and give up what the new
-namespaces gave them. The host lets Linux make the namespaces, once for each, and then looks whether a twin kept
+The session clones itself between two lines, into new namespaces, which the fork server then sets up (confinement.py).
+The last clone goes on as the session, with its files. Each other one copies the files of /tmp and /dev/shm and opens
+again what the session had open. All take a channel and an output of their own, and give up what the new
+namespaces gave them. The host lets Linux make the namespaces, once for each, and then looks whether one kept
 anything of the session's (repl_rl/kernel/forked/fork.py): this code runs in the same process as what a model typed, and
 is not relied upon.
 """
@@ -36,20 +36,20 @@ _python = ctypes.PyDLL(None, use_errno=True)  # calls keep the interpreter's loc
 _python.syscall.argtypes = [ctypes.c_long] * 6
 _python.syscall.restype = ctypes.c_long
 _chance = random._inst
-_twins = set()
+_forks = set()
 """Process ids of this session's own forks."""
 _at_childs_end = []
 """What the session does with SIGCHLD otherwise, while Linux reaps its children."""
 
 
-def objection(for_twin=()):
-    """Why this session can't be forked so that the twin is exact, or None. `for_twin` are descriptors that it gets."""
-    return objection_at_fork(for_twin) or _memory()
+def objection(for_fork=()):
+    """Why this session can't be forked exactly, or None. `for_fork` are descriptors that the fork gets."""
+    return objection_at_fork(for_fork) or _memory()
 
 
-def objection_at_fork(for_twin):
+def objection_at_fork(for_fork):
     """`objection` without a look at the memory, where the host looks after the fork."""
-    looks = (_threads, _processes, _timers, lambda: _descriptors(for_twin), _files)
+    looks = (_threads, _processes, _timers, lambda: _descriptors(for_fork), _files)
     return next((reason for look in looks if (reason := look()) is not None), None)
 
 
@@ -63,7 +63,7 @@ def clone(is_last=False):
         _at_childs_end.append(signal.signal(signal.SIGCHLD, signal.SIG_IGN) or signal.SIG_DFL)
     _python.PyOS_BeforeFork()
     # As this process, the new one is the first of a PID namespace, so what libc remembers of its number holds there.
-    flags = seccomp_filter.SUCCESSOR_FLAGS if is_last else seccomp_filter.TWIN_FLAGS
+    flags = seccomp_filter.SUCCESSOR_FLAGS if is_last else seccomp_filter.FORK_FLAGS
     pid = _python.syscall(seccomp_filter.clone_number(), flags, 0, 0, 0, 0)
     number = ctypes.get_errno()
     (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
@@ -71,24 +71,24 @@ def clone(is_last=False):
         raise OSError(number, os.strerror(number))
     if pid == 0:
         random.Random.setstate(_chance, chance)
-        _twins.clear()
+        _forks.clear()
         go_on()
     else:
-        _twins.add(pid)
+        _forks.add(pid)
     return pid
 
 
 def go_on():
     """As before the last forks: in one of them, or in the session if nothing came of them, and they were killed."""
-    while _twins:
+    while _forks:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(_twins.pop(), 0)  # until Linux has reaped it
+            os.waitpid(_forks.pop(), 0)  # until Linux has reaped it
     while _at_childs_end:
         signal.signal(signal.SIGCHLD, _at_childs_end.pop())
 
 
-class Belongings:
-    """A session's files, of which a twin needs its own. To be made before new folders cover the old ones."""
+class OpenFiles:
+    """A session's files, of which a fork needs its own. To be made before new folders cover the old ones."""
 
     def __init__(self):
         self._folders = {path: os.open(path, os.O_RDONLY | os.O_DIRECTORY) for path in _FOLDERS}
@@ -99,7 +99,7 @@ class Belongings:
             if descriptor >= _OWN_DESCRIPTORS and descriptor not in self._folders.values()
         ]
 
-    def move(self):
+    def copy(self):
         """Copy the files, and open again what was open. Raises OSError."""
         for path, folder in self._folders.items():
             _copy(folder, path)
@@ -115,13 +115,13 @@ class Belongings:
         os.close(empty)
         os.chdir(self._cwd)
 
-    def leave(self):
-        """What was held open to move."""
+    def close(self):
+        """Close the folders that were held open for the copy."""
         for folder in self._folders.values():
             os.close(folder)
 
 
-def be_apart():
+def separate():
     """Leave the session's process group, and give up the capabilities that new namespaces gave. Raises OSError."""
     os.setsid()
     for capability in range(_MOST_CAPABILITIES):
@@ -147,7 +147,7 @@ def _threads():
 
 def _processes():
     with open("/proc/self/task/1/children", encoding="ascii") as children:  # orphans become those of process 1
-        there = set(map(int, children.read().split())) - _twins
+        there = set(map(int, children.read().split())) - _forks
     return None if not there else f"it has started processes, of which {len(there)} are there; wait for them first"
 
 
@@ -170,9 +170,9 @@ def _is_open(descriptor):
     return True
 
 
-def _descriptors(for_twin):
+def _descriptors(for_fork):
     for descriptor in _open_descriptors():
-        if descriptor < _OWN_DESCRIPTORS or descriptor in for_twin:
+        if descriptor < _OWN_DESCRIPTORS or descriptor in for_fork:
             continue
         path, status = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
         what = f"it holds {path} open (descriptor {descriptor})"
@@ -190,24 +190,24 @@ def _descriptors(for_twin):
 
 
 def _memory():
-    """A mapping that is shared is one with the twin's, unless nothing can change it."""
+    """A mapping that is shared would be shared with the fork too, unless nothing can change it."""
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         shared = _SHARED.findall(maps.read())
     for access, device, name in shared:
         if "w" in access or device == "00:01" or name.startswith(_FOLDERS):
-            return f"it shares memory ({name or 'without a file'}), and a fork would share it with the twin"
+            return f"it shares memory ({name or 'without a file'}), and its fork would share it too"
     return None
 
 
 def _files():
     for folder in _FOLDERS:
         entries, size_bytes = 0, 0
-        for place, folders, files in os.walk(folder, onerror=_refuse):
+        for parent, folders, files in os.walk(folder, onerror=_refuse):
             entries += len(folders) + len(files)
             if entries > _MOST_ENTRIES:
                 return f"its {folder} has more than {_MOST_ENTRIES} entries, and a fork would copy them all"
             for name in (*folders, *files):
-                path = os.path.join(place, name)
+                path = os.path.join(parent, name)
                 status = os.lstat(path)
                 if stat.S_ISREG(status.st_mode):
                     size_bytes += status.st_size
@@ -225,14 +225,14 @@ def _refuse(error):
 def _copy(source, target):
     """Copy what a folder holds into another: hard links, modes and times too. `source` is an open folder."""
     root, copied, folders = f"/proc/self/fd/{source}", {}, []
-    for place, names, files in os.walk(root):
-        there = os.path.join(target, os.path.relpath(place, root))
-        folders.append((place, there))
+    for parent, names, files in os.walk(root):
+        there = os.path.join(target, os.path.relpath(parent, root))
+        folders.append((parent, there))
         for name in names:
-            if not os.path.islink(os.path.join(place, name)):
+            if not os.path.islink(os.path.join(parent, name)):
                 os.mkdir(os.path.join(there, name))
-        for name in (*files, *(each for each in names if os.path.islink(os.path.join(place, each)))):
-            old, new = os.path.join(place, name), os.path.join(there, name)
+        for name in (*files, *(each for each in names if os.path.islink(os.path.join(parent, each)))):
+            old, new = os.path.join(parent, name), os.path.join(there, name)
             status = os.lstat(old)
             first = copied.setdefault((status.st_dev, status.st_ino), new)
             if first != new:
@@ -242,5 +242,5 @@ def _copy(source, target):
                 shutil.copystat(old, new)
             else:
                 shutil.copy2(old, new, follow_symlinks=False)
-    for place, there in reversed(folders):
-        shutil.copystat(place, there)
+    for parent, there in reversed(folders):
+        shutil.copystat(parent, there)

@@ -1,15 +1,16 @@
 """CPython's interactive mode as an object: a cell goes in, what the terminal would show comes out.
 
-    interpreter = Interpreter()
+    interpreter = PythonInterpreter()
     interpreter.run("1 + 1")      # Outcome(status="ok", output="2\\n", ...)
 
 Cells are compiled as `<stdin>` in mode "single" and run in a `__main__` of their own. Echoes, warnings, tracebacks and
 syntax errors are written by CPython's own C code (`sys.displayhook`, `sys.excepthook`), so their text is CPython's.
 
 Standard library only: the kernel program imports this inside the sandbox, and scripts that put this folder on their
-path can run trusted cells in their own process (a fresh `Interpreter` is a fresh namespace; nothing is isolated then,
-and `run` must not be called from two threads at once). The source of a cell is a whole statement, its lines joined by
-newlines: one that ends in a newline ends in a blank line, which closes a block. Several statements are run in order.
+path can run trusted cells in their own process (a fresh `PythonInterpreter` is a fresh namespace; nothing is isolated
+then, and `run` must not be called from two threads at once). The source of a cell is a whole statement, its lines
+joined by newlines: one that ends in a newline ends in a blank line, which closes a block. Several statements are run in
+order.
 
 Not covered: top-level `await`; hiding the frames below the cell from `sys._getframe` and `traceback.print_stack`.
 """
@@ -34,7 +35,7 @@ from repl_tools import Tools
 _FUTURE_FLAGS = {getattr(__future__, name).compiler_flag for name in __future__.all_feature_names}
 _NAME_CHARS = 200
 _MESSAGE_CHARS = 10_000
-_CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
+_CLASS_NAME = type.__dict__["__name__"].__get__  # a metaclass may hide it
 _KEPT_CELLS, _KEPT_CELL_CHARS = 200, 10_000
 """Cells that define functions, kept in case one of these is submitted."""
 _MOST_FORMS = 100
@@ -60,9 +61,17 @@ class Outcome:
     """
 
     __slots__ = (
-        "answer", "answer_forms", "calls", "compiled", "error_message", "error_name", "images", "omitted_bytes",
-        "output", "status",
-    )  # fmt: skip
+        "answer",
+        "answer_forms",
+        "calls",
+        "compiled",
+        "error_message",
+        "error_name",
+        "images",
+        "omitted_bytes",
+        "output",
+        "status",
+    )
 
     def __init__(
         self, status, output="", error_name=None, compiled=True, answer=None, omitted_bytes=0, error_message=None
@@ -83,7 +92,7 @@ class Outcome:
         return f"Outcome({fields})"
 
 
-class Interpreter:
+class PythonInterpreter:
     """One interactive session: a `__main__`, its future flags, its `_`, and the answers it handed in."""
 
     def __init__(self, screen=None, answer_chars=10_000):

@@ -212,7 +212,7 @@ def _reply(outcome, execution_count):
 
 
 def _error_fields(outcome):
-    """The last line shown is the exception; its traceback has gone out as text, in its place among what was printed."""
+    """The last line shown is the exception; its traceback has gone out as text, among what was printed."""
     lines = outcome.output.encode("utf-8", "backslashreplace").decode().splitlines()
     last = lines[-1] if lines else ""
     head, _, value = last.partition(": ")
@@ -226,10 +226,10 @@ def _name_at(code, cursor_pos):
         if name.start() <= cursor_pos <= name.end():
             return name[0]
     depth = 0
-    for place in reversed(range(min(cursor_pos, len(code)))):
-        depth += {")": 1, "(": -1}.get(code[place], 0)
+    for offset in reversed(range(min(cursor_pos, len(code)))):
+        depth += {")": 1, "(": -1}.get(code[offset], 0)
         if depth < 0:
-            *_, called = ["", *(name[0] for name in _NAME.finditer(code[:place]) if name.end() == place)]
+            *_, called = ["", *(name[0] for name in _NAME.finditer(code[:offset]) if name.end() == offset)]
             return called
     return ""
 

@@ -33,7 +33,7 @@ class _Tap(io.RawIOBase):
 def _flush(stream):
     try:  # noqa: SIM105 - after every line, and `suppress` takes longer than the flush
         stream.flush()
-    except Exception:  # noqa: BLE001 - whatever the session has put in the stream's place
+    except Exception:  # noqa: BLE001 - whatever the session has put there instead of the stream
         pass
 
 

@@ -8,12 +8,12 @@ Sends {"id": "ready"}, then answers each request with one result that carries th
                                             repl_interpreter.Outcome) those that there are
     {"id": id, "jupyter": connection}      {"id"}; comes with a listening socket for each of `CHANNELS`
     {"id": id, "can_fork": true}           {"id", "refused"}: why it can't be forked, or null
-    {"id": id, "fork": true}               {"id", "refused"}; comes with the channel and the output of each twin
+    {"id": id, "fork": true}               {"id", "refused"}; comes with the channel and the output of each fork
     {"id": id, "stay": true}               {"id"}; nothing came of the forks
 
 `ready` comes with the descriptor that repl_rl/kernel/forked/fork.py listens on, where there is one. A fork sends
-`ready` without one; it is then asked to {"id": id, "settle": {"moves": bool, "reseed": bool}}, answers with {"id"}, and
-goes on as its session would.
+`ready` without one; it is then asked to {"id": id, "settle": {"copies": bool, "reseed": bool}}, answers with {"id"},
+and goes on as its session would.
 
 Before the result of a `run`, its calls of the host's tools may go out and be answered, see repl_host.py.
 `connection` is what a Jupyter connection file holds. The text that a cell prints is in the output's pipe before its
@@ -29,10 +29,10 @@ import sys
 import repl_fork
 import repl_kernel
 from repl_cell import Cells
-from repl_channel import Channel, frame
+from repl_channel import SessionChannel, frame
 from repl_fingerprint import fingerprint
 from repl_host import HostLine
-from repl_interpreter import KILLED, Interpreter
+from repl_interpreter import KILLED, PythonInterpreter
 from repl_screen import Screen
 
 CHANNELS = ("shell", "control", "iopub", "stdin", "hb")
@@ -40,9 +40,18 @@ _IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "
 _KEPT_FOR_JUPYTER_BYTES = 1_000_000
 _WARM_UP_ROUNDS = 50
 _WARM_UP_CELLS = (
-    "# x", "x = 1", "x + 1", "print(x)", "def f(n):\n    return n\n", "[f(n) for n in range(3)]",
-    "import math", "1 / 0", "x = = 1", "undefined", "submit_final_answer(x)",
-)  # fmt: skip
+    "# x",
+    "x = 1",
+    "x + 1",
+    "print(x)",
+    "def f(n):\n    return n\n",
+    "[f(n) for n in range(3)]",
+    "import math",
+    "1 / 0",
+    "x = = 1",
+    "undefined",
+    "submit_final_answer(x)",
+)
 
 
 def warm_up():
@@ -66,9 +75,9 @@ class Session:
     """The session of this process."""
 
     def __init__(self, descriptor, memory_bytes, output=(1, 2)):
-        self._channel = Channel(descriptor)
+        self._channel = SessionChannel(descriptor)
         self._screen = Screen(descriptors=output, limit_bytes=0)
-        self._interpreter = Interpreter(self._screen)
+        self._interpreter = PythonInterpreter(self._screen)
         self._interpreter.own_process()
         self._interpreter.settle()
         self._host = HostLine(self._channel)
@@ -138,7 +147,7 @@ class Session:
             pairs = list(zip(descriptors[::2], descriptors[1::2], strict=True)) if refused is None else []
             for pair in pairs:
                 if repl_fork.clone(is_last=pair is pairs[-1]) == 0:
-                    self._become_twin(*pair, descriptors)
+                    self._become_fork(*pair, descriptors)
                     return
         except OSError as error:
             refused = str(error)
@@ -146,22 +155,22 @@ class Session:
             os.close(descriptor)
         self._channel.send({"id": request["id"], "refused": refused})
 
-    def _become_twin(self, channel, output, descriptors):
+    def _become_fork(self, channel, output, descriptors):
         try:
             self._channel.move_to(channel)
             os.dup2(output, 1)
             os.dup2(output, 2)
             for descriptor in descriptors:
                 os.close(descriptor)
-            belongings = repl_fork.Belongings()
+            files = repl_fork.OpenFiles()
             self._channel.send({"id": "ready"})
             request = self._channel.read()
             if request is None:
                 os._exit(0)
-            if request["settle"]["moves"]:
-                belongings.move()
-            belongings.leave()
-            repl_fork.be_apart()
+            if request["settle"]["copies"]:
+                files.copy()
+            files.close()
+            repl_fork.separate()
             if request["settle"]["reseed"]:
                 repl_fork.reseed()
         except BaseException:  # noqa: BLE001 - it must not go on with what is its session's

@@ -82,12 +82,12 @@ def _on_its_own_line(source, error):
 def _is_nested(source, error):
     """Whether what lacks an end is itself inside a block: a terminal then puts no caret under the blank line."""
     lines = source.rstrip("\n").split("\n")
-    place = len(lines)
+    row = len(lines)
     if numbered := re.search(r"on line (\d+)$", error.msg):
-        place = int(numbered[1])
+        row = int(numbered[1])
     elif "'except'" in error.msg:
-        place = max((n for n, line in enumerate(lines, 1) if line.lstrip().startswith("try")), default=place)
-    return lines[place - 1][:1].isspace()
+        row = max((n for n, line in enumerate(lines, 1) if line.lstrip().startswith("try")), default=row)
+    return lines[row - 1][:1].isspace()
 
 
 def _error_of(source, flags):

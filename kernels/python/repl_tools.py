@@ -1,7 +1,7 @@
 """Tools in a session: functions that a trainer provides, bound to names of the session; their calls are recorded.
 
-Set-up code (`Interpreter.prepare`) finds what `Tools` has to offer as the module `repl_tools`, which is there only
-while that code runs:
+Set-up code (`PythonInterpreter.prepare`) finds what `Tools` has to offer as the module `repl_tools`, which is there
+only while that code runs:
 
     import repl_tools
     repl_tools.register(function, "multiply")
@@ -39,7 +39,7 @@ from time import perf_counter
 _MOST_CALLS = 1000
 _NAME_CHARS = 200
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
-_class_name = type.__dict__["__name__"].__get__  # a metaclass may have put something else in its place
+_class_name = type.__dict__["__name__"].__get__  # a metaclass may hide it
 _NO_HOST = (
     "{name}() runs on the host, and no call gets there from this kernel: host tools need `kernel.backend: fork`, "
     "or tools with `where: sandbox`"

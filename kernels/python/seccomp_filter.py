@@ -152,9 +152,9 @@ _CLONE_FLAGS = 0x017D5FFF
 """A signal's number and VM, FS, FILES, SIGHAND, PIDFD, VFORK, THREAD, SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID,
 DETACHED, CHILD_SETTID: no new namespaces, no tracing, and no child that is somebody else's."""
 _CLONE_NEWNET = 0x40000000
-TWIN_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | _CLONE_NEWNET | signal.SIGCHLD
+FORK_FLAGS = 0x20000 | 0x08000000 | 0x10000000 | 0x20000000 | _CLONE_NEWNET | signal.SIGCHLD
 """A session's fork of itself: NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
-SUCCESSOR_FLAGS = TWIN_FLAGS & ~_CLONE_NEWNET
+SUCCESSOR_FLAGS = FORK_FLAGS & ~_CLONE_NEWNET
 """The fork that goes on as the session. It keeps the session's network, which takes Linux longest to make."""
 _NETLINK_ROUTE = 0
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
@@ -314,7 +314,7 @@ def _examinations(may_fork, may_share, lists_interfaces):
     """Instructions that check arguments: only their lower halves, because Linux reads no more of these."""
     return [
         ("clone", _LOAD, _argument_offset(0)),
-        *([(None, _JUMP_EQUAL, TWIN_FLAGS, "ask", "successor")] if may_fork else []),
+        *([(None, _JUMP_EQUAL, FORK_FLAGS, "ask", "successor")] if may_fork else []),
         *([("successor", _JUMP_EQUAL, SUCCESSOR_FLAGS, "ask", "flags")] if may_fork else []),
         ("flags", _JUMP_ANY_BIT, ~_CLONE_FLAGS & 0xFFFFFFFF, "EPERM", "allow" if may_fork else "thread"),
         ("thread", _JUMP_ANY_BIT, _CLONE_THREAD, "allow", "EPERM"),
@@ -364,10 +364,10 @@ def _argument_offset(index):
 
 def _assemble(lines):
     """Encode (label, operation, operand, *labels): where to go, or where if true and if false, at most 255 ahead."""
-    places = {line[0]: place for place, line in enumerate(lines)}
+    indices = {line[0]: index for index, line in enumerate(lines)}
     encoded = []
-    for place, (_, operation, operand, *targets) in enumerate(lines):
-        jumps = [places[target] - place - 1 for target in targets]
+    for index, (_, operation, operand, *targets) in enumerate(lines):
+        jumps = [indices[target] - index - 1 for target in targets]
         if operation == _GO:
             operand, jumps = jumps[0], []
         encoded.append(struct.pack("<HBBI", operation, *(jumps or (0, 0)), operand))

@@ -9,7 +9,7 @@ Every session imports sympy and numpy first. Times are measured in this process,
 - lines per second: all sessions at once, each runs lines one after another, driven by this one process;
 - unique memory: private pages (USS) of the processes that appear as the sessions open, per session, before any line;
 - many: lines per second with many live sessions and with 16, the same number of lines in both, each in a fresh pool;
-- fork: a twin of a session of 20 lines until it answers to the line `1`, and the other way to its state: those lines
+- fork: a copy of a session of 20 lines until it answers to the line `1`, and the other way to its state: those lines
   once more in a fresh session, which was not prepared.
 
 They are compared with stock Jupyter kernels, one ipykernel process each, driven by jupyter_client as its users do:
@@ -42,9 +42,9 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from rich.console import Group
 from rich.table import Table
 
-from repl_rl.bench import cores, machine
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
+from repl_rl.utils.machine import cores, machine
 
 IMPORTS = "import sympy, numpy"
 LINES = (
@@ -345,8 +345,8 @@ async def _measure_forks(settings: KernelsSettings, say: Say) -> dict[str, Any] 
                 again_s.append(time.perf_counter() - began)
                 began = time.perf_counter()
                 try:
-                    async with pool.fork(kernel) as twin:
-                        await timed_s(twin, "1")
+                    async with pool.fork(kernel) as child:
+                        await timed_s(child, "1")
                         fork_s.append(time.perf_counter() - began)
                 except ForkRefusedError as error:
                     say(f"left out: forks; {error}")

@@ -1,4 +1,4 @@
-"""Sessions that no submission ends, for measurements that need lines of a certain number, and sessions whose lines take
+"""Sessions that no submission ends, for measurements that need a certain number of lines, and whose lines may take
 longer, as they do with slow tools."""
 
 from __future__ import annotations
@@ -16,22 +16,13 @@ LINE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OpenEnded:
-    """Wraps a pool so that submissions don't end a trajectory; `latency_s` is added to each cell."""
+    """Wraps a pool: `latency_s` is added to each cell, and a submission ends a trajectory only with `takes_answers`."""
 
     latency_s: float = 0.0
+    takes_answers: bool = False
 
     def __call__(self, pool: KernelPool) -> KernelSource:
-        return _Kernels(pool, self.latency_s, takes_answers=False)
-
-
-@dataclass(frozen=True, slots=True)
-class SlowLines:
-    """Wraps a pool so that each cell takes so much longer."""
-
-    latency_s: float
-
-    def __call__(self, pool: KernelPool) -> KernelSource:
-        return _Kernels(pool, self.latency_s, takes_answers=True)
+        return _Kernels(pool, self.latency_s, self.takes_answers)
 
 
 class _Kernels:
@@ -44,11 +35,11 @@ class _Kernels:
         async with self._pool.session() as kernel:
             yield _Kernel(kernel, *self._settings)
 
-    async def twins(
+    async def forks(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         assert isinstance(kernel, _Kernel)
-        twins = await self._pool.twins(kernel.wrapped, stacks, reseed=reseed, wait=wait)
+        twins = await self._pool.forks(kernel.wrapped, stacks, reseed=reseed, wait=wait)
         return [_Kernel(twin, *self._settings) for twin in twins]
 
 

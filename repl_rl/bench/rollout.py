@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
@@ -44,6 +43,7 @@ from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.machine import machine
 
 if TYPE_CHECKING:
     from repl_rl.bench.trl_tools import TRLRound
@@ -64,9 +64,9 @@ class RolloutSettings:
 
     trajectories: int = 256
     concurrency: int = 64
-    """Places in the engine's batch, for all sides."""
+    """Slots in the engine's batch, for all sides."""
     kernels: int = 128
-    """Trajectories in flight: while one runs a line, another samples in its place."""
+    """Trajectories in flight: while one runs a line, another samples in its slot."""
     lines: int = 16
     line_tokens: int = 48
     rounds: int = 5
@@ -221,7 +221,7 @@ def _against_trl(settings: RolloutSettings, engine: VLLMEngine, vocabulary: Voca
     limits = {"lines": settings.trl_lines, "line_tokens": settings.line_tokens, "tokens": CONTEXT_TOKENS}
     tasks = make_tasks(None, settings.trl_trajectories, seed=5, split="heldout")
     rows: list[dict[str, Any]] = []
-    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, places=settings.concurrency, **limits) as trl:
+    with TRLRollouts(str(NANO_PATH), engine.llm, vocabulary, slots=settings.concurrency, **limits) as trl:
         for latency_ms in settings.tool_latency_ms:
             say(f"TRL's tool loop and ours, tools of {latency_ms:g} ms")
             latency_s = latency_ms / 1000
@@ -306,7 +306,7 @@ def wait_until_ready(service: RolloutService, kernels: int) -> None:
 
 def table(report: dict[str, Any]) -> Table:
     """The figures for a terminal."""
-    shown = Table(title=f"{report['trajectories']} rollouts of nano through {report['concurrency']} places")
+    shown = Table(title=f"{report['trajectories']} rollouts of nano through {report['concurrency']} slots")
     for column in ("", "rollouts", "peer", "ratio"):
         shown.add_column(column, justify="left" if not column else "right")
     plain = f"{report['plain_tok_s']:,.0f} (generate)"

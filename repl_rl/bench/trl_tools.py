@@ -1,10 +1,6 @@
 """TRL's side of `repl-rl bench rollout`: its GRPOTrainer with `tools=[python]`, running its own tool loop.
 
-Trainer and loop are TRL's, unmodified; it samples from the same `vllm.LLM` as ours does. With
-
-    python -m repl_rl.bench.trl_tools
-
-it runs alone, with the LLM that TRL itself makes: compiled, in bfloat16, on all cores, in blocks of 128.
+Trainer and loop are TRL's, unmodified; it samples from the same `vllm.LLM` as ours does.
 
 nano writes no JSON, so the chat template writes a session as nano knows it, each turn stops after a newline, and the
 tokenizer's `parse_response`, which TRL calls to find tool calls, turns every line into one call of `python`, which
@@ -17,13 +13,11 @@ prompt. A submission does not end the trajectory here, and latency can be added 
 
 from __future__ import annotations
 
-import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -36,11 +30,9 @@ from trl.generation.vllm_generation import VLLMGeneration
 from repl_rl.bench.open_ended import LINE_S
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.dialect import CellRun, Dialect, make_dialect
-from repl_rl.engine import Vocabulary, load_vocabulary
+from repl_rl.engine import Vocabulary
 from repl_rl.kernel import KernelSession
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.setup import make_pool
-from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -122,7 +114,7 @@ class TRLRollouts:
         llm: Any | None,
         vocabulary: Vocabulary,
         *,
-        places: int,
+        slots: int,
         lines: int,
         line_tokens: int,
         tokens: int,
@@ -130,7 +122,7 @@ class TRLRollouts:
         self._folder = tempfile.TemporaryDirectory(prefix="repl_rl_bench_")
         arguments = GRPOConfig(
             output_dir=self._folder.name,
-            per_device_train_batch_size=places,
+            per_device_train_batch_size=slots,
             num_generations=2,
             max_completion_length=tokens,
             max_tool_calling_iterations=lines - 1,
@@ -221,16 +213,3 @@ def _tokenizer(model: str | Path) -> Any:
 
 def _no_reward(completions: Sequence[Any], **_: Any) -> list[float]:
     return [0.0] * len(completions)
-
-
-def main() -> None:
-    """Measure 64 rollouts of nano, 8 turns each, with an LLM as TRL makes it; the first round warms up."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    vocabulary, tasks = load_vocabulary(str(NANO_PATH)), make_tasks(None, 64, seed=5, split="heldout")
-    with TRLRollouts(str(NANO_PATH), None, vocabulary, places=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:
-        for _ in range(6):
-            print(json.dumps(asdict(trl.roll_out(tasks, latency_s=0.0))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

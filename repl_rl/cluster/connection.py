@@ -9,6 +9,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from repl_rl import __version__
@@ -34,11 +35,34 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a machine says of itself. `problem` is empty if sessions can run there."""
+    """What a machine says of itself, or, as `error`, why it says nothing."""
 
     node: Node
     facts: Mapping[str, Any]
-    problem: str
+
+    @property
+    def problem(self) -> str:
+        """Why sessions can't run there; empty if they can."""
+        facts = self.facts
+        if "error" in facts:
+            return str(facts["error"])
+        if facts["repl_rl"] is None:
+            return (
+                f"repl_rl can't be imported there ({facts['missing']}); install it, or name it in cluster.runtime_env "
+                "({pip: [repl-rl]})"
+            )
+        if facts["repl_rl"] != __version__:
+            return f"it has repl_rl {facts['repl_rl']}, and this machine {__version__}; install the same on both"
+        if "sandbox" in facts:
+            return str(facts["sandbox"])
+        if "weights_folder" in facts:
+            return (
+                f"engine.weights_folder {facts['weights_folder']} isn't there; name a folder that all machines share "
+                "under the same path"
+            )
+        if "model" in facts:
+            return f"the model {facts['model']} isn't there; copy it, or name a path that all machines share"
+        return ""
 
 
 class Connection:
@@ -54,18 +78,20 @@ class Connection:
         ]
         return sorted(alive, key=lambda node: (node.id != here, node.id))
 
-    def places(self, wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
+    def nodes_for(self, wanted: Mapping[str, float], count: int | None, what: str) -> list[Node]:
         """A node for each of `count` processes that need `wanted`, evenly; for `None`, each node that has it once.
 
         Raises ConfigError if the cluster doesn't have enough, whatever else runs there.
         """
         nodes = self.nodes()
-        room = {node.id: _fits(node, wanted) for node in nodes}
-        if count is None:
-            chosen = [node for node in nodes if room[node.id]]
-        else:
-            rounds = range(count)
-            chosen = [node for turn in rounds for node in nodes if room[node.id] > turn][:count]
+        fits = {
+            node.id: min(
+                (node.resources.get(name, 0.0) // amount for name, amount in wanted.items() if amount), default=inf
+            )
+            for node in nodes
+        }  # how many such processes each has room for
+        rounds = range(1 if count is None else count)
+        chosen = [node for turn in rounds for node in nodes if fits[node.id] > turn][:count]
         if len(chosen) < (count or 1):
             have = "; ".join(f"{node.address}: {_amounts(node.resources)}" for node in nodes)
             raise ConfigError(
@@ -85,7 +111,16 @@ class Connection:
             here = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
             asked[node.id] = probe.options(num_cpus=0, scheduling_strategy=here, max_retries=0).remote(dict(arguments))
         ray.wait(list(asked.values()), num_returns=len(asked), timeout=_PROBE_S)
-        return [_finding(node, asked[node.id]) for node in nodes]
+        found = []
+        for node in nodes:
+            try:
+                facts = ray.get(asked[node.id], timeout=0)
+            except ray.exceptions.GetTimeoutError:
+                facts = {"error": f"no answer within {_PROBE_S:g} s"}
+            except ray.exceptions.RayError as error:
+                facts = {"error": str(error).strip().splitlines()[-1]}
+            found.append(Finding(node, facts))
+        return found
 
     def require(self, nodes: Sequence[Node], arguments: Mapping[str, Any]) -> None:
         """Raises ConfigError that names each machine that lacks something, and what."""
@@ -114,7 +149,9 @@ def connect(config: ClusterConfig) -> Iterator[Connection]:
     if config.address == "local":
         options["include_dashboard"] = False
     try:
-        _require_listener(config.address)
+        host, _, port = config.address.rpartition(":")
+        if host:  # Ray itself would try for some minutes
+            socket.create_connection((host, int(port)), timeout=_LISTENER_S).close()
         ray.init(config.address, **options)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise ConfigError(
@@ -144,13 +181,6 @@ def actor_at(node: Node, kind: type, resources: Mapping[str, float], *, soft: bo
     )
 
 
-def _require_listener(address: str) -> None:
-    """Raises OSError if nothing listens at a `host:port`: Ray itself would try for some minutes."""
-    host, _, port = address.rpartition(":")
-    if host:
-        socket.create_connection((host, int(port)), timeout=_LISTENER_S).close()
-
-
 def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
     """Runs on a machine of the cluster, which may have no repl_rl: its source is all that is sent."""
     import os
@@ -178,38 +208,6 @@ def _probe(arguments: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-def _finding(node: Node, answer: Any) -> Finding:
-    import ray
-
-    try:
-        facts = ray.get(answer, timeout=0)
-    except ray.exceptions.GetTimeoutError:
-        return Finding(node, {}, f"no answer within {_PROBE_S:g} s")
-    except ray.exceptions.RayError as error:
-        return Finding(node, {}, str(error).strip().splitlines()[-1])
-    return Finding(node, facts, _problem(facts))
-
-
-def _problem(facts: Mapping[str, Any]) -> str:
-    if facts["repl_rl"] is None:
-        return (
-            f"repl_rl can't be imported there ({facts['missing']}); install it, or name it in cluster.runtime_env "
-            "({pip: [repl-rl]})"
-        )
-    if facts["repl_rl"] != __version__:
-        return f"it has repl_rl {facts['repl_rl']}, and this machine {__version__}; install the same on both"
-    if "sandbox" in facts:
-        return str(facts["sandbox"])
-    if "weights_folder" in facts:
-        return (
-            f"engine.weights_folder {facts['weights_folder']} isn't there; name a folder that all machines share under "
-            "the same path"
-        )
-    if "model" in facts:
-        return f"the model {facts['model']} isn't there; copy it, or name a path that all machines share"
-    return ""
-
-
 def _by_value(function: Any) -> Any:
     """A copy that is sent as code, not as the name of a module that the other side may not have."""
     import types
@@ -217,12 +215,6 @@ def _by_value(function: Any) -> Any:
     copy = types.FunctionType(function.__code__, {"__builtins__": __builtins__}, function.__name__)
     copy.__module__ = "__main__"
     return copy
-
-
-def _fits(node: Node, wanted: Mapping[str, float]) -> int:
-    """How many processes with these resources the node has room for."""
-    counts = [int(node.resources.get(name, 0.0) // amount) for name, amount in wanted.items() if amount]
-    return min(counts, default=2**31)
 
 
 def _amounts(resources: Mapping[str, float]) -> str:

@@ -23,12 +23,12 @@ from typing import Any
 
 import aiohttp
 
-from repl_rl.cluster.connection import Connection, Node, actor_at
+from repl_rl.cluster.connection import Connection, actor_at
 from repl_rl.config import Config
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
-from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION, ServerUnreachable
+from repl_rl.engine.server.client import ServerUnreachable, serve_flags
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.utils.processes import die_with_parent
+from repl_rl.utils.processes import die_with_parent, free_port
 
 logger = logging.getLogger(__name__)
 
@@ -85,9 +85,27 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
         return
     import ray
 
-    nodes = connection.places(cluster.replica_resources, cluster.replicas, "vLLM servers")
-    _require_folders(connection, nodes, config, path)
-    arguments = [*serve_arguments(config, path), *cluster.replica_arguments]
+    nodes = connection.nodes_for(cluster.replica_resources, cluster.replicas, "vLLM servers")
+    folder, here = config.engine.weights_folder, connection.nodes()[0].address
+    others = [node.address for node in nodes if node.address != here]
+    if folder is None and others:
+        raise ConfigError(
+            f"cluster.replicas: servers on {', '.join(others)} can't read new weights from a temporary folder of this "
+            "machine; name a folder that all share in engine.weights_folder"
+        )
+    if folder is not None:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"engine.weights_folder {folder} can't be made: {error}") from error
+    connection.require(nodes, {"weights_folder": folder, "model": path})
+    arguments = [
+        f"--model={path}",
+        *serve_flags(config.model.dtype, config.engine.context_tokens),
+        f"--max-num-seqs={config.engine.places}",
+        "--disable-uvicorn-access-log",
+        *cluster.replica_arguments,
+    ]
     replicas = []
     try:
         for node in nodes:
@@ -109,38 +127,6 @@ def open_replicas(connection: Connection, config: Config, path: str) -> Iterator
             ray.kill(replica)
 
 
-def _require_folders(connection: Connection, nodes: Sequence[Node], config: Config, path: str) -> None:
-    folder = config.engine.weights_folder
-    here = connection.nodes()[0].address
-    others = [node.address for node in nodes if node.address != here]
-    if folder is None and others:
-        raise ConfigError(
-            f"cluster.replicas: servers on {', '.join(others)} can't read new weights from a temporary folder of this "
-            "machine; name a folder that all share in engine.weights_folder"
-        )
-    if folder is not None:
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"engine.weights_folder {folder} can't be made: {error}") from error
-    connection.require(nodes, {"weights_folder": folder, "model": path})
-
-
-def serve_arguments(config: Config, path: str) -> list[str]:
-    """The flags that a server of this run needs (docs/servers.md)."""
-    return [
-        f"--model={path}",
-        f"--dtype={config.model.dtype}",
-        f"--max-model-len={config.engine.context_tokens}",
-        f"--max-num-seqs={config.engine.places}",
-        "--enable-scale-out",
-        "--logprobs-mode=processed_logprobs",
-        f"--worker-extension-cls={WORKER_EXTENSION}",
-        f"--scheduler-cls={SCHEDULER}",
-        "--disable-uvicorn-access-log",
-    ]
-
-
 class ReplicaActor:
     """Keeps one server running on the machine that Ray puts it on. Ray runs its methods on one event loop.
 
@@ -159,7 +145,7 @@ class ReplicaActor:
             import ray
 
             address = ray.util.get_node_ip_address()
-            port = _free_port(address)
+            port = free_port(address)
             self._url = f"http://{address}:{port}"
             handle, name = tempfile.mkstemp(prefix="repl-rl-vllm-", suffix=".log")
             os.close(handle)
@@ -194,22 +180,19 @@ class ReplicaActor:
             _kill_group(self._process.pid)
         self._log.unlink(missing_ok=True)
 
-    async def _begin(self, command: Sequence[str]) -> asyncio.subprocess.Process:
-        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        with self._log.open("ab") as log:
-            return await asyncio.create_subprocess_exec(
-                *command,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-
     async def _keep(self, command: Sequence[str]) -> None:
         """Run the server, and again if it ends, but not for ever."""
+        environment = {**os.environ, "VLLM_SERVER_DEV_MODE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
         for _ in range(1 + _RESTARTS):
-            self._process = await self._begin(command)
+            with self._log.open("ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
             status = await self._process.wait()
             _kill_group(self._process.pid)  # its engine may not have ended with it, and holds the memory
             logger.warning("the vLLM server has ended (exit status %d): %s", status, self._log)
@@ -231,10 +214,3 @@ async def _answers(url: str) -> bool:
             return answer.status == 200
     except (aiohttp.ClientError, OSError):
         return False
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as listening:
-        listening.bind((address, 0))
-        port: int = listening.getsockname()[1]
-        return port

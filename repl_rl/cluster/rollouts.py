@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import statistics
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from repl_rl.errors import ConfigError, EngineError, ReplRLError
 from repl_rl.rollout.batch import OnEnd, RolloutBatch, RolloutService
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.admission import Admission, Reservation, Room
 from repl_rl.utils.threads import BackgroundLoop
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class WorkerTimeouts:
     """How long the trainer waits, in seconds."""
 
     open_s: float = 600.0
@@ -52,23 +52,18 @@ class Patience:
     """For all workers to end their kernels."""
 
 
-@dataclass(eq=False, slots=True)
-class _Worker:
+@dataclass(eq=False, slots=True, kw_only=True)
+class _RemoteWorker(Room):
+    """Room for as many trajectories as it has kernels; closed while it is lost."""
+
     number: int
     actor: Any
     node: Node
-    places: int
-    under_way: int = 0
-    """Trajectories that it has been asked for and has not returned."""
-    is_up: bool = True
     trouble: str = ""
     loop_share: float = 0.0
 
     def __str__(self) -> str:
         return f"worker {self.number}, begun on {self.node.address}"
-
-    def has_room(self, trajectories: int) -> bool:
-        return self.is_up and (not self.under_way or self.under_way + trajectories <= self.places)
 
 
 class RolloutCluster(RolloutService):
@@ -90,20 +85,18 @@ class RolloutCluster(RolloutService):
         engine_config: EngineConfig,
         seed: int = 0,
         locate: Locate | None = None,
-        patience: Patience | None = None,
+        timeouts: WorkerTimeouts | None = None,
     ) -> None:
         super().__init__(setup)
         require_shared(engine, engine_config)
         assert isinstance(engine, SharedEngine)
         self._engine = engine
-        self._patience = patience or Patience()
-        self._workers: list[_Worker] = []
-        self._waiting: deque[tuple[int, asyncio.Future[_Worker]]] = deque()
-        """Units that wait for room, by their trajectories; first come, first served."""
+        self._timeouts = timeouts or WorkerTimeouts()
+        self._workers: list[_RemoteWorker] = []
         self._reviving: set[asyncio.Task[None]] = set()
         kernels = config.kernels_per_worker or setup.kernel.size
         own = replace(setup, kernel=setup.kernel.model_copy(update={"size": kernels}), at_once=kernels)
-        nodes = connection.places(config.resources, config.workers, "workers")
+        nodes = connection.nodes_for(config.resources, config.workers, "workers")
         self.at_once = kernels * len(nodes)
         connection.require(nodes, {"backend": setup.kernel.backend, "sandbox": setup.kernel.sandbox})
         self._loop = BackgroundLoop()
@@ -118,7 +111,7 @@ class RolloutCluster(RolloutService):
     def workers(self) -> list[dict[str, Any]]:
         """Each worker's number, the node that it was begun on, whether it is up, and its trajectories under way."""
         return [
-            {"worker": each.number, "node": each.node.address, "up": each.is_up, "under_way": each.under_way}
+            {"worker": each.number, "node": each.node.address, "up": each.is_open, "under_way": each.taken}
             for each in self._workers
         ]
 
@@ -128,7 +121,14 @@ class RolloutCluster(RolloutService):
             raise ConfigError(
                 "budget.finish_share: workers of a cluster don't cut what is late; leave one of the two out"
             )
-        return self._loop.submit(self._all([*_units(batch)]))
+
+        async def rolled_out() -> list[Trajectory]:
+            trajectories = await self._all([*_units(batch)])
+            for _ in trajectories:
+                on_end()
+            return trajectories
+
+        return self._loop.submit(rolled_out())
 
     def kernel_numbers(self) -> dict[str, float]:
         """The pools' counters, added up, the median of medians, the greatest p99, and how many workers are up, and
@@ -141,7 +141,7 @@ class RolloutCluster(RolloutService):
             self._loop.run(self._close())
             self._loop.close()
 
-    async def _open(self, nodes: Sequence[Node], config: ClusterConfig, places: int, setup: WorkerSetup) -> None:
+    async def _open(self, nodes: Sequence[Node], config: ClusterConfig, kernels: int, setup: WorkerSetup) -> None:
         import ray
 
         self._setup = ray.put(setup)
@@ -149,17 +149,18 @@ class RolloutCluster(RolloutService):
             actor = actor_at(
                 node, RolloutActor, config.resources, soft=True, max_restarts=-1, max_concurrency=_MOST_CALLS
             )
-            self._workers.append(_Worker(number, actor.remote(), node, places))
+            self._workers.append(_RemoteWorker(kernels, number=number, actor=actor.remote(), node=node))
+        self._admission = Admission(*self._workers)
         try:
-            async with asyncio.timeout(self._patience.open_s):
+            async with asyncio.timeout(self._timeouts.open_s):
                 await asyncio.gather(*(self._open_worker(worker) for worker in self._workers))
         except TimeoutError as error:
             raise EngineError(
-                f"cluster: {len(nodes)} workers did not come up within {self._patience.open_s:g} s; `ray status` says "
+                f"cluster: {len(nodes)} workers did not come up within {self._timeouts.open_s:g} s; `ray status` says "
                 "what is free"
             ) from error
 
-    async def _open_worker(self, worker: _Worker) -> None:
+    async def _open_worker(self, worker: _RemoteWorker) -> None:
         import ray
 
         try:
@@ -180,11 +181,13 @@ class RolloutCluster(RolloutService):
 
     async def _roll_out(self, unit: RolloutBatch) -> list[Trajectory]:
         for _ in range(_TRIES):
-            worker = await self._place(len(unit.tasks))
+            may_begin = asyncio.Event()
+            reservation = self._admission.ask(len(unit.tasks), may_begin.set)
             try:
+                worker = await self._worker_of(reservation, may_begin)
                 rolled = await self._call(worker, unit)
             finally:
-                self._give_back(worker, len(unit.tasks))
+                self._admission.leave(reservation)
             if rolled is None:
                 continue
             if rolled.error is not None:
@@ -197,7 +200,20 @@ class RolloutCluster(RolloutService):
             f"{self._troubles()}"
         )
 
-    async def _call(self, worker: _Worker, unit: RolloutBatch) -> Rolled | None:
+    async def _worker_of(self, reservation: Reservation, may_begin: asyncio.Event) -> _RemoteWorker:
+        """The worker that has room. Raises EngineError if all stay away."""
+        while not may_begin.is_set():
+            try:
+                await asyncio.wait_for(may_begin.wait(), self._timeouts.no_worker_s)
+            except TimeoutError:
+                if not any(worker.is_open for worker in self._workers):
+                    raise EngineError(
+                        f"cluster: no worker came back within {self._timeouts.no_worker_s:g} s:\n{self._troubles()}"
+                    ) from None
+        assert isinstance(reservation.room, _RemoteWorker)
+        return reservation.room
+
+    async def _call(self, worker: _RemoteWorker, unit: RolloutBatch) -> Rolled | None:
         """What the worker returns; None if it is lost."""
         import ray
 
@@ -215,71 +231,31 @@ class RolloutCluster(RolloutService):
             return None
         return rolled
 
-    async def _place(self, trajectories: int) -> _Worker:
-        """The worker with the most room, which is taken. Raises EngineError if all stay away."""
-        turn: asyncio.Future[_Worker] = asyncio.get_running_loop().create_future()
-        self._waiting.append((trajectories, turn))
-        self._let_in()
-        try:
-            while not turn.done():
-                await asyncio.wait([turn], timeout=self._patience.no_worker_s)
-                if not turn.done() and not any(worker.is_up for worker in self._workers):
-                    raise EngineError(
-                        f"cluster: no worker came back within {self._patience.no_worker_s:g} s:\n{self._troubles()}"
-                    )
-            return turn.result()
-        except BaseException:
-            if turn.cancel():
-                self._let_in()  # the next one may need less
-            else:
-                self._give_back(turn.result(), trajectories)
-            raise
-
-    def _let_in(self) -> None:
-        """Give room to those that wait, until there is none for the first of them."""
-        while self._waiting:
-            trajectories, turn = self._waiting[0]
-            if not turn.done():  # else its caller has gone away
-                free = [worker for worker in self._workers if worker.has_room(trajectories)]
-                if not free:
-                    return
-                worker = min(free, key=lambda each: each.under_way / each.places)
-                worker.under_way += trajectories
-                turn.set_result(worker)
-            self._waiting.popleft()
-
-    def _give_back(self, worker: _Worker, trajectories: int) -> None:
-        worker.under_way -= trajectories
-        self._let_in()
-
-    def _lose(self, worker: _Worker, trouble: str) -> None:
+    def _lose(self, worker: _RemoteWorker, trouble: str) -> None:
         worker.trouble = trouble
-        if worker.is_up:
-            worker.is_up = False
-            logger.warning(
-                "%s is lost, and others begin its %d trajectories anew: %s", worker, worker.under_way, trouble
-            )
+        if worker.is_open:
+            worker.is_open = False
+            logger.warning("%s is lost, and others begin its %d trajectories anew: %s", worker, worker.taken, trouble)
             reviving = asyncio.create_task(self._revive(worker))
             self._reviving.add(reviving)
             reviving.add_done_callback(self._reviving.discard)
 
-    async def _revive(self, worker: _Worker) -> None:
-        while not worker.is_up:
-            await asyncio.sleep(self._patience.between_tries_s)
+    async def _revive(self, worker: _RemoteWorker) -> None:
+        while not worker.is_open:
+            await asyncio.sleep(self._timeouts.between_tries_s)
             try:
                 await self._open_worker(worker)
             except ReplRLError as error:
                 worker.trouble = str(error).partition("\n")[0]
             else:
-                worker.is_up = True
                 logger.warning("%s is back", worker)
-                self._let_in()
+                self._admission.reopen(worker)
 
     def _troubles(self) -> str:
         return "\n".join(f"  {worker}: {worker.trouble or 'up'}" for worker in self._workers)
 
     async def _numbers(self) -> dict[str, float]:
-        up = [worker for worker in self._workers if worker.is_up]
+        up = [worker for worker in self._workers if worker.is_open]
         given = await asyncio.gather(*(_answer(worker.actor.kernel_numbers.remote()) for worker in up))
         workers = {"workers": float(len(up)), "workers_lost": float(len(self._workers) - len(up))}
         return {**_merged([numbers for numbers in given if numbers]), **workers}
@@ -290,9 +266,9 @@ class RolloutCluster(RolloutService):
         for reviving in self._reviving:
             reviving.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._patience.close_s):
+            async with asyncio.timeout(self._timeouts.close_s):
                 await asyncio.gather(
-                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_up)
+                    *(_answer(worker.actor.close.remote()) for worker in self._workers if worker.is_open)
                 )
         for worker in self._workers:
             ray.kill(worker.actor)

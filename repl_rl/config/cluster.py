@@ -13,7 +13,7 @@ Amount = Annotated[float, Field(ge=0)]
 
 class ClusterConfig(Section):
     """Rollouts on the machines of a Ray cluster. Without the section, they run on the trainer's machine.
-    docs/clusters.md"""
+    docs/engines.md"""
 
     address: str = "auto"
     """Of the Ray cluster, `host:port`; `auto`: the one that this machine belongs to; `local`: one of this machine

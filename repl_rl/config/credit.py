@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from repl_rl.config.section import Section, nearest
 
@@ -31,16 +24,14 @@ USED: dict[str, tuple[str, ...]] = {
     "gigpo": ("gamma", "scale", "omega", "clip"),
     "critic": ("gamma", "lam", "decay", "clip"),
     "branch": ("clip",),
-    "spo_tree": ("clip",),
-    "vine": ("clip",),
 }
 """The fields that each shipped estimator uses. Setting another field is an error, and unused fields are not written
 out. An estimator of the user's own gets all of them."""
 
 
-TREES = ("branch", "spo_tree", "vine")
-"""Estimators that follow branches by their places in the group, and so get the void trajectories too."""
-UNBIASED_ON_TREES = ("branch", "vine")
+TREES = ("branch",)
+"""Estimators that can't be had without trees."""
+UNBIASED_ON_TREES = ("branch",)
 """Those whose gradient is exact, as long as what comes after a line does not decide whether it is forked."""
 ON_TREES = (*TREES, "gigpo", "outcome")
 """Shipped estimators that can be had with trees. The last two take each branch for a session of its own."""
@@ -55,29 +46,24 @@ def _known_estimator(name: str) -> str:
     return name
 
 
-def _scale_of(value: Any) -> Any:
-    """Earlier versions knew a scale or none."""
-    return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
-
-
 class CreditConfig(Section):
     """How rewards become advantages. Formulas and sources are in `repl_rl/credit/`, one file per estimator."""
 
     estimator: Annotated[str, AfterValidator(_known_estimator)] = "return_to_go"
     """How a group's rewards become advantages: `outcome`, `dr_grpo`, `rloo`, `reinforce++`, `return_to_go`, `turn`,
-    `gigpo`, `critic`; for trees `branch`, `spo_tree`, `vine`; or one of your own, as `package.module:function`. `clip`
-    applies to all of them, the other keys to those that use them; docs/credit.md has a table."""
+    `gigpo`, `critic`; for trees `branch`; or one of your own, as `package.module:function`. `clip` applies to all of
+    them, the other keys to those that use them; docs/credit.md has a table."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per line."""
     baseline: Baseline = "mean"
     """What is subtracted: the group's `mean`, that of the other trajectories (`leave_one_out`), or `none`; for
     `return_to_go` also that of the other trajectories at the line's `place` (the default there), or that of their lines
     that began in the same interpreter `state`."""
-    scale: Annotated[Scale, BeforeValidator(_scale_of)] = "none"
+    scale: Scale = "none"
     """What the difference is divided by: `none`; the deviation of the `outcome` in the group; that of the group's
     returns, but at least a quarter of what a right answer earns (`floor`); that of the returns of the whole `batch`,
     with the same floor; or, as in the papers, that of what is compared in the `group`, which blows small rewards up
-    where the grades are equal. true and false stand for `group` and `none`."""
+    where the grades are equal."""
     omega: float = Field(1.0, ge=0)
     """GiGPO's weight of the advantage among lines that began in equal states."""
     lam: float = Field(1.0, ge=0, le=1)
@@ -103,10 +89,8 @@ class CreditConfig(Section):
                 f"estimator outcome takes baseline mean, leave_one_out or none, not {self.baseline}: it compares whole "
                 "trajectories; return_to_go compares lines"
             )
-        if self.estimator == "reinforce++" and self.baseline in _OF_LINES:
+        if self.estimator == "reinforce++" and self.baseline not in ("mean", "none"):
             raise ValueError(f"estimator reinforce++ takes baseline mean or none, not {self.baseline}")
-        if self.estimator == "reinforce++" and self.baseline == "leave_one_out":
-            raise ValueError("estimator reinforce++ takes baseline mean or none, not leave_one_out")
         if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale == "group":
             raise ValueError(
                 "baseline none does not go with scale group: equal rewards would be divided by a deviation of nothing"
@@ -133,12 +117,3 @@ class CreditConfig(Section):
         if self.estimator == "critic":
             return self.lam == 1
         return self.estimator not in ("turn", "gigpo")
-
-    def require_group(self, size: int) -> None:
-        """Raises ValueError if groups of `size` have no baseline."""
-        if size < 2 and self.baseline != "none" and self.estimator in USED and self.estimator != "critic":
-            raise ValueError(
-                f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
-                "or more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) "
-                f"(got {size})"
-            )

@@ -7,7 +7,7 @@ import re
 import shlex
 import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -26,7 +26,7 @@ from repl_rl.config.rollout import (
     SubcallsConfig,
     ToolsConfig,
 )
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Excluding, Section, nearest
 from repl_rl.config.tasks import TasksConfig
 from repl_rl.config.train import EvalConfig, TrainConfig
 from repl_rl.errors import ConfigError
@@ -64,11 +64,35 @@ class Config(Section):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("engine.deterministic", "budget.finish_share"), "when the rest is cut depends on the clock"),
+        (("engine.deterministic", "rollout"), "a loop of your own asks the engine as it likes"),
+        (("budget.finish_share", "rollout"), "a loop of your own is not cut"),
+        (("budget.compact_at", "rollout"), "a loop of your own is not compacted"),
+        (("branch", "rollout"), "a loop of your own does not fork"),
+        (("cluster", "rollout"), "the workers of a cluster run the line loop, and no other"),
+        (("branch", "budget.compact_at"), "branches begin with all lines of a session"),
+        (("cluster", "budget.finish_share"), "it cuts what is late of one worker, and a cluster has several"),
+        (("cluster", "train.processes"), "each process would want workers of its own"),
+        (("cluster.replicas", "engine.servers"), "the first starts servers, and the second names others"),
+        (("environment", "train.redraws"), "reward functions would see other environments"),
+        (("train.asynchronous", "budget.finish_share"), "nothing waits for what is late"),
+        (
+            ("train.asynchronous", "engine.vllm.enable_sleep_mode"),
+            "vLLM samples while the trainer computes, and would have no memory then",
+        ),
+        (
+            ("train.asynchronous", "engine.servers", "train.processes"),
+            "processes share the servers, and the lines of one would be sampled with weights that it does not know of",
+        ),
+    )
+
     @property
     def import_paths(self) -> list[str]:
         """The values that name something to import, `package.module:name`."""
         single = [self.dialect.name, self.environment, self.rollout, self.engine.backend, self.credit.estimator]
-        named = [*single, *self.tools.functions, *self.rewards.model_dump(mode="json")["functions"]]
+        listed = [*self.tools.functions, *(self.tasks.families or ())]
+        named = [*single, *listed, *self.rewards.model_dump(mode="json")["functions"]]
         return [value for value in named if value is not None and ":" in value]
 
     @property
@@ -94,11 +118,6 @@ class Config(Section):
                     "another estimator"
                 )
             return
-        if self.rollout is not None:
-            raise ValueError(
-                f"rollout {self.rollout!r} is a loop of your own, which the section branch doesn't reach; leave one of "
-                "the two out"
-            )
         if estimator not in ON_TREES and ":" not in estimator:
             raise ValueError(
                 f"credit.estimator: {estimator} would take the branches of a tree for sessions that have nothing in "
@@ -117,8 +136,9 @@ class Config(Section):
                 f"arguments; got {self.train.group_size})"
             )
 
-    def _fits_a_cluster(self) -> None:
-        assert self.cluster is not None
+    def _a_cluster_has_engines(self) -> None:
+        if self.cluster is None:
+            return
         if self.engine.backend in ("vllm", "transformers"):
             raise ValueError(
                 f"engine.backend {self.engine.backend} samples in the trainer's process, and the workers of a cluster "
@@ -129,43 +149,6 @@ class Config(Section):
                 "cluster: its workers ask vLLM servers for lines, and there are none; name them in engine.servers, or "
                 "set cluster.replicas to start some"
             )
-        if self.engine.servers and self.cluster.replicas:
-            raise ValueError(
-                f"cluster.replicas {self.cluster.replicas} starts servers, and engine.servers names others; leave one "
-                "of the two out"
-            )
-        if self.budget.finish_share < 1:
-            raise ValueError(
-                f"budget.finish_share {self.budget.finish_share} cuts what is late of one worker, and a cluster has "
-                "several; set train.asynchronous instead, or leave one of the two out"
-            )
-        if self.train.processes > 1:
-            raise ValueError(
-                f"cluster: {self.train.processes} trainer processes would each want workers of their own; train in one "
-                "process, or leave cluster out"
-            )
-        if self.rollout is not None:
-            raise ValueError(
-                f"rollout {self.rollout!r} is a loop of your own, which the workers of a cluster don't run; leave one "
-                "of the two out"
-            )
-
-    def _may_roll_out_ahead(self) -> None:
-        if self.budget.finish_share < 1:
-            raise ValueError(
-                f"budget.finish_share {self.budget.finish_share} cuts what is late, and with train.asynchronous "
-                "nothing waits for it; leave one of the two out"
-            )
-        if self.engine.servers and self.train.processes > 1:
-            raise ValueError(
-                f"train.asynchronous: {self.train.processes} processes share the servers, and the lines of one would "
-                "be sampled with weights that it does not know of yet; train in one process, or leave asynchronous out"
-            )
-        if self.engine.vllm.get("enable_sleep_mode"):
-            raise ValueError(
-                "engine.vllm: enable_sleep_mode takes vLLM's memory away while the trainer computes, and with "
-                "train.asynchronous vLLM samples then; leave one of the two out"
-            )
 
     @model_validator(mode="after")
     def _sections_go_together(self) -> Config:
@@ -174,33 +157,8 @@ class Config(Section):
                 f"subcalls.depth {self.subcalls.depth}: so many sessions wait for one another, each in a kernel, and "
                 f"kernel.size is {self.kernel.size}; set kernel.size: {self.subcalls.depth} or more, or a smaller depth"
             )
-        if self.engine.deterministic and self.budget.finish_share < 1:
-            raise ValueError(
-                f"budget.finish_share {self.budget.finish_share} cuts what is late, which engine.deterministic can't "
-                "repeat; leave one of the two out"
-            )
-        if self.environment is not None and self.train.redraws:
-            raise ValueError(
-                f"train.redraws {self.train.redraws} can't be had with environment {self.environment!r}: reward "
-                "functions would see other environments; leave one of the two out"
-            )
-        if self.train.asynchronous is not None:
-            self._may_roll_out_ahead()
-        if self.cluster is not None:
-            self._fits_a_cluster()
-        if self.rollout is not None and (self.engine.deterministic or self.budget.finish_share < 1):
-            raise ValueError(
-                f"rollout {self.rollout!r} is a loop of your own, which engine.deterministic and budget.finish_share "
-                "don't reach; leave them out"
-            )
-        if self.budget.compact_at is not None and (self.rollout is not None or self.branch is not None):
-            other = "branch" if self.rollout is None else "rollout"
-            raise ValueError(
-                f"budget.compact_at {self.budget.compact_at}: branches begin with all of a session's lines, and a "
-                f"rollout of your own is not compacted; leave compact_at out, or {other}"
-            )
-        self.credit.require_group(self.train.group_size)
         self._trees_go_together()
+        self._a_cluster_has_engines()
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":
             raise ValueError(
                 "credit.estimator: gigpo compares lines by the fingerprint of the interpreter's state, which "

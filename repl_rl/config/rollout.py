@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from repl_rl.config.section import Names, Section, nearest
+from repl_rl.config.section import Excluding, Names, Section, nearest
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind
 from repl_rl.utils.import_path import imported
@@ -19,7 +19,7 @@ class ModelConfig(Section):
     """The model that samples and is trained."""
 
     path: str = "nano"
-    """`nano`, `nano-conventions`, `nano-long`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
+    """`nano`, `nano-conventions`, `nano-rlm`, a local checkpoint folder, or a hub id. What begins with
     `.`, `/` or `~`, or ends with `/`, is a folder."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the sampler's weights, and of the trainer's passes if it is bfloat16. The weights that are trained have
@@ -85,8 +85,8 @@ class KernelConfig(Section):
         if "/" not in name and not name.endswith(".toml"):
             return name
         beside = [] if info.context is None else [info.context["folder"]]
-        places = [Path(os.path.abspath(folder / Path(name).expanduser())) for folder in (Path.cwd(), *beside)]
-        return str(next((place for place in places if place.is_file()), places[0]))
+        paths = [Path(os.path.abspath(folder / Path(name).expanduser())) for folder in (Path.cwd(), *beside)]
+        return str(next((path for path in paths if path.is_file()), paths[0]))
 
 
 _OWN_ARGUMENTS = {
@@ -137,6 +137,10 @@ class EngineConfig(Section):
     or address and no limit in seconds strikes. Nothing that was computed for an earlier line is used again, so that no
     cache decides about the last bits. Sampling takes as long as its trajectories one after another."""
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("deterministic", "servers"), "a server batches lines as they come"),
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, values: Any) -> Any:
@@ -163,8 +167,6 @@ class EngineConfig(Section):
         for name in self.vllm:
             if name in _OWN_ARGUMENTS:
                 raise ValueError(f"vllm: {name} is {_OWN_ARGUMENTS[name]}; leave it out there")
-        if self.deterministic and self.servers:
-            raise ValueError("deterministic needs an engine in this process: a server batches lines as they come")
         return self
 
 
@@ -204,7 +206,7 @@ class SeededSampling(SamplingConfig):
 
     seed: str
     first: int = 0
-    """The place in the batch of the first trajectory that is asked for, if only a part of the batch is."""
+    """The index in the batch of the first trajectory that is asked for, if only a part of the batch is."""
 
     def of_trajectory(self, index: int) -> SeededSampling:
         """The sampling of one of the trajectories that are asked for."""
@@ -266,14 +268,7 @@ class SubcallsConfig(Section):
     """Train what is sampled for sub-calls too: each answer of the policy, and each session, becomes a row of the batch
     with the advantage of the line that asked."""
 
-    @model_validator(mode="after")
-    def _trains_its_own_answers(self) -> SubcallsConfig:
-        if self.train and self.model != "policy":
-            raise ValueError(
-                f"train: the answers are those of {self.model}, and only what the policy samples can be trained; set "
-                "model: policy, or leave train out"
-            )
-        return self
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = ((("train", "model"), "only what the policy samples can be trained"),)
 
     @property
     def one_by_one(self) -> SubcallsConfig:

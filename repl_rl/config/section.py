@@ -1,11 +1,14 @@
-"""The base class of every section of the file: frozen, and strict about its keys."""
+"""The base class of every section of the file, and what sections say of options that exclude one another."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+
+from repl_rl.errors import ConfigError
 
 
 def one_needs_no_list(value: Any) -> Any:
@@ -16,11 +19,48 @@ def one_needs_no_list(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(one_needs_no_list)]
 """A list of text; a single text is a list of one."""
 
+Excluding = tuple[tuple[str, ...], str]
+"""Options that can't all be set, and the reason."""
+
 
 class Section(BaseModel):
     """A part of the file: frozen, and strict about its keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = ()
+    """Options by their keys inside this section: `a.b` is the key b of the section a."""
+
+    @model_validator(mode="after")
+    def _excluding_options_are_not_all_set(self) -> Self:
+        refuse_excluding(self.EXCLUDING, self.if_set)
+        return self
+
+    def if_set(self, name: str) -> Any:
+        """The value of an option; None if it is the default, or if the section that it belongs to is not there."""
+        value: Any = self
+        for key in name.split("."):
+            if not isinstance(value, Section):
+                return (value or {}).get(key)
+            default = type(value).model_fields[key].get_default(call_default_factory=True)
+            value = getattr(value, key)
+        return None if value == default else value
+
+
+def refuse_excluding(excluding: Iterable[Excluding], value_of: Callable[[str], Any]) -> None:
+    """Raises ConfigError for options that are all set: their values are neither None, nor empty, zero or False."""
+    for names, reason in excluding:
+        values = [value_of(name) for name in names]
+        if not all(values):
+            continue
+        shown = [
+            name
+            if isinstance(value, Section | bool)
+            else f"{name} {list(value) if isinstance(value, tuple) else value!r}"
+            for name, value in zip(names, values, strict=True)
+        ]
+        listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
+        raise ConfigError(f"{listed} exclude one another: {reason}; leave one of them out")
 
 
 def nearest(name: str, known: list[str]) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import datetime
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from repl_rl.config.section import Names, Section
+from repl_rl.config.section import Excluding, Names, Section
 from repl_rl.utils.folders import is_local_path
 
 
@@ -52,7 +52,8 @@ class TasksConfig(Section):
     """Where problems come from. docs/tasks.md lists families and presets."""
 
     families: Names | None = None
-    """Names of problem families; null takes all number families, unless `dataset` or `folder` is set."""
+    """Names of problem families, or import paths of your own: `package.module:NAME`, or `package.module:NAME-10` for
+    what the function NAME returns for 10. null takes all number families, unless `dataset` or `folder` is set."""
     train: int = Field(2048, ge=1)
     """Training problems to make, or to take at most; the trainer walks through them in a seeded order."""
     dataset: str | None = Field(None, min_length=1)
@@ -78,6 +79,13 @@ class TasksConfig(Section):
     answer_pattern: str | None = None
     """Regular expression; the one group of its last match is the answer. `boxed`: what the last \\boxed{} holds."""
 
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("families", "dataset"), "problems are made, or read from a data set"),
+        (("families", "folder"), "problems are made, or read from a data set"),
+        (("format", "answer_pattern"), "the first says where the answer is"),
+        (("heldout", "before"), "both say what is held out"),
+    )
+
     @property
     def is_generated(self) -> bool:
         return self.dataset is None and self.folder is None
@@ -99,8 +107,6 @@ class TasksConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> TasksConfig:
-        if self.families is not None and not self.is_generated:
-            raise ValueError(f"families {list(self.families)} and a data set are both named; leave one of them out")
         if self.folder is not None and self.model_copy(update={"folder": None}).path is not None:
             raise ValueError(
                 f"dataset {self.dataset!r} and folder {self.folder!r} are two places; leave one of them out"
@@ -126,14 +132,10 @@ class TasksConfig(Section):
     def _formats_and_dates(self) -> TasksConfig:
         if self.format is not None and self.path is None:
             raise ValueError(f"format {self.format!r} is for files; name one in dataset, or a folder")
-        if self.format is not None and self.answer_pattern is not None:
-            raise ValueError(f"format {self.format!r} says where the answer is; leave answer_pattern out")
         if self.before is None or self.after is None:
             return self
         if self.after < self.before:
             raise ValueError(f"after {self.after} lies before {self.before}: problems would be on both sides")
-        if self.heldout is not None:
-            raise ValueError(f"heldout {self.heldout!r} and dates both say what is held out; leave one of them out")
         if self.columns.date is None and self.format != "aime":
             raise ValueError("before and after need columns: {date: ...}, the name of the column with dates")
         return self

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from repl_rl.config.section import Section, nearest
+from repl_rl.config.section import Excluding, Section, nearest
 
 TRACKERS = (
     "azure_ml",
@@ -32,7 +32,7 @@ KAHAN = "stable_adamw"
 
 
 class AsynchronousConfig(Section):
-    """Rollouts that go on while the trainer trains, by weights that are a few steps old. docs/asynchronous.md
+    """Rollouts that go on while the trainer trains, by weights that are a few steps old. docs/training-your-own.md
 
     A step takes the groups that are finished, and more begin in their place. Weights change while sessions are under
     way: each token is recorded with the version that sampled it.
@@ -71,8 +71,8 @@ class TrainConfig(Section):
     fewer steps. A resumed run gets the full time again."""
     prompts_per_step: int = Field(8, ge=1)
     """Problems of one step, over all processes."""
-    group_size: int = Field(8, ge=1)
-    """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
+    group_size: int = Field(8, ge=2)
+    """Trajectories per problem."""
     learning_rate: float = Field(1e-3, gt=0)
     """The peak learning rate. The default suits nano; the shipped configs for pretrained models use 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"
@@ -114,13 +114,17 @@ class TrainConfig(Section):
     get rollouts too, others (`mlflow`, `comet_ml`, ...) the numbers. A single name needs no list; `none` is an empty
     list."""
     metrics_port: int | None = Field(None, ge=1, le=65535)
-    """Port at which Prometheus finds the run's metrics (`/metrics`); null: none. docs/trackers.md"""
+    """Port at which Prometheus finds the run's metrics (`/metrics`); null: none. docs/runs.md"""
     report_rollouts_every: int = Field(10, ge=0)
     """Trackers get rollouts of the first step and of every so many after it; 0: of no step and of no evaluation."""
     report_rollouts: int = Field(16, ge=1)
     """How many of a step's rollouts, at most."""
     trl: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of TRL's GRPOConfig, as they are, except `report_to`, which is a key of this section."""
+
+    EXCLUDING: ClassVar[tuple[Excluding, ...]] = (
+        (("asynchronous", "redraws"), "a step would wait for rollouts of its own"),
+    )
 
     @property
     def trajectories_per_process(self) -> int:
@@ -157,15 +161,6 @@ class TrainConfig(Section):
                 "dtype: AdamW hardly moves weights in bfloat16 (at 1e-6, 2% of them in 20 steps); leave it at float32, "
                 f"or take an optimizer that keeps what a step rounds away (trl: {{optim: {KAHAN}}}) or rounds it at "
                 "random (trl: {optim: adamw_torch_8bit, optim_args: bf16_stochastic_round=True})"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _steps_can_be_rolled_out_ahead(self) -> TrainConfig:
-        if self.asynchronous is not None and self.redraws:
-            raise ValueError(
-                f"redraws {self.redraws} would make a step wait for rollouts of its own, which asynchronous is there "
-                "to avoid; leave one of the two out"
             )
         return self
 

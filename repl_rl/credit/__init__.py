@@ -2,26 +2,26 @@
 
 A group is the trajectories that answer one task. Aborted, unfinished and empty ones are left out of every baseline and
 get zeros. An estimator sees one group; if it also compares groups, its second step, over the batch, is in
-`BATCH_STEPS`. `critic`, which has a memory, sees the batch. One that does not know trees sees a branch as a whole
-session, its parent's lines before its own.
+`BATCH_STEPS`. `critic`, which has a memory, sees the batch. One that is not marked with `tree.follows_branches` sees a
+branch as a whole session, its parent's lines before its own.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import CreditConfig
-from repl_rl.config.credit import TREES
 from repl_rl.credit.dr_grpo import dr_grpo
 from repl_rl.credit.gigpo import gigpo
-from repl_rl.credit.normalize import FLOOR, are_equal, deviation, group_divisor
+from repl_rl.credit.normalize import FLOOR, are_equal, deviation
 from repl_rl.credit.outcome import outcome
 from repl_rl.credit.reinforce_pp import batch_moments, reinforce_pp
 from repl_rl.credit.return_to_go import return_to_go
 from repl_rl.credit.rloo import rloo
-from repl_rl.credit.tree import branch, spo_tree, vine
+from repl_rl.credit.tree import branch
 from repl_rl.credit.turn import turn
 from repl_rl.errors import ConfigError, RewardError
 from repl_rl.trajectory import Trajectory, whole_session
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 LineValues = list[list[float]]
 Estimator = Callable[[Sequence[Trajectory], Sequence[Sequence[float]], CreditConfig], LineValues]
-"""Takes the valid trajectories of a group, at least one, and their rewards per line. Returns advantages per line."""
+"""Takes the valid trajectories of a group, at least one, and their rewards per line. Returns advantages per line. With
+`tree.follows_branches` it takes void ones too."""
 
 WeightedLine = tuple[float, int]
 """A line's advantage and its number of tokens."""
@@ -48,8 +49,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "turn": turn,
     "gigpo": gigpo,
     "branch": branch,
-    "spo_tree": spo_tree,
-    "vine": vine,
 }
 BATCH_STEPS: dict[str, BatchStep] = {"reinforce++": batch_moments}
 
@@ -66,12 +65,12 @@ def estimator_of(config: CreditConfig) -> Estimator:
     if not callable(function):
         raise ConfigError(f"credit.estimator: {path!r} is {type(function).__name__}, not a function")
 
+    @wraps(function)
     def checked(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
         try:
             estimated = [[float(value) for value in values] for values in function(group, rewards, config)]
         except Exception as error:  # users' code may raise anything
-            place = place_of(error)
-            where = f" ({place})" if place else ""
+            where = f" ({line})" if (line := place_of(error)) else ""
             raise RewardError(f"credit.estimator {path!r} raised {type(error).__name__}: {error}{where}") from error
         if list(map(len, estimated)) != list(map(len, rewards)):
             raise RewardError(
@@ -104,8 +103,10 @@ def batch_line_advantages(
     """
     if outcomes is None:
         outcomes = [[trajectory.outcome_reward or 0.0 for trajectory in group] for group in groups]
-    for group, values in zip(groups, rewards, strict=True):
-        _refuse_misfits(group, values)
+    for group, of_group in zip(groups, rewards, strict=True):
+        for trajectory, values in zip(group, of_group, strict=True):
+            if len(values) != (count := len(trajectory.lines)):
+                raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {count} lines")
     if config.estimator == "critic":
         from repl_rl.credit.critic import critic_advantages  # which needs numpy, and viewers do without it
 
@@ -165,26 +166,21 @@ def spread(trajectory: Trajectory, per_line: Sequence[float]) -> list[float]:
     return values
 
 
-def _refuse_misfits(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]]) -> None:
-    for trajectory, values in zip(group, rewards, strict=True):
-        if len(values) != len(trajectory.lines):
-            raise ValueError(f"task {trajectory.task_id!r}: {len(values)} rewards for {len(trajectory.lines)} lines")
-
-
 def _of_group(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> LineValues:
     valid = [index for index, trajectory in enumerate(group) if not trajectory.is_void]
     result: LineValues = [[0.0] * len(trajectory.lines) for trajectory in group]
-    if valid and config.estimator in TREES:
+    if not valid:
+        return result
+    estimator = estimator_of(config)
+    if getattr(estimator, "follows_branches", False):
         return [
             [0.0 if trajectory.is_void else value for value in values]
-            for trajectory, values in zip(group, ESTIMATORS[config.estimator](group, rewards, config), strict=True)
+            for trajectory, values in zip(group, estimator(group, rewards, config), strict=True)
         ]
-    if valid:
-        sessions = [whole_session(group[index], group) for index in valid]
-        paid = [_whole_rewards(group, rewards, index) for index in valid]
-        estimated = estimator_of(config)(sessions, paid, config)
-        for index, values in zip(valid, estimated, strict=True):
-            result[index] = values[len(values) - len(group[index].lines) :]
+    sessions = [whole_session(group[index], group) for index in valid]
+    paid = [_whole_rewards(group, rewards, index) for index in valid]
+    for index, values in zip(valid, estimator(sessions, paid, config), strict=True):
+        result[index] = values[len(values) - len(group[index].lines) :]
     return result
 
 
@@ -205,17 +201,23 @@ def _scaled(
     gather: Callable[[list[WeightedLine]], list[WeightedLine]],
     unit: float,
 ) -> list[LineValues]:
-    """Divide by the scales that keep proportions, which valid trajectories alone decide."""
+    """Divide by the scales that keep proportions, which valid trajectories alone decide.
+
+    Never by less than `FLOOR` times `unit`, what a right answer earns, so a small reward keeps a small effect.
+    """
     valid = [[index for index, member in enumerate(group) if not member.is_void] for group in groups]
     returns = [[math.fsum(of_group[index]) for index in kept] for of_group, kept in zip(rewards, valid, strict=True)]
     if config.scale == "batch":
         gathered = gather([(value, 1) for of_group in returns for value in of_group])
-        divisors = [max(deviation([value for value, _ in gathered]), FLOOR * unit)] * len(groups)
+        compared = [[value for value, _ in gathered]] * len(groups)
+    elif config.scale == "floor":
+        compared = returns
     else:
-        divisors = [
-            group_divisor(config.scale, of_group, [paid[index] for index in kept], unit) if kept else 1.0
-            for of_group, paid, kept in zip(returns, outcomes, valid, strict=True)
-        ]
+        compared = [[paid[index] for index in kept] for paid, kept in zip(outcomes, valid, strict=True)]
+    divisors = [
+        unit if config.scale == "outcome" and values and are_equal(values) else max(deviation(values), FLOOR * unit)
+        for values in compared
+    ]
     return [
         [[value / divisor for value in of_one] for of_one in of_group]
         for of_group, divisor in zip(estimated, divisors, strict=True)

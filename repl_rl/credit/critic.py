@@ -71,17 +71,18 @@ def critic_advantages(
     own = [_sums(of_group, paid, config.gamma) for of_group, paid in zip(states, rewards, strict=True)]
     batch = sum(gather([sum(own, np.zeros((FEATURES, FEATURES + 1)))]), np.zeros((FEATURES, FEATURES + 1)))
     known = batch if critic is None else batch + config.decay * critic.sums
-    result = []
+    result: list[list[list[float]]] = []
     for of_group, paid, held_out in zip(states, rewards, own, strict=True):
-        weights = _fitted(known - held_out)
-        result.append(
-            [
-                _differences(values, [float(weights @ np.array(state)) for state in before], config)
-                if before
-                else [0.0] * len(values)
-                for before, values in zip(of_group, paid, strict=True)
-            ]
-        )
+        sums = known - held_out
+        weights = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
+        result.append([])
+        for before, earned in zip(of_group, paid, strict=True):
+            deltas = [0.0] * len(earned)
+            if before:
+                values = [float(weights @ np.array(state)) for state in before]
+                triples = zip(earned, values, [*values[1:], 0.0], strict=True)
+                deltas = [reward + config.gamma * after - value for reward, value, after in triples]
+            result[-1].append(discounted_returns(deltas, config.gamma * config.lam))
     if critic is not None:
         critic.remember(batch, config.decay)
     return result
@@ -90,13 +91,13 @@ def critic_advantages(
 def states_of(trajectory: Trajectory, shown: Sequence[bool] | None = None) -> list[list[float]]:
     """x(s) of the state before each line."""
     found, names, was_shown = [], set[str](), False
-    for place, line in enumerate(trajectory.lines):
+    for index, line in enumerate(trajectory.lines):
         last = [0.0] * len(_KINDS)
-        if place:
-            last[_KINDS[trajectory.lines[place - 1].kind]] = 1.0
-        found.append([1.0, place / 10, math.log1p(place), math.log1p(len(names)), float(was_shown), *last])
+        if index:
+            last[_KINDS[trajectory.lines[index - 1].kind]] = 1.0
+        found.append([1.0, index / 10, math.log1p(index), math.log1p(len(names)), float(was_shown), *last])
         names |= {name for cell in line.cells or () for name in assigned(cell.source)}
-        was_shown = was_shown or (shown is not None and shown[place])
+        was_shown = was_shown or (shown is not None and shown[index])
     return found
 
 
@@ -132,16 +133,3 @@ def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequenc
     targets = np.array([[target] for _, target in rows])  # (lines, 1)
     sums: Array = features.T @ np.hstack([features, targets])
     return sums
-
-
-def _fitted(sums: Array) -> Array:
-    weights: Array = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
-    return weights
-
-
-def _differences(rewards: Sequence[float], values: Sequence[float], config: CreditConfig) -> list[float]:
-    advantages, later = [], 0.0
-    for reward, value, following in zip(reversed(rewards), reversed(values), [0.0, *reversed(values[1:])], strict=True):
-        later = reward + config.gamma * following - value + config.gamma * config.lam * later
-        advantages.append(later)
-    return advantages[::-1]

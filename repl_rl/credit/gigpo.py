@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from repl_rl.config import CreditConfig, Scale
+from repl_rl.config import CreditConfig
 from repl_rl.credit.normalize import relative, relative_returns, same_state
 from repl_rl.credit.return_to_go import discounted_returns
 from repl_rl.trajectory import Trajectory
@@ -32,20 +32,10 @@ from repl_rl.trajectory import Trajectory
 
 def gigpo(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
-    episode = relative_returns(rewards, "mean", config.scale)
-    step = _step_advantages(group, [discounted_returns(values, config.gamma) for values in rewards], config.scale)
-    return [
-        [whole + config.omega * line for whole, line in zip(*of_one, strict=True)]
-        for of_one in zip(episode, step, strict=True)
-    ]
-
-
-def _step_advantages(
-    group: Sequence[Trajectory], returns: Sequence[Sequence[float]], scale: Scale
-) -> list[list[float]]:
-    advantages = [[0.0] * len(values) for values in returns]
-    for places in same_state(group).values():
-        compared = relative([[returns[index][line]] for index, line in places], "mean", scale)
-        for (index, line), (advantage,) in zip(places, compared, strict=True):
-            advantages[index][line] = advantage
+    advantages = relative_returns(rewards, "mean", config.scale)
+    returns = [discounted_returns(values, config.gamma) for values in rewards]
+    for alike in same_state(group).values():
+        compared = relative([[returns[index][line]] for index, line in alike], "mean", config.scale)
+        for (index, line), (advantage,) in zip(alike, compared, strict=True):
+            advantages[index][line] += config.omega * advantage
     return advantages

@@ -51,8 +51,8 @@ def relative_returns(rewards: Sequence[Sequence[float]], baseline: Baseline, sca
     return [[advantage] * len(values) for (advantage,), values in zip(compared, rewards, strict=True)]
 
 
-def beside_place(returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
-    """Each return minus the mean of those at its place in the other trajectories.
+def beside_position(returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
+    """Each return minus the mean of those at its position in the other trajectories.
 
     A trajectory that ended earlier is compared by its last line's return: what its session came to in the end. Exactly
     zero for a trajectory that is alone, and where all are equal. `group` divides by the deviation of all differences.
@@ -60,28 +60,23 @@ def beside_place(returns: Sequence[Sequence[float]], scale: Scale) -> list[list[
     differences: list[list[float]] = []
     for index, own in enumerate(returns):
         others = [*returns[:index], *returns[index + 1 :]]
-        of_own: list[float] = []
-        for place, value in enumerate(own):
-            compared = [other[min(place, len(other) - 1)] for other in others]
-            if not compared or are_equal([*compared, value]):
-                of_own.append(0.0)
-                continue
-            of_own.append(value - math.fsum(compared) / len(compared))
-        differences.append(of_own)
+        differences.append(
+            [
+                _less_mean(value, [other[min(position, len(other) - 1)] for other in others])
+                for position, value in enumerate(own)
+            ]
+        )
     return _standardised(differences) if scale == "group" else differences
 
 
 def beside_state(group: Sequence[Trajectory], returns: Sequence[Sequence[float]], scale: Scale) -> list[list[float]]:
     """Each return minus the mean of those of the other trajectories' lines that began in the same interpreter state;
-    where there are none, minus the mean of the others at its place."""
-    differences = beside_place(returns, "none")
-    for places in same_state(group).values():
-        for index, line in places:
-            compared = [returns[other][at] for other, at in places if other != index]
-            if compared:
-                value = returns[index][line]
-                is_equal = are_equal([*compared, value])
-                differences[index][line] = 0.0 if is_equal else value - math.fsum(compared) / len(compared)
+    where there are none, minus the mean of the others at its position."""
+    differences = beside_position(returns, "none")
+    for alike in same_state(group).values():
+        for index, line in alike:
+            if compared := [returns[other][at] for other, at in alike if other != index]:
+                differences[index][line] = _less_mean(returns[index][line], compared)
     return _standardised(differences) if scale == "group" else differences
 
 
@@ -114,19 +109,6 @@ def anchors(trajectory: Trajectory) -> list[Anchor | None]:
     return states
 
 
-def group_divisor(scale: Scale, returns: Sequence[float], outcomes: Sequence[float], unit: float) -> float:
-    """What a group's advantages are divided by under `outcome` and `floor`; 1 under other scales.
-
-    `returns` and `outcomes` are what its trajectories earned in all and for the outcome alone, `unit` > 0 is what a
-    right answer earns. Never below `FLOOR` times `unit`, so a small reward keeps a small effect.
-    """
-    if scale == "floor":
-        return max(deviation(returns), FLOOR * unit)
-    if scale == "outcome":
-        return unit if are_equal(outcomes) else max(deviation(outcomes), FLOOR * unit)
-    return 1.0
-
-
 def deviation(values: Sequence[float]) -> float:
     """The sample standard deviation (n - 1); 0.0 for fewer than two values."""
     if len(values) < 2:
@@ -138,6 +120,13 @@ def deviation(values: Sequence[float]) -> float:
 def are_equal(values: Sequence[float]) -> bool:
     """Whether they are, up to rounding."""
     return max(values) - min(values) <= ROUNDING * max(1.0, *map(abs, values))
+
+
+def _less_mean(value: float, compared: Sequence[float]) -> float:
+    """Exactly zero if nothing is compared, or if all are equal."""
+    if not compared or are_equal([*compared, value]):
+        return 0.0
+    return value - math.fsum(compared) / len(compared)
 
 
 def _standardised(differences: Sequence[Sequence[float]]) -> list[list[float]]:

@@ -1,17 +1,17 @@
-"""The discounted return from each line on, compared with those at the same place of the other trajectories.
+"""The discounted return from each line on, compared with those at the same position of the other trajectories.
 
     G_{i,l} = sum_{k >= l} gamma^(k - l) r_{i,k}
     A_{i,l} = G_{i,l} - mean_{j != i} G_{j, min(l, K_j)}      K_j: the last line of trajectory j
 
 A line is credited with what came after it and not with what came before (reward-to-go as in Sutton and Barto, section
-13.3). The baseline does not depend on the line's place: identical trajectories get zeros. A trajectory that ended
+13.3). Lines are compared at one position only, so identical trajectories get zeros. A trajectory that ended
 earlier is compared by its last line.
 
 That is `baseline: place`. `state` takes the mean over lines of other trajectories that began in the same interpreter
-state (`normalize.anchors`), and that at the line's place where there are none. `mean` and `leave_one_out` are over all
-lines of all, or of the other, trajectories, whatever their place: early lines then look better or worse than late ones
-in identical trajectories. `none` subtracts nothing. With `baseline: mean, scale: group` these are the turn-level
-returns of Ding et al. 2025.
+state (`normalize.anchors`), and that at the line's position where there are none. `mean` and `leave_one_out` are over
+all lines of all, or of the other, trajectories, whatever their position: early lines then look better or worse than
+late ones in identical trajectories. `none` subtracts nothing. With `baseline: mean, scale: group` these are the
+turn-level returns of Ding et al. 2025.
 
 Unbiased with `gamma: 1`, `scale: none` and the baselines `place`, `state`, `leave_one_out` and `none`: what is
 subtracted does not depend on what the line typed. `mean` includes the trajectory's own lines, which changes the
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from repl_rl.config import CreditConfig
-from repl_rl.credit.normalize import beside_place, beside_state, relative
+from repl_rl.credit.normalize import beside_position, beside_state, relative
 from repl_rl.trajectory import Trajectory
 
 
@@ -37,7 +37,7 @@ def return_to_go(
     if config.baseline == "state":
         return beside_state(group, returns, config.scale)
     if config.baseline == "place":
-        return beside_place(returns, config.scale)
+        return beside_position(returns, config.scale)
     return relative(returns, config.baseline, config.scale)
 
 

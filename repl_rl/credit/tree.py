@@ -12,31 +12,33 @@ and each fork divides by the number of segments that follow. Without forks this 
 depends on what came before alone, for then each sibling is an independent sample from the same state, and a baseline
 made of the others does not depend on it.
 
-`spo_tree`: A(c) = G(c) - mean over all siblings of G, unweighted. Guo et al. 2025, Segment Policy Optimization: the
-value of a child less that of its parent.
-
-`vine`: the branches of a fork only say what the state there is worth, and only roots are trained. Between forks at
-states s and t, A = r + V(t) - V(s), where V(s) is the mean of G over the branches at s, at the prompt that of the other
-roots, and 0 after the last line. Kazemnejad et al. 2024, VinePPO, whose branches begin at every step. Unbiased: V(t) is
-an unbiased estimate, and V(s) does not depend on what the root typed next.
-
-A place whose fork did not come about (`Branch.line` 0) holds a session from the prompt, which is compared with the mean
-of the roots. No root is compared with it: its being there depends on what a root typed.
+Where a fork did not come about (`Branch.line` 0), the group holds a session from the prompt, which is compared with the
+mean of the roots. No root is compared with it: its being there depends on what a root typed.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from repl_rl.config import CreditConfig
-from repl_rl.config.credit import Baseline
-from repl_rl.credit.normalize import are_equal, relative
+from repl_rl.credit.normalize import relative
 from repl_rl.trajectory import Trajectory
 
 Rewards = Sequence[Sequence[float]]
+EstimatorT = TypeVar("EstimatorT", bound=Callable[..., list[list[float]]])
+
+
+def follows_branches(estimator: EstimatorT) -> EstimatorT:
+    """Marks an estimator that is given a group as it is: branches with their own lines alone, and void trajectories.
+
+    Others are given valid trajectories only, and a branch as a whole session, with its parent's lines before its own.
+    """
+    vars(estimator)["follows_branches"] = True
+    return estimator
 
 
 @dataclass
@@ -50,8 +52,15 @@ class Segment:
 
     def worth(self, rewards: Rewards) -> float:
         """G: what its lines and the mean of its futures earned."""
-        own = math.fsum(rewards[self.member][self.start : self.end])
-        return own + value(self.following, rewards)
+        return self.earned(rewards) + value(self.following, rewards)
+
+    def earned(self, rewards: Rewards) -> float:
+        """r: what its lines earned."""
+        return math.fsum(rewards[self.member][self.start : self.end])
+
+    def fill(self, lines: list[list[float]], number: float) -> None:
+        """Set its lines to `number`."""
+        lines[self.member][self.start : self.end] = [number] * (self.end - self.start)
 
 
 def value(segments: Sequence[Segment], rewards: Rewards) -> float:
@@ -68,12 +77,12 @@ def roots(group: Sequence[Trajectory]) -> list[Segment]:
 
 
 def trees(group: Sequence[Trajectory]) -> list[Segment]:
-    """`roots`, and the sessions that began at the prompt in the place of a branch."""
-    return [*roots(group), *_anew(group)]
+    """`roots`, and the sessions that began at the prompt because a fork did not come about."""
+    return [*roots(group), *_restarts(group)]
 
 
-def _anew(group: Sequence[Trajectory]) -> list[Segment]:
-    """The same for sessions that began at the prompt in the place of a branch. They don't fork."""
+def _restarts(group: Sequence[Trajectory]) -> list[Segment]:
+    """The sessions that began at the prompt because a fork did not come about. They don't fork."""
     return _grown(
         group, [index for index, each in enumerate(group) if each.branch is not None and not each.branch.line]
     )
@@ -106,30 +115,30 @@ def _grown(group: Sequence[Trajectory], firsts: Sequence[int]) -> list[Segment]:
     return [tree for index in firsts if (tree := grown(index, 0)) is not None]
 
 
+@follows_branches
 def branch(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group, void trajectories among it."""
-    return _compared(group, rewards, "leave_one_out", is_weighted=True)
+    result = restart_advantages(group, rewards)
+    waiting = [(roots(group), 1.0)]
+    while waiting:
+        siblings, weight = waiting.pop()
+        compared = relative([[each.worth(rewards)] for each in siblings], "leave_one_out", "none")
+        for segment, (advantage,) in zip(siblings, compared, strict=True):
+            segment.fill(result, advantage * weight)
+            if segment.following:
+                waiting.append((segment.following, weight / len(segment.following)))
+    return result
 
 
-def spo_tree(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
-    """Per-line advantages from per-line rewards of one group, void trajectories among it."""
-    return _compared(group, rewards, "mean", is_weighted=False)
+def restart_advantages(group: Sequence[Trajectory], rewards: Rewards) -> list[list[float]]:
+    """Advantages of the sessions that began at the prompt because a fork did not come about, and zeros for all others.
 
-
-def vine(group: Sequence[Trajectory], rewards: Rewards, config: CreditConfig) -> list[list[float]]:
-    """Per-line advantages from per-line rewards of one group, void trajectories among it; 0 on branches."""
-    result, firsts = _of_anew(group, rewards), roots(group)
-    for number, first in enumerate(firsts):
-        others = [*firsts[:number], *firsts[number + 1 :]]
-        segment: Segment | None = first
-        before = value(others, rewards) if others else first.worth(rewards)
-        while segment is not None:
-            own = [each for each in segment.following if each.member == first.member]
-            branches = [each for each in segment.following if each.member != first.member]
-            after = value(branches or own, rewards)
-            earned = math.fsum(rewards[segment.member][segment.start : segment.end])
-            _fill(result, segment, 0.0 if are_equal([earned + after, before]) else earned + after - before)
-            before, segment = after, own[0] if own else None
+    One line per line of each trajectory; estimators for trees fill in the rest.
+    """
+    result = [[0.0] * len(trajectory.lines) for trajectory in group]
+    firsts = roots(group)
+    for each in _restarts(group) if firsts else ():
+        each.fill(result, each.worth(rewards) - value(firsts, rewards))
     return result
 
 
@@ -137,7 +146,7 @@ def weights(group: Sequence[Trajectory]) -> list[list[float]]:
     """Each line's weight in `branch`. Over any way to cut all trees once across, they sum to the number of trees."""
     result = [[0.0] * len(trajectory.lines) for trajectory in group]
     for segment, weight in _weighted(trees(group)):
-        _fill(result, segment, weight)
+        segment.fill(result, weight)
     return result
 
 
@@ -146,36 +155,8 @@ def first_weights(group: Sequence[Trajectory]) -> list[float]:
     return [next((weight for weight in of_lines if weight), 1.0) for of_lines in weights(group)]
 
 
-def _compared(
-    group: Sequence[Trajectory], rewards: Rewards, baseline: Baseline, *, is_weighted: bool
-) -> list[list[float]]:
-    result = _of_anew(group, rewards)
-    waiting = [(roots(group), 1.0)]
-    while waiting:
-        siblings, weight = waiting.pop()
-        compared = relative([[each.worth(rewards)] for each in siblings], baseline, "none")
-        for segment, (advantage,) in zip(siblings, compared, strict=True):
-            _fill(result, segment, advantage * weight if is_weighted else advantage)
-            if segment.following:
-                waiting.append((segment.following, weight / len(segment.following)))
-    return result
-
-
 def _weighted(segments: Sequence[Segment], weight: float = 1.0) -> Iterator[tuple[Segment, float]]:
     for segment in segments:
         yield segment, weight
         if segment.following:
             yield from _weighted(segment.following, weight / len(segment.following))
-
-
-def _of_anew(group: Sequence[Trajectory], rewards: Rewards) -> list[list[float]]:
-    """Advantages of the sessions that began at the prompt in the place of a branch, and zeros."""
-    result = [[0.0] * len(trajectory.lines) for trajectory in group]
-    firsts = roots(group)
-    for each in _anew(group) if firsts else ():
-        _fill(result, each, each.worth(rewards) - value(firsts, rewards))
-    return result
-
-
-def _fill(lines: list[list[float]], segment: Segment, number: float) -> None:
-    lines[segment.member][segment.start : segment.end] = [number] * (segment.end - segment.start)

@@ -5,8 +5,8 @@
     A_{i,l} = sum_{k=l}^{K_i - 1} gamma^(k - l) AI_{i,k} + gamma^(K_i - l) AO_i
 
 Zeng et al. 2025, Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Reward Design, equations 10 to 12; a
-line is a turn, and `gamma` is their alpha. That is `scale: group`;
-`scale: none` does not divide, and the other scales divide the sum.
+line is a turn, and `gamma` is their alpha. That is `scale: group`; `scale: none` does not divide, and the other scales
+divide the sum.
 
 Differences from the paper: it branches G times in every state; here mean and std of AI_{i,l} run over the trajectories
 of the group that have a line l before their last, whatever came before it. A line that is alone at its position has
@@ -30,9 +30,9 @@ from repl_rl.trajectory import Trajectory
 def turn(group: Sequence[Trajectory], rewards: Sequence[Sequence[float]], config: CreditConfig) -> list[list[float]]:
     """Per-line advantages from per-line rewards of one group."""
     intermediate: list[list[float]] = [[] for _ in rewards]
-    for place in range(max(map(len, rewards)) - 1):
-        present = [index for index, values in enumerate(rewards) if place < len(values) - 1]
-        compared = relative([[rewards[index][place]] for index in present], "mean", config.scale)
+    for line in range(max(map(len, rewards)) - 1):
+        present = [index for index, values in enumerate(rewards) if line < len(values) - 1]
+        compared = relative([[rewards[index][line]] for index in present], "mean", config.scale)
         for index, (advantage,) in zip(present, compared, strict=True):
             intermediate[index].append(advantage)
     outcomes = relative([[values[-1]] for values in rewards], "mean", config.scale)

@@ -63,7 +63,8 @@ def silence_libraries(python_warnings: bool = False) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    for name in ("transformers", "trl", "vllm", "datasets", "accelerate", "torch", "torch._library.triton"):
+    quiet = "transformers trl vllm datasets accelerate torch torch._library.triton ray.widgets.util"
+    for name in quiet.split():
         logging.getLogger(name).setLevel(logging.ERROR)
 
 

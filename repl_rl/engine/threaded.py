@@ -26,11 +26,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from repl_rl.config import SamplingConfig
-from repl_rl.engine.admission import Admission, Reservation
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.environment import limit_openmp
 from repl_rl.engine.remote import Done, SlotHost
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
+from repl_rl.utils.admission import Admission, Reservation
 from repl_rl.utils.channel import Frames, frame
 
 _CHUNK_BYTES = 1 << 18

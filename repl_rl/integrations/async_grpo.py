@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-_NOTICES_S = 0.5
+_NOT_HERE = ("budget.finish_share", "budget.compact_at", "subcalls.train", "train.redraws", "rollout", "cluster")
+"""Options that need the other groups of a step, or a loop that is not ours."""
 
 
 class SessionWorker:
@@ -78,7 +79,16 @@ class SessionWorker:
     ) -> None:
         """`config` and `overrides` are as for `open_rollout`. Without `tasks`, those of the config are taken."""
         self.config = config_of(config, overrides)
-        _require_groups_of_their_own(self.config)
+        estimator, scale = self.config.credit.estimator, self.config.credit.scale
+        if estimator in ("critic", *BATCH_STEPS) or scale == "batch":
+            raise ConfigError(
+                f"credit: estimator {estimator} with scale {scale} compares the groups of a step, and TRL's "
+                "asynchronous trainer takes them one by one; take another estimator with scale none, floor or group, "
+                "or train.asynchronous of repl-rl train"
+            )
+        for name in _NOT_HERE:
+            if (value := self.config.if_set(name)) is not None:
+                raise ConfigError(f"{name} is not for TRL's asynchronous trainer; leave it out (got {value!r})")
         train = self.config.train
         self._table = reward_table(self.config.rewards, self.config.credit, line_rewards)
         self._tasks = list(tasks or load_tasks(self.config.tasks, "train", self.config.seed, self.config.tasks.train))
@@ -86,11 +96,11 @@ class SessionWorker:
         ahead = 1 if train.asynchronous is None else train.asynchronous.ahead
         self._room = (1 + ahead) * train.prompts_per_step
         """Groups that may be there: under way, or with rows that the trainer has not taken."""
-        self._events: queue.SimpleQueue[_Group | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[_Sessions | None] = queue.SimpleQueue()
         """Groups that are finished; None if there is room for another one, or if all is over."""
         self.rollout_buffer: queue.Queue[RolloutSample] = _Rows(self._group_taken)
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
-        self._under_way: set[_Group] = set()
+        self._under_way: set[_Sessions] = set()
         self._begun = 0
         self._updates = 0
         """Version of the trainer's weights, less that of the engine's."""
@@ -197,22 +207,19 @@ class SessionWorker:
     def _run(self) -> None:
         try:
             while not self._is_over:
-                while self._has_room():
+                while self._room > 0:
+                    running = sum(group.left for group in self._under_way)
+                    if running and running + self.config.train.group_size > self._service.at_once:
+                        break
                     self._begin()
                 if (group := self._events.get()) is not None and not self._is_over:
                     self._finish(group)
         except BaseException as error:  # noqa: BLE001 - the trainer's thread raises it, in check_health
             self._failure = error
 
-    def _has_room(self) -> bool:
-        size = self.config.train.group_size
-        running = sum(group.left for group in self._under_way)
-        is_full = bool(running) and running + size > self._service.at_once
-        return self._room > 0 and not is_full
-
     def _begin(self) -> None:
         number, self._begun = self._begun, self._begun + 1
-        group = _Group(number, self._task(number), self.config.train.group_size, self._engine.version)
+        group = _Sessions(number, self._task(number), self.config.train.group_size, self._engine.version)
         self._room -= 1
         self._under_way.add(group)
         seed = self.config.sampling.seeded(f"{self.config.seed}/group/{number}")
@@ -227,25 +234,18 @@ class SessionWorker:
 
     def _task(self, number: int) -> Task:
         """All tasks once, in an order that the seed says, then again in another one."""
-        epoch, place = divmod(number, len(self._tasks))
+        epoch, index = divmod(number, len(self._tasks))
         order = list(range(len(self._tasks)))
         random.Random(f"{self.config.seed}/{epoch}").shuffle(order)
-        return self._tasks[order[place]]
+        return self._tasks[order[index]]
 
-    def _finish(self, group: _Group) -> None:
+    def _finish(self, group: _Sessions) -> None:
         self._under_way.discard(group)
         trajectories = group.done.result()
         refuse_if_all_aborted(trajectories)
         seconds = time.monotonic() - group.began_s
-        branch = self.config.branch
-        scored = score(
-            group.tasks,
-            trajectories,
-            self._grader,
-            self._table,
-            self._engine.version,
-            None if branch is None else branch.group_size,
-        )
+        size = None if self.config.branch is None else self.config.branch.group_size
+        scored = score(group.tasks, trajectories, self._grader, self._table, self._engine.version, size)
         credited = credit(scored, len(scored), self.config.credit, self.config.rewards.outcome)
         kernels = {f"kernels/{name}": value for name, value in self._service.kernel_numbers().items()}
         self.metrics_queue.put(batch_metrics([each.trajectory for each in credited], seconds) | kernels)
@@ -260,7 +260,7 @@ class SessionWorker:
         self._events.put(None)
 
     def _rows(
-        self, group: _Group, scored: Sequence[ScoredTrajectory], credited: Sequence[CreditedTrajectory]
+        self, group: _Sessions, scored: Sequence[ScoredTrajectory], credited: Sequence[CreditedTrajectory]
     ) -> Iterator[RolloutSample]:
         """The version of all of them is that of the group's oldest token, so that none of them is dropped alone."""
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -277,12 +277,20 @@ class SessionWorker:
             text = "".join(line.text + line.output for line in trajectory.lines)
             metrics = {"reward": total, "reward_std": float(np.std(totals))}
             metrics |= {f"rewards/{name}": sum(values) for name, values in each.components.items()}
-            for advantage, mask in masks_by_advantage(each):
+            advantages = np.array(each.token_advantages, dtype=np.float64)
+            typed = np.array(trajectory.sampled_mask, dtype=bool)
+            prompt = np.zeros(len(trajectory.prompt_ids))
+            # each typed token is in one row; those with advantage 0 too, because the trainer takes means over tokens
+            for advantage in np.unique(advantages[typed]):
+                mask = typed & (advantages == advantage)
+                logprobs = np.where(mask, trajectory.logprobs, 0.0)
                 yield RolloutSample(
                     prompt=[{"role": "user", "content": group.task.question}],
                     completion=[{"role": "assistant", "content": text}],
-                    **row_arrays(trajectory, mask),
-                    advantage=advantage,
+                    input_ids=np.array([*trajectory.prompt_ids, *trajectory.completion_ids], dtype=np.int64),
+                    completion_mask=np.concatenate([prompt, mask]).astype(np.int64),
+                    old_log_probs=np.concatenate([prompt, logprobs]).astype(np.float32),
+                    advantage=float(advantage),
                     model_version=version,
                     group_id=group.number,
                     metrics=metrics,
@@ -291,7 +299,7 @@ class SessionWorker:
                 metrics = {}  # TRL takes means over the rows that have them, and these are means over sessions
 
 
-class _Group:
+class _Sessions:
     """Sessions on one task. `done` is there once they have begun."""
 
     done: Future[list[Trajectory]]
@@ -319,49 +327,3 @@ class _Rows(queue.Queue[Any]):
         if is_last:
             self._group_taken()
         return row
-
-
-def masks_by_advantage(credited: CreditedTrajectory) -> list[tuple[float, np.ndarray]]:
-    """Each advantage that typed tokens of the completion have, and which of them have it: bools, length T.
-
-    Every typed token is in exactly one mask; those with advantage 0 too, because the trainer takes means over tokens.
-    """
-    advantages = np.array(credited.token_advantages, dtype=np.float64)
-    typed = np.array(credited.trajectory.sampled_mask, dtype=bool)
-    return [(float(value), typed & (advantages == value)) for value in np.unique(advantages[typed])]
-
-
-def row_arrays(trajectory: Trajectory, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a row, prompt and completion (length S): ids, those in the loss, and the sampler's
-    log-probabilities, which are 0 elsewhere."""
-    prompt = np.zeros(len(trajectory.prompt_ids))
-    return {
-        "input_ids": np.array([*trajectory.prompt_ids, *trajectory.completion_ids], dtype=np.int64),
-        "completion_mask": np.concatenate([prompt, mask]).astype(np.int64),
-        "old_log_probs": np.concatenate([prompt, np.where(mask, trajectory.logprobs, 0.0)]).astype(np.float32),
-    }
-
-
-def _require_groups_of_their_own(config: Config) -> None:
-    """Raises ConfigError for what needs the other groups of a step, or a loop that is not ours."""
-    estimator, scale = config.credit.estimator, config.credit.scale
-    if estimator == "critic" or estimator in BATCH_STEPS:
-        raise ConfigError(
-            f"credit.estimator {estimator} compares the groups of a step, and TRL's asynchronous trainer takes them "
-            "one by one; take another estimator, or train.asynchronous of repl-rl train"
-        )
-    if scale == "batch":
-        raise ConfigError(
-            "credit.scale batch divides by the deviation in a step, and TRL's asynchronous trainer takes groups one by "
-            "one; take scale none, floor or group"
-        )
-    for name, value, none in [
-        ("budget.finish_share", config.budget.finish_share, 1),
-        ("budget.compact_at", config.budget.compact_at, None),
-        ("subcalls.train", config.subcalls.train, False),
-        ("train.redraws", config.train.redraws, 0),
-        ("rollout", config.rollout, None),
-        ("cluster", config.cluster, None),
-    ]:
-        if value != none:
-            raise ConfigError(f"{name} is not for TRL's asynchronous trainer; leave it out (got {value!r})")

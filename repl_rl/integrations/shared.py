@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from repl_rl.config import KernelConfig
 from repl_rl.dialect import CellRun, Turn
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.kernel import KernelPool, KernelSession, KernelSource
+from repl_rl.kernel import KernelSession, KernelSource
 from repl_rl.rollout.execute import TrajectoryKernel, run_turn
 from repl_rl.rollout.setup import make_pool
 from repl_rl.trajectory import LineKind, StopReason
@@ -69,11 +69,16 @@ class LiveSession:
         if self.answer is not None:
             return Answered(ANSWERED)
         try:
-            note = await self._reopened()
+            if self._interpreter is None:
+                await self.open()
+            note, self._is_lost = STATE_LOST if self._is_lost else "", False
             assert self._interpreter is not None
             ran = await run_turn(self._interpreter, turn)
         except KernelError as error:
-            return await self._fail(error)
+            self.failure = self.failure or str(error)
+            self.kinds.append(LineKind.KILLED)
+            await self._lose()
+            return Answered(f"(the interpreter failed: {error})\n")
         self.answer, self.answer_forms = ran.answer, ran.answer_forms
         if ran.stop is StopReason.KILLED:
             await self._lose()
@@ -85,22 +90,9 @@ class LiveSession:
         self._interpreter = None
         await self._stack.aclose()
 
-    async def _reopened(self) -> str:
-        """Open a fresh interpreter if there is none. Returns a note if the last one was lost, else ""."""
-        if self._interpreter is None:
-            await self.open()
-        note, self._is_lost = STATE_LOST if self._is_lost else "", False
-        return note
-
     async def _lose(self) -> None:
         await self.close()
         self._is_lost = True
-
-    async def _fail(self, error: KernelError) -> Answered:
-        self.failure = self.failure or str(error)
-        self.kinds.append(LineKind.KILLED)
-        await self._lose()
-        return Answered(f"(the interpreter failed: {error})\n")
 
 
 Result = TypeVar("Result")
@@ -115,7 +107,7 @@ class SharedKernels:
         self._lock = threading.RLock()  # garbage collection may return a slot while this thread takes one
         self._loop = BackgroundLoop()
         try:
-            self._pool = self._loop.run(_open(config))
+            self._pool = self._loop.run(make_pool(config).__aenter__())
         except BaseException:
             self._loop.close()
             raise
@@ -133,7 +125,7 @@ class SharedKernels:
         return self._pool.session()
 
     def slot(self) -> EpisodeKernel:
-        """A place for one more environment with an interpreter of its own.
+        """One of the pool's kernels, for one more environment.
 
         Raises ConfigError if the pool has no kernel left. Waiting would never end, because environments keep theirs.
         """
@@ -149,7 +141,7 @@ class SharedKernels:
         return EpisodeKernel(self)
 
     def give_back(self) -> None:
-        """Free the place of one environment."""
+        """Free the kernel of one environment."""
         with self._lock:
             self._taken -= 1
 
@@ -175,7 +167,9 @@ class EpisodeKernel:
     def begin(self) -> None:
         """End the current episode and start an interpreter for the next. Raises KernelStartError if that fails."""
         before, self.session = self.session, LiveSession(self._kernels)
-        self._kernels.run(_replace(before, self.session))
+        if before is not None:
+            self._kernels.run(before.close())
+        self._kernels.run(self.session.open())
 
     def type(self, turn: Turn) -> Answered:
         """Run a turn in the current session; starts one if there is none yet."""
@@ -185,20 +179,10 @@ class EpisodeKernel:
         return self._kernels.run(self.session.type(turn))
 
     def leave(self) -> None:
-        """Free the place and end the session, without waiting for its end."""
+        """Free the kernel and end the session, without waiting for its end."""
         self._kernels.give_back()
         if self.session is not None and not self._kernels.is_closed:
             self._kernels.submit(self.session.close())
-
-
-async def _replace(before: LiveSession | None, session: LiveSession) -> None:
-    if before is not None:
-        await before.close()
-    await session.open()
-
-
-async def _open(config: KernelConfig) -> KernelPool:
-    return await make_pool(config).__aenter__()
 
 
 _shared: dict[tuple[int, str], SharedKernels] = {}

@@ -25,7 +25,7 @@ import ast
 import re
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -36,58 +36,30 @@ from repl_rl.integrations.shared import EpisodeKernel, shared_kernels
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task
 
-_OPENS_BLOCK = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.If,
-    ast.For,
-    ast.AsyncFor,
-    ast.While,
-    ast.With,
-    ast.AsyncWith,
-    ast.Try,
-    ast.TryStar,
-    ast.Match,
-)
-
 
 def read_program(code: str) -> Turn:
-    """`code` as one complete turn, with no block left open."""
-    body = _statements(code)
-    if body is None:
+    """`code` as one complete turn, with no block left open. Statements that share a line make one cell."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            body = ast.parse(code).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
         return PythonReader().read(code.encode("utf-8", "surrogatepass"), end_of_input=True)
-    return Turn(code, tuple(_cells(code, body)), LineKind.COMMENT if code.strip() else LineKind.BLANK)
-
-
-def _statements(code: str) -> list[ast.stmt] | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code).body
-        except (SyntaxError, ValueError, MemoryError, RecursionError):
-            return None
-
-
-def _cells(code: str, body: list[ast.stmt]) -> Iterator[Cell]:
-    """Statements that share a line make one cell."""
-    lines = re.split(r"\r\n|\r|\n", code)
-    for group in _by_line(body):
-        end = group[-1].end_lineno
-        source = "\n".join(lines[_first_line(group[0]) - 1 : end])
-        is_block = isinstance(group[-1], _OPENS_BLOCK)
-        kind = LineKind.EXPRESSION if isinstance(group[-1], ast.Expr) else LineKind.STATEMENT
-        yield Cell(f"{source}\n" if is_block else source, kind)
-
-
-def _by_line(body: list[ast.stmt]) -> list[list[ast.stmt]]:
     groups = [[statement] for statement in body[:1]]
     for before, statement in pairwise(body):
         if _first_line(statement) == before.end_lineno:
             groups[-1].append(statement)
         else:
             groups.append([statement])
-    return groups
+    lines = re.split(r"\r\n|\r|\n", code)
+    cells = []
+    for group in groups:
+        last = group[-1]
+        source = "\n".join(lines[_first_line(group[0]) - 1 : last.end_lineno])
+        opens_block = hasattr(last, "body") or isinstance(last, ast.Match)
+        kind = LineKind.EXPRESSION if isinstance(last, ast.Expr) else LineKind.STATEMENT
+        cells.append(Cell(f"{source}\n" if opens_block else source, kind))
+    return Turn(code, tuple(cells), LineKind.COMMENT if code.strip() else LineKind.BLANK)
 
 
 def _first_line(statement: ast.stmt) -> int:

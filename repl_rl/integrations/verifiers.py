@@ -23,8 +23,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -148,8 +147,9 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
         kernels = shared_kernels(self.config.kernel)
         session = LiveSession(kernels)
         try:
-            async with _model(ctx.model, endpoint, secret) as model:
-                refusal = await self._play(model, kernels, session, dialect, self._opening(dialect, data))
+            headers = {"Authorization": f"Bearer {secret}"}
+            async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
+                refusal = await self._play(client, ctx.model, kernels, session, dialect, data)
         finally:
             await asyncio.wrap_future(kernels.submit(session.close()))
             trace.info[INFO] = {"answer": session.answer, "kinds": [str(kind) for kind in session.kinds]}
@@ -157,27 +157,27 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
                 trace.info[INFO]["answer_forms"] = session.answer_forms
         return vf.ProgramResult(exit_code=1 if refusal else 0, stdout="", stderr=refusal or "")
 
-    def _opening(self, dialect: Dialect, data: vf.TaskData) -> list[dict[str, str]]:
-        system, question = self.resolve_text_prompt(data)
-        chat = dialect.chat_prompt(question or "")
-        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
-        return [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
-
     async def _play(
         self,
-        model: _Model,
+        client: httpx.AsyncClient,
+        model: str,
         kernels: SharedKernels,
         session: LiveSession,
         dialect: Dialect,
-        messages: list[dict[str, str]],
+        data: vf.TaskData,
     ) -> str | None:
-        """Play until an answer or the last line. Returns the endpoint's reason if it refuses a turn before that."""
+        """Play until an answer or the last line. Returns the endpoint's reason if it refuses a turn before that: a
+        limit, a stop, or a failed provider. `verifiers` records what goes through the endpoint."""
+        system, question = self.resolve_text_prompt(data)
+        chat = dialect.chat_prompt(question or "")
+        own = {"role": "system", "content": system} if system is not None else chat.messages[0]
+        messages = [own, {"role": "user", "content": f"{question}\n\n{chat.prefill}"}]
         reader = dialect.reader()
         for _ in range(self.config.max_lines):
-            try:
-                typed = await model.reply(messages)
-            except _Refused as refused:
-                return str(refused)
+            response = await client.post("chat/completions", json={"model": model, "messages": messages})
+            if response.is_error:
+                return response.text
+            typed = response.json()["choices"][0]["message"]["content"] or ""
             line = typed if typed.endswith("\n") else typed + "\n"
             turn = reader.read(line.encode("utf-8", "surrogatepass"))
             answered = await asyncio.wrap_future(kernels.submit(session.type(turn)))
@@ -186,10 +186,7 @@ class ReplHarness(vf.Harness[ReplHarnessConfig]):  # type: ignore[misc]
             if session.answer is not None:
                 break
             shown = answered.note + "".join(part.text for part in reader.show(answered.cells, goes_on=True))
-            messages += [
-                {"role": "assistant", "content": typed},
-                {"role": "user", "content": shown},
-            ]
+            messages += [{"role": "assistant", "content": typed}, {"role": "user", "content": shown}]
         return None
 
 
@@ -242,44 +239,19 @@ def load_environment(
     return ReplEnv(ReplEnvConfig(taskset=taskset, agent=agent))
 
 
-class _Refused(Exception):
-    """The endpoint refuses another turn: a limit, a stop, or a failed provider."""
-
-
-class _Model:
-    """The chat endpoint that `verifiers` opens for one rollout; `verifiers` records what goes through it."""
-
-    def __init__(self, client: httpx.AsyncClient, name: str) -> None:
-        self._client = client
-        self._name = name
-
-    async def reply(self, messages: list[dict[str, str]]) -> str:
-        """The next message. Raises `_Refused`."""
-        response = await self._client.post("chat/completions", json={"model": self._name, "messages": messages})
-        if response.is_error:
-            raise _Refused(response.text)
-        return response.json()["choices"][0]["message"]["content"] or ""
-
-
-@asynccontextmanager
-async def _model(name: str, endpoint: str, secret: str) -> AsyncIterator[_Model]:
-    headers = {"Authorization": f"Bearer {secret}"}
-    async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as client:
-        yield _Model(client, name)
-
-
 def read_problems(path: Path) -> list[Task]:
     """The problems of a file, in order. Raises ConfigError, naming the file and the line that is not a problem."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return [_problem(line, f"{path}, line {number}", number) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _problem(line: str, where: str, number: int) -> Task:
-    try:
-        row = json.loads(line)
-        return Task(str(row.get("id", number)), str(row["question"]), str(row["answer"]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{where}: not a JSON object with question and answer ({error})") from error
+    problems = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            problems.append(Task(str(row.get("id", number)), str(row["question"]), str(row["answer"])))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}, line {number}: not a JSON object with question and answer ({error})") from error
+    return problems

@@ -96,7 +96,7 @@ class PoolGroup:
                 folder = None
                 try:
                     if version is _V2:
-                        base = _divided(base)
+                        base = divided(base)
                     folder = base / f"repl-rl-{os.getpid()}-{time.monotonic_ns()}"
                     folder.mkdir()
                     _write(folder / version.limit, limit_bytes)
@@ -183,7 +183,7 @@ class SessionGroup:
         self._pool.remove(self.folder)
 
 
-def _divided(group: Path) -> Path:
+def divided(group: Path) -> Path:
     """The version 2 group, this process's own one or the one around that, in which groups may have limits. Raises
     OSError."""
     if group.name == _HOST:  # this process, or one that it comes from, has been moved there

@@ -68,21 +68,21 @@ def grown_mb(pid: int, from_mb: float) -> float:
 
 
 def _process_mb(pid: int) -> float:
-    place = Path(f"/proc/{pid}")
+    folder = Path(f"/proc/{pid}")
     with contextlib.suppress(OSError, ValueError):
-        resident, shared = _pages(place)
+        resident, shared = _pages(folder)
         if not resident:  # if its first thread has ended, Linux shows the memory of the others with these alone
-            for place in Path(f"/proc/{pid}/task").iterdir():
-                resident, shared = _pages(place)
+            for folder in Path(f"/proc/{pid}/task").iterdir():
+                resident, shared = _pages(folder)
                 if resident:
                     break
         return (resident - shared) * _PAGE_MB
     return 0.0
 
 
-def _pages(place: Path) -> tuple[int, int]:
+def _pages(folder: Path) -> tuple[int, int]:
     """The resident pages of a process or thread, and those among them that are not private."""
-    _, resident, shared, *_ = (place / "statm").read_text().split()
+    _, resident, shared, *_ = (folder / "statm").read_text().split()
     return int(resident), int(shared)
 
 
@@ -128,10 +128,8 @@ class MemoryBudget:
         new = max(0, alive - self._counted) + starting + 1
         fits = self.used_mb + new * _ROOM_MB <= self.budget_mb or alive + starting == 0
         if not fits and not self._is_held_back:
-            _log.warning(
-                "%d kernels hold %.0f MB of the pool's budget of %.0f MB: further sessions wait",
-                alive, self.used_mb, self.budget_mb,
-            )  # fmt: skip
+            held = f"{alive} kernels hold {self.used_mb:.0f} MB of the pool's budget of {self.budget_mb:.0f} MB"
+            _log.warning("%s: further sessions wait", held)
         self._is_held_back = not fits
         return fits
 
@@ -162,11 +160,8 @@ class MemoryBudget:
         largest = max(held_mb, key=lambda kernel: held_mb[kernel], default=None)
         # One that was killed a moment ago may not have let go of its memory yet.
         if self.used_mb > self.budget_mb and largest is not None and largest not in self._killed:
-            _log.warning(
-                "the pool's kernels hold %.0f MB, beyond their budget of %.0f MB: "
-                "the largest one, with %.0f MB, is killed",
-                self.used_mb, self.budget_mb, held_mb[largest],
-            )  # fmt: skip
+            held = f"{self.used_mb:.0f} MB, beyond their budget of {self.budget_mb:.0f} MB"
+            _log.warning("the pool's kernels hold %s: the largest one, with %.0f MB, is killed", held, held_mb[largest])
             self.killed += 1
             self._killed.add(largest)
             largest.kill()

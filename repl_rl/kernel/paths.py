@@ -252,10 +252,8 @@ def _compile_program(target: Path) -> Path:
         copy = target / source.name
         shutil.copyfile(source, copy)
         cached = target / "__pycache__" / f"{source.stem}.{sys.implementation.cache_tag}.pyc"
-        py_compile.compile(
-            str(copy), str(cached), source.name, doraise=True,
-            invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
-        )  # fmt: skip
+        mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+        py_compile.compile(str(copy), str(cached), source.name, doraise=True, invalidation_mode=mode)
     _make_readable(target)
     return target
 

@@ -3,8 +3,8 @@
     async with KernelPool(size=8, limits=Limits(line_s=5.0, memory_mb=512)) as pool:
         async with pool.session() as kernel:              # fresh interpreter, gone at exit
             result = await kernel.execute("1 + 1")
-            async with pool.fork(kernel) as twin:         # the same state, in a session of its own
-                await twin.execute("_ + 1")
+            async with pool.fork(kernel) as fork:         # the same state, in a session of its own
+                await fork.execute("_ + 1")
 
 A pool belongs to one event loop and may live there for hours; it starts kernels in the background. No kernel is used
 twice. Leaving the pool kills all of them and removes its folder; so does the death of the process, SIGKILL included.
@@ -28,7 +28,6 @@ from repl_rl.errors import ConfigError, ForkRefusedError, KernelError, KernelSta
 from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.memory import MemoryBudget, default_budget_mb
-from repl_rl.kernel.places import Places
 from repl_rl.kernel.results import (
     Backend,
     ExecResult,
@@ -39,6 +38,7 @@ from repl_rl.kernel.results import (
     KernelSession,
 )
 from repl_rl.kernel.sandbox import SandboxKind, require_sandbox
+from repl_rl.utils.admission import Admission, Room
 
 FORK, PYTHON = "fork", "python"
 
@@ -60,8 +60,8 @@ class PoolStats:
     `alive` counts running kernels, handed out or ready; `starting`, those being started; `queued`, callers that wait.
 
     `used_mb` is what the kernels hold of the pool's memory budget, `killed_for_memory` counts kernels killed to keep
-    it, and `restarts` counts fork servers that died and were replaced. `forks` counts twins, `refused_forks` the times
-    that a session could not be forked.
+    it, and `restarts` counts fork servers that died and were replaced. `forks` counts forks of sessions,
+    `refused_forks` the times that a session could not be forked.
     """
 
     alive: int = 0
@@ -118,51 +118,51 @@ class PooledKernel:
     """The kernel of one session; counts what it does."""
 
     def __init__(self, kernel: Kernel, pool: KernelPool) -> None:
-        self._kernel = kernel
+        self.kernel = kernel
         self._pool = pool
         self._is_in_block = False
 
     @property
     def is_alive(self) -> bool:
         """False once nothing can be run in it any more."""
-        return self._kernel.is_alive
+        return self.kernel.is_alive
 
     @property
     def language(self) -> str:
         """What the kernel interprets; "python" for all of our own."""
-        return getattr(self._kernel, "language", PYTHON)
+        return getattr(self.kernel, "language", PYTHON)
 
     async def is_complete(self, source: str) -> str:
         """Jupyter's word for it, from a kernel of a language that only it can parse."""
-        kernel = self._kernel
+        kernel = self.kernel
         return await kernel.is_complete(source) if isinstance(kernel, ForeignSession) else "unknown"
 
     async def open_jupyter(self) -> Path:
         """A connection file for any Jupyter client on this machine. Raises KernelDiedError if the kernel is gone."""
-        return await self._kernel.open_jupyter()
+        return await self.kernel.open_jupyter()
 
     async def can_fork(self) -> str | None:
         """Why `KernelPool.fork` would refuse it now, or None. Raises KernelDiedError if the kernel is gone."""
         if self._is_in_block:
             return "the line before left a block open; fork it where a statement has ended"
-        return await self._kernel.can_fork()
+        return await self.kernel.can_fork()
 
     async def prepare(self, source: str) -> None:
         """Run set-up code before the first cell. Raises KernelStartError, with what it printed, if it fails."""
         try:
-            await self._kernel.prepare(source)
+            await self.kernel.prepare(source)
         finally:
-            if not self._kernel.is_alive:
-                self._pool._forget(self._kernel)
+            if not self.kernel.is_alive:
+                self._pool._forget(self.kernel)
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
         """Run one cell; `host` answers its calls of host tools. Raises KernelDiedError as `KernelSession.execute`."""
         result: ExecResult | None = None
         try:
-            result = await self._kernel.execute(source, host)
+            result = await self.kernel.execute(source, host)
         finally:
-            if (result is None or result.state_lost) and not self._kernel.is_alive:
-                self._pool._forget(self._kernel)
+            if (result is None or result.state_lost) and not self.kernel.is_alive:
+                self._pool._forget(self.kernel)
         self._is_in_block = result.status is ExecStatus.INCOMPLETE
         stats = self._pool.stats
         stats.executions += 1
@@ -207,14 +207,14 @@ class KernelPool:
         self.stats = PoolStats()
         loaded = Profile.load(profile)
         self.limits = limits or loaded.limits
-        self._backend = make_backend(backend, loaded, self.limits, sandbox)
+        self.backend = make_backend(backend, loaded, self.limits, sandbox)
         self._memory_mb = memory_mb
         self._warm = size if warm is None else min(warm, size)
         self._few = start_concurrency or os.cpu_count() or 1
         self._start_slots = asyncio.Semaphore(self._few)
         self._open_sessions = 0
         self._reserved = self._asked = 0
-        """Places that are kept for twins under way, and those that forks wait for."""
+        """Slots that are kept for forks under way, and those that forks wait for."""
         self._closing = 0
         self._waiting_forks: deque[asyncio.Future[None]] = deque()
         self._ready: deque[Kernel] = deque()
@@ -222,14 +222,14 @@ class KernelPool:
         self._waiting: deque[asyncio.Future[Kernel]] = deque()
         self._waited_for: set[asyncio.Future[Kernel]] = set()
         """Those among `_waiting` for whose sessions others wait."""
-        self._places = Places(size, depth) if depth else None
+        self._admission = Admission(Room(size - depth)) if depth else None
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_open = False
 
     async def __aenter__(self) -> Self:
         _make_room_for_descriptors(self.size)
         budget_mb = default_budget_mb() if self._memory_mb is None else self._memory_mb
-        await self._backend.open(budget_mb)
+        await self.backend.open(budget_mb)
         self._budget = MemoryBudget(budget_mb, lambda: self._alive, self._on_look)
         self._spawn(self._budget.watch())
         self._is_open = True
@@ -251,7 +251,7 @@ class KernelPool:
         self._ready.clear()
         self.stats.starting = 0  # starts that were cancelled before their first step did not count down
         self._count()
-        await self._backend.close()
+        await self.backend.close()
 
     @asynccontextmanager
     async def session(self, depth: int = 0) -> AsyncIterator[PooledKernel]:
@@ -265,8 +265,8 @@ class KernelPool:
             raise KernelError(f"a session at depth {depth}, and this pool keeps places down to depth {self.depth}")
         asked = time.monotonic()
         async with AsyncExitStack() as stack:
-            if self._places is not None:
-                await stack.enter_async_context(self._places.place(depth))
+            if self._admission is not None:
+                await stack.enter_async_context(self._admission.reserve(1, depth))
             if not self._is_open:
                 raise KernelError("the kernel pool is not open; use it as `async with KernelPool(...) as pool:`")
             kernel = await self._take(is_waited_for=depth > 0)
@@ -279,54 +279,54 @@ class KernelPool:
     async def fork(
         self, kernel: KernelSession, *, reseed: bool = False, wait: bool = True
     ) -> AsyncIterator[PooledKernel]:
-        """A twin: a session with the state that `kernel`'s has now, killed at exit, with limits and time of its own.
+        """A fork: a session with the state that `kernel`'s has now, killed at exit, with limits and time of its own.
 
-        Variables, files, what is open and where in it, and random states are the same; with `reseed`, the twin's random
-        states are drawn anew. From here on the two are as apart as strangers. Waits while `size` kernels are taken or
-        the memory budget is used up, `kernel`'s own place not among what may become free: leave one. Raises
-        ForkRefusedError with the reason if the session can't be forked so that the twin is exact, or, without `wait`,
+        Variables, files, what is open and where in it, and random states are the same; with `reseed`, the fork's random
+        states are drawn anew. From here on the two have nothing in common. Waits while `size` kernels are taken or
+        the memory budget is used up, and `kernel`'s own slot does not become free: leave another one. Raises
+        ForkRefusedError with the reason if the session can't be forked exactly, or, without `wait`,
         if it would have to wait; it lives on then.
         """
         async with AsyncExitStack() as stack:
-            [twin] = await self.twins(kernel, [stack], reseed=reseed, wait=wait)
-            yield twin
+            [fork] = await self.forks(kernel, [stack], reseed=reseed, wait=wait)
+            yield fork
 
-    async def twins(
+    async def forks(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> list[PooledKernel]:
-        """Several twins at once, one for each stack, with which it is killed. Raises what `fork` raises.
+        """Several forks at once, one for each stack, with which it is killed. Raises what `fork` raises.
 
-        Without `wait`, there are as many as have places at once, one at least.
+        Without `wait`, there are as many as have slots at once, one at least.
         """
         if not isinstance(kernel, PooledKernel):
             raise ForkRefusedError(f"a {type(kernel).__name__} is not a session of this pool")
         is_free = len(self._alive) + self.stats.starting + self._reserved + self._asked + len(stacks) <= self.size
-        # A session looks for itself as it forks; before it waits for a place, it is asked whether that will be of use.
+        # A session checks whether it can be forked as it forks. It is asked beforehand only where the fork has to wait.
         reason = await kernel.can_fork() if kernel._is_in_block or not is_free else None
         if reason is None and self.size <= len(stacks) and wait:
             reason = f"its pool has {self.size} place{'s' if self.size > 1 else ''}; make it larger"
         if reason is not None:
             self.stats.refused_forks += 1
             raise ForkRefusedError(f"the session can't be forked: {reason}")
-        places = 0
+        slots = 0
         try:
-            places = await self._reserve(len(stacks), wait)
-            if not places:
+            slots = await self._reserve(len(stacks), wait)
+            if not slots:
                 raise ForkRefusedError("no place in the pool is free for a fork of the session")
-            twins = await kernel._kernel.fork(places, reseed=reseed)
-            self._alive.update(twins)
+            forks = await kernel.kernel.fork(slots, reseed=reseed)
+            self._alive.update(forks)
         except ForkRefusedError:
             self.stats.refused_forks += 1
             raise
         finally:
-            self._reserved -= places
+            self._reserved -= slots
             if not kernel.is_alive:
-                self._forget(kernel._kernel)
+                self._forget(kernel.kernel)
             self._let_forks_on()
             self._top_up()
-        self.stats.forks += len(twins)
-        given = list(zip(stacks, twins, strict=False))
-        return [await stack.enter_async_context(self._handed_out(twin)) for stack, twin in given]
+        self.stats.forks += len(forks)
+        given = zip(stacks, forks, strict=False)
+        return [await stack.enter_async_context(self._handed_out(fork)) for stack, fork in given]
 
     @asynccontextmanager
     async def _handed_out(self, kernel: Kernel) -> AsyncIterator[PooledKernel]:
@@ -340,11 +340,11 @@ class KernelPool:
             await asyncio.shield(self._spawn(self._discard(kernel)))
 
     async def _reserve(self, count: int, wait: bool) -> int:
-        """Wait until so many places are free at once. Kernels that nobody has asked for give theirs up.
+        """Wait until so many slots are free at once. Kernels that nobody has asked for give theirs up.
 
         Without `wait`, as many as there are, and 0 if there is none.
         """
-        self._asked += count  # no kernel is started in places that are waited for
+        self._asked += count  # no kernel is started in slots that are waited for
         loop = asyncio.get_running_loop()
         notice = loop.call_later(_PATIENCE_S, self._say_that_a_fork_waits)
         try:
@@ -359,7 +359,7 @@ class KernelPool:
                 if found < count and not is_short_of_memory and self._ready:
                     await self._discard(self._ready.pop())
                     continue
-                # Kernels that are about to be ready or closed may leave a place; no session has them.
+                # Kernels that are about to be ready or closed may leave a slot; no session has them.
                 is_settled = is_short_of_memory or not (self.stats.starting or self._closing)
                 if found == count or (not wait and is_settled):
                     self._reserved += found
@@ -372,10 +372,9 @@ class KernelPool:
             notice.cancel()
 
     def _say_that_a_fork_waits(self) -> None:
-        _log.warning(
-            "a fork waits for one of %d places, of which %d are taken; kernels hold %.0f of %.0f MB",
-            self.size, len(self._alive), self._budget.used_mb, self._budget.budget_mb,
-        )  # fmt: skip
+        held = f"{self._budget.used_mb:.0f} of {self._budget.budget_mb:.0f} MB"
+        places = f"one of {self.size} places, of which {len(self._alive)} are taken"
+        _log.warning("a fork waits for %s; kernels hold %s", places, held)
 
     def _let_forks_on(self) -> None:
         while self._waiting_forks:
@@ -426,7 +425,7 @@ class KernelPool:
         outcome: Kernel | KernelError
         try:
             async with self._start_slots:
-                outcome = await self._start_with_retries()
+                outcome = await self._started(_START_ATTEMPTS)
             self._alive.add(outcome)
         except KernelError as error:
             outcome = error
@@ -437,20 +436,18 @@ class KernelPool:
             self.stats.starting -= 1
         self._hand_out(outcome)
 
-    async def _start_with_retries(self) -> Kernel:
-        for attempt in range(1, _START_ATTEMPTS + 1):
-            began = time.monotonic()
-            try:
-                kernel = await self._backend.start()
-            except KernelStartError:
-                self.stats.failed_starts += 1
-                if attempt == _START_ATTEMPTS:
-                    raise
-            else:
-                self.stats.started += 1
-                self.stats.start_s.append(time.monotonic() - began)
-                return kernel
-        raise AssertionError("the last attempt returns or raises")
+    async def _started(self, attempts: int) -> Kernel:
+        began = time.monotonic()
+        try:
+            kernel = await self.backend.start()
+        except KernelStartError:
+            self.stats.failed_starts += 1
+            if attempts == 1:
+                raise
+            return await self._started(attempts - 1)
+        self.stats.started += 1
+        self.stats.start_s.append(time.monotonic() - began)
+        return kernel
 
     def _on_look(self, is_held_back: bool) -> None:
         self._let_forks_on()
@@ -486,17 +483,17 @@ class KernelPool:
         self._count()
 
     def _forget(self, kernel: Kernel) -> None:
-        """Let another kernel take the place of one that is gone, even while its session is still open."""
+        """Let another kernel replace one that is gone, even while its session is still open."""
         self._alive.discard(kernel)
         self._let_forks_on()
         self._top_up()
 
     async def _discard(self, kernel: Kernel) -> None:
-        """Close a kernel. Its place is free afterwards, whatever has failed."""
+        """Close a kernel. Its slot is free afterwards, whatever has failed."""
         self._closing += 1
         try:
             await kernel.close()
-        except Exception:  # noqa: BLE001 - a session decides what there is to be closed, and may not take its place with it
+        except Exception:  # noqa: BLE001 - a session decides what there is to be closed, and must not keep its slot by that
             _log.exception("a kernel could not be closed as a whole")
         finally:
             self._closing -= 1
@@ -510,9 +507,9 @@ class KernelPool:
 
     def _count(self) -> None:
         self.stats.alive = len(self._alive)
-        self.stats.queued = len(self._waiting) + (0 if self._places is None else self._places.waiting)
+        self.stats.queued = len(self._waiting) + (0 if self._admission is None else self._admission.waiting)
         self.stats.used_mb, self.stats.killed_for_memory = self._budget.used_mb, self._budget.killed
-        self.stats.restarts = self._backend.restarts
+        self.stats.restarts = self.backend.restarts
 
 
 def _make_room_for_descriptors(size: int) -> None:

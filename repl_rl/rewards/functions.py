@@ -60,12 +60,13 @@ def name_of(function: Callable[..., Any]) -> str:
 
 def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: float) -> tuple[float, ...]:
     """One value per line. Raises RewardError naming the function if it breaks its contract."""
+    global _loop
     name = name_of(function)
 
     def call() -> list[float]:
         returned: Any = function(trajectory)
         if inspect.isawaitable(returned):
-            returned = _awaited(returned, limit_s)
+            returned = _shared_loop().submit(asyncio.wait_for(returned, limit_s)).result()
         if isinstance(returned, Iterator):  # it may raise, too
             returned = list(returned)
         try:
@@ -81,7 +82,8 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     try:
         values: list[float] = in_own_thread(call).result(limit_s)
     except TimeoutError as error:
-        _leave_loop()
+        with _loop_lock:  # the next awaitable starts a new loop: this one may hang in code that does not await
+            _loop = None
         raise RewardError(
             f"reward function {name!r} took longer than {limit_s:g} s, or raised TimeoutError, on task "
             f"{trajectory.task_id!r}; raise rewards.function_s, or let it give up earlier"
@@ -89,9 +91,9 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     except RewardError:
         raise
     except (Exception, SystemExit) as error:  # users' code may raise anything
-        place = place_of(error)
+        line = place_of(error)
         raise RewardError(
-            f"reward function {name!r} raised {type(error).__name__}: {error} ({place and f'{place}, '}on task "
+            f"reward function {name!r} raised {type(error).__name__}: {error} ({line and f'{line}, '}on task "
             f"{trajectory.task_id!r})"
         ) from error
     if len(values) != len(trajectory.lines):
@@ -106,21 +108,8 @@ def call_function(function: RewardFunction, trajectory: Trajectory, limit_s: flo
     return tuple(values)
 
 
-def _awaited(value: Awaitable[Any], limit_s: float) -> Any:
-    """The result of `value`, which is cancelled at the limit."""
+def _shared_loop() -> BackgroundLoop:
     global _loop
-
-    async def within() -> Any:
-        return await asyncio.wait_for(value, limit_s)
-
     with _loop_lock:
         _loop = _loop or BackgroundLoop()
-        loop = _loop
-    return loop.submit(within()).result()
-
-
-def _leave_loop() -> None:
-    """Make the next awaitable start a new loop: the current one may hang in code that does not await."""
-    global _loop
-    with _loop_lock:
-        _loop = None
+        return _loop

@@ -42,38 +42,30 @@ def classes_of(line: Line) -> tuple[str, ...]:
     return tuple(name for name in bases if name not in BROAD)
 
 
-class Rule:
-    """One rule, with its patterns compiled."""
+def rule_rewards(rule: RewardRule, lines: Sequence[Line], past: History) -> tuple[float, ...]:
+    """For each line, the rule's reward if all its conditions hold, else 0."""
+    exceptions = frozenset(map(reported_name, rule.exceptions))
 
-    def __init__(self, rule: RewardRule) -> None:
-        self.name = rule.name
-        self._rule = rule
-        self._text = None if rule.text is None else re.compile(rule.text)
-        self._output = None if rule.output is None else re.compile(rule.output)
-        self._exceptions = frozenset(map(reported_name, rule.exceptions))
-
-    def rewards(self, lines: Sequence[Line], past: History) -> tuple[float, ...]:
-        """For each line, the rule's reward if all its conditions hold, else 0."""
-        last = len(lines) - 1
-        return tuple(
-            self._rule.reward if self._holds(index, line, last, past) else 0.0 for index, line in enumerate(lines)
-        )
-
-    def _holds(self, index: int, line: Line, last: int, past: History) -> bool:
-        rule = self._rule
+    def holds(index: int, line: Line) -> bool:
         return (
             (not rule.kinds or line.kind in rule.kinds)
-            and (not self._exceptions or not self._exceptions.isdisjoint(classes_of(line)))
-            and (self._text is None or self._text.search(line.text) is not None)
-            and (self._output is None or self._output.search(line.output) is not None)
+            and (not exceptions or not exceptions.isdisjoint(classes_of(line)))
+            and (rule.text is None or re.search(rule.text, line.text) is not None)
+            and (rule.output is None or re.search(rule.output, line.output) is not None)
             and (rule.times is None or (rule.times == "repeated") == (past.earlier[index] > 0))
             and (rule.stale is None or rule.stale == past.stale[index])
-            and (rule.at is None or index == (0 if rule.at == "first" else last))
+            and (rule.at is None or index == (0 if rule.at == "first" else len(lines) - 1))
             and (rule.after is None or index >= rule.after)
         )
 
+    return tuple(rule.reward if holds(index, line) else 0.0 for index, line in enumerate(lines))
 
-_MESSAGE = "NameError: name 'seven' is not defined\n"
+
+_TYPED = (
+    Line(0, 1, " 6 * seven\n", LineKind.EXCEPTION, "NameError", "NameError: name 'seven' is not defined\n>>>"),
+    Line(2, 3, " 6 * 7\n", LineKind.EXPRESSION, None, "42\n>>>"),
+    Line(4, 5, " submit_final_answer(_)\n", LineKind.ANSWER),
+)
 PROBE = Trajectory(
     task_id="made up to try rewards",
     prompt=">>> # What is 6 * 7?\n>>>",
@@ -82,14 +74,11 @@ PROBE = Trajectory(
     sampled_mask=(True, False, True, False, True),
     logprobs=(-0.5, 0.0, -0.5, 0.0, -0.5),
     stop_reason=StopReason.ANSWER,
-    lines=(
-        Line(0, 1, " 6 * seven\n", LineKind.EXCEPTION, "NameError", f"{_MESSAGE}>>>",
-             cells=(RecordedCell("6 * seven", _MESSAGE),)),
-        Line(2, 3, " 6 * 7\n", LineKind.EXPRESSION, None, "42\n>>>", cells=(RecordedCell("6 * 7", "42\n"),)),
-        Line(4, 5, " submit_final_answer(_)\n", LineKind.ANSWER, cells=(RecordedCell("submit_final_answer(_)", ""),)),
+    lines=tuple(
+        replace(line, cells=(RecordedCell(line.text.strip(), line.output.removesuffix(">>>")),)) for line in _TYPED
     ),
     answer=("42",),
-)  # fmt: skip
+)
 """A small made-up trajectory, on which reward functions are tried before anything expensive starts."""
 
 
@@ -131,7 +120,6 @@ class RewardTable:
         self._config = config
         self._gamma = gamma
         self._exceptions = {reported_name(name): reward for name, reward in config.exceptions.items()}
-        self._rules = [Rule(rule) for rule in config.rules]
         self._looks_back = config.shaping.looks_back or any(rule.looks_back for rule in config.rules)
         self._functions = [*map(load_function, (*config.functions, *functions))]
         twice = repeated(self.component_names)
@@ -141,7 +129,7 @@ class RewardTable:
 
     @property
     def component_names(self) -> list[str]:
-        return ["outcome", "table", *(rule.name for rule in self._rules), *map(name_of, self._functions)]
+        return ["outcome", "table", *(rule.name for rule in self._config.rules), *map(name_of, self._functions)]
 
     def score(self, trajectory: Trajectory, grade: float, step: int = 0) -> ScoredTrajectory:
         """Fill in the rewards. `grade` is 1.0 for a right answer; schedules are evaluated at training step `step`.
@@ -153,7 +141,7 @@ class RewardTable:
         lines, config = trajectory.lines, self._config
         past = (history if self._looks_back else no_history)(lines)
         shaping: dict[str, tuple[float, ...]] = {"table": tuple(map(self._of_line, lines))}
-        shaping |= {rule.name: rule.rewards(lines, past) for rule in self._rules}
+        shaping |= {rule.name: rule_rewards(rule, lines, past) for rule in config.rules}
         shaping |= {name_of(each): call_function(each, trajectory, config.function_s) for each in self._functions}
         outcome = (0.0,) * (len(lines) - 1) + (config.outcome * grade,) * bool(lines)
         components = {"outcome": outcome, **shaped(shaping, past, config.shaping, self._gamma, step)}

@@ -74,8 +74,8 @@ class RolloutService(ABC):
     def begin(self, batch: RolloutBatch, on_end: OnEnd = lambda: None) -> Future[list[Trajectory]]:
         """As `generate`, but returns at once, and raises nothing if all trajectories are aborted.
 
-        Several batches may be under way, of `at_once` trajectories together at most. A cluster, where groups come as a
-        whole, does not call `on_end`. Cancelling the future ends what is still under way.
+        Several batches may be under way, of `at_once` trajectories together at most. On a cluster they all end at
+        once for `on_end`. Cancelling the future ends what is still under way.
         """
 
     @abstractmethod

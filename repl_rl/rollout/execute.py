@@ -104,7 +104,7 @@ class TrajectoryKernel:
         if not isinstance(self._kernels, ForkingSource) or self._kernel is None:
             raise ForkRefusedError("these kernels don't fork")
         with self._clock.waiting(Wait.KERNEL):
-            return await self._kernels.twins(self._kernel, stacks, wait=False)
+            return await self._kernels.forks(self._kernel, stacks, wait=False)
 
     async def execute(self, source: str) -> ExecResult:
         """Run a cell. Raises KernelError if the machinery fails after a cell has run, or three times before that."""

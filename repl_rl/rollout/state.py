@@ -68,7 +68,7 @@ class Transcript:
     def _window(self) -> tuple[tuple[int, ...], int]:
         """The prompt of what is sampled next, and where in the completion it ends."""
         return (
-            (self.compactions[-1].prompt_ids, self.compactions[-1].place) if self.compactions else (self.prompt_ids, 0)
+            (self.compactions[-1].prompt_ids, self.compactions[-1].start) if self.compactions else (self.prompt_ids, 0)
         )
 
     def append_sampled(self, ids: Sequence[int], logprobs: Sequence[float], versions: Versions = ()) -> tuple[int, int]:
@@ -235,5 +235,5 @@ class TrajectoryState:
             queue_s=self.clock.waited_s[Wait.QUEUE],
             dialect=dialect_name(self.dialect),
             branch=self.branch,
-            compactions=tuple(each for each in transcript.compactions if lines and each.place <= lines[-1].start),
+            compactions=tuple(each for each in transcript.compactions if lines and each.start <= lines[-1].start),
         )

@@ -97,31 +97,18 @@ class FollowArguments(TrainerCallback):  # type: ignore[misc]
                 group["lr"] = peak * rule(schedule.last_epoch)
 
 
-class StopOnRequest(TrainerCallback):  # type: ignore[misc]
-    """Ends training after the step in progress, with a checkpoint, if any of the processes was asked to."""
-
-    def __init__(self) -> None:
-        self._requested = False
-
-    def request(self) -> None:
-        self._requested = True
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> TrainerControl:
-        if any_of_all(self._requested):
-            control.should_save = True
-            control.should_training_stop = True
-        return control
-
-
-class StopInTime(TrainerCallback):  # type: ignore[misc]
-    """Ends training, with a checkpoint, after the first step that ends `limit_s` seconds or more after the start."""
+class StopEarly(TrainerCallback):  # type: ignore[misc]
+    """Ends training, with a checkpoint, after the step in progress if any of the processes was asked to, and after the
+    first step that ends `limit_s` seconds or more after the start (`is_over`)."""
 
     def __init__(self, limit_s: float) -> None:
         self.is_over = False
         self._limit_s = limit_s
         self._began = time.perf_counter()
+        self._requested = False
+
+    def request(self) -> None:
+        self._requested = True
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,8 +118,8 @@ class StopInTime(TrainerCallback):  # type: ignore[misc]
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
-        if any_of_all(time.perf_counter() - self._began >= self._limit_s):
-            self.is_over = True
+        self.is_over = any_of_all(time.perf_counter() - self._began >= self._limit_s)
+        if any_of_all(self._requested) or self.is_over:
             control.should_save = True
             control.should_training_stop = True
         return control

@@ -24,16 +24,13 @@ from repl_rl.config import Config
 from repl_rl.config.train import KAHAN
 from repl_rl.engine.environment import has_gpu_driver, prepare_environment
 from repl_rl.engine.factory import engine_backend
-from repl_rl.errors import ConfigError, ModelError
+from repl_rl.errors import ModelError
 from repl_rl.kernel.memory import default_budget_mb
 from repl_rl.models.find import GEMMA
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.service import prompt_tokens
 from repl_rl.rollout.setup import environment_of, limits_of
-from repl_rl.run.folder import RunFolder, free_folder
-from repl_rl.run.resume import open_run, what_changes
-from repl_rl.run.training import Inputs, check_inputs, training_arguments
-from repl_rl.utils.folders import require_folder
+from repl_rl.run.held_out import longest_prompt
+from repl_rl.run.training import Inputs, check_inputs, choose_run, training_arguments
 
 _SESSION_MB = 4.2
 """Private memory of a forked session, and of a stock Jupyter kernel, as measured in BENCHMARKS.md."""
@@ -44,7 +41,7 @@ _TRAINED = 4
 Kahan sums are one more."""
 _GIB = 2**30
 
-_PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
+PLAIN = ("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "epsilon", "epsilon_high")
 """Arguments of TRL's that are plain numbers: it takes any, so they are checked without loading it."""
 
 
@@ -60,43 +57,42 @@ def dry_run(config: Config | None, runs: Path, resume: Path | None = None, overr
     """Check everything. Takes what `prepare` takes, and raises the ReplRLError that training would raise, before
     anything is loaded or written.
     """
-    notes: list[str] = []
+    folder, config, notes = choose_run(config, runs, resume, overrides)
+    files = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
     if resume is not None:
-        folder, config = open_run(resume, config, overrides)
-        require_folder("--resume", resume)
-        notes += what_changes(folder, config)
         remaining = config.train.steps - folder.reached()
-        whose = (
+        files = (
             f"{folder.path}/, resumed from step {folder.reached()}: {remaining} of {config.train.steps} steps remain"
         )
-    else:
-        assert config is not None
-        require_folder("--runs", runs)
-        folder = RunFolder(free_folder(config.name, runs))
-        whose = f"{folder.path}/: config.yaml, metrics.jsonl, rollouts/, checkpoints/, eval/, model/, report.html"
     inputs = check_inputs(config, asks_hub=False)
     prepare_environment(config.engine.kv_cache_gib)
-    gpus = _gpus()
-    _check_arguments(config, folder, gpus)
+    gpus, gpu_gib = gpus_here()
+    # The config checks its own keys. TRL is asked about further arguments, and about what depends on processes and
+    # GPUs: loading it, and torch, takes seconds.
+    is_plain = all(key in PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
+    if not is_plain or gpus or config.train.processes > 1:
+        training_arguments(config, folder)
     brought = [
         f"tools {', '.join(config.tools.functions)} ({config.tools.where})" if config.tools.functions else "",
         f"environment {environment}" if (environment := environment_of(config)) else "",
         f"loop {config.rollout}" if config.rollout else "",
     ]
+    trajectories = config.train.prompts_per_step * config.train.group_size
+    tokens, lines = trajectories * config.budget.tokens, trajectories * config.budget.lines
     longest, prompts = _prompts(config, inputs, notes)
     rows = (
         ("model", _model(config, inputs, notes)),
         ("prompts", prompts),
-        ("memory", _memory(config, inputs, longest, notes)),
+        ("memory", _memory(config, inputs, longest, gpu_gib, notes)),
         ("engine", _engine(config)),
         ("convention", "; ".join([f"dialect {config.dialect.name}", *filter(None, brought)])),
         ("GPUs", _gpu_needs(config, gpus, notes)),
         ("a step", _step(config)),
-        ("tokens of a step", _step_tokens(config)),
+        ("tokens of a step", f"at most {tokens:,} of completion, outputs included, in at most {lines:,} lines"),
         ("kernels", _kernels(config)),
         ("problems", _problems(config, inputs, notes)),
         ("trackers", _trackers(config, folder.path)),
-        ("files", whose),
+        ("files", files),
     )
     return DryRun(rows, tuple(notes))
 
@@ -116,17 +112,6 @@ def print_dry_run(console: Console, made: DryRun) -> None:
         console.print(Text(f"note: {note}", style="yellow"), soft_wrap=True)
 
 
-def _check_arguments(config: Config, folder: RunFolder, gpus: int) -> None:
-    """Let TRL check its arguments, unless they are such that it takes them: loading TRL and torch takes seconds.
-
-    A config's own keys have been checked with the config. TRL's opinion is asked for on further arguments, and on what
-    depends on processes and GPUs.
-    """
-    is_plain = all(key in _PLAIN and type(value) in (int, float) for key, value in config.train.trl.items())
-    if not is_plain or gpus or config.train.processes > 1:
-        training_arguments(config, folder)
-
-
 def _trackers(config: Config, folder: Path) -> str:
     train = config.train
     if not train.report_to:
@@ -136,12 +121,14 @@ def _trackers(config: Config, folder: Path) -> str:
     return f"{', '.join(train.report_to)}: project {config.name}, run {folder.name}, {rollouts}"
 
 
-def _gpus() -> int:
+def gpus_here() -> tuple[int, float]:
+    """How many GPUs torch finds, and the memory of the first in GiB."""
     if not has_gpu_driver():
-        return 0
+        return 0, 0.0
     import torch
 
-    return int(torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    return count, float(torch.cuda.get_device_properties(0).total_memory) / _GIB if count else 0.0
 
 
 def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
@@ -156,7 +143,11 @@ def _problems(config: Config, inputs: Inputs, notes: list[str]) -> str:
 def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
     path, dtype = Path(inputs.model_path), config.model.dtype
     if not path.is_dir():
-        return _absent_model(config.model.path, inputs.model_path, dtype, notes)
+        name, whence, how = config.model.path, "from its package", f"converted into {path} first, once"
+        if name != GEMMA:
+            name, whence, how = str(path), "from the hub", "fetched from the hub"
+        notes.append(f"{name} would be {how}: nothing of it was checked")
+        return f"{name}, {whence}, {dtype}"
     layers = set(_model_config(path).get("layer_types") or ())
     if recurrent := sorted(layers - {"full_attention", "sliding_attention", "chunked_attention"}):
         notes.append(
@@ -168,7 +159,7 @@ def _model(config: Config, inputs: Inputs, notes: list[str]) -> str:
     return f"{name}: {parameters / 1e6:,.1f} million parameters, sampled in {dtype}, trained in {config.train.dtype}"
 
 
-def _memory(config: Config, inputs: Inputs, longest_prompt: int | None, notes: list[str]) -> str:
+def _memory(config: Config, inputs: Inputs, prompt_tokens: int | None, gpu_gib: float, notes: list[str]) -> str:
     """What a trainer process and a sampler hold, by formula; measured, it is rather more than less.
 
     A layer keeps for the backward pass, of each token: its input, two normalized ones and the residual in between;
@@ -196,7 +187,7 @@ def _memory(config: Config, inputs: Inputs, longest_prompt: int | None, notes: l
         adapted = sum(rank * sum(shape) for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name)
         trained = parameters * _BYTES[train.dtype] + adapted * _TRAINED * _BYTES["float32"]
     copies = parameters * passes if passes < _BYTES[train.dtype] else 0  # autocast keeps them through a pass
-    tokens = min(config.engine.context_tokens, (longest_prompt or 0) + config.budget.tokens)
+    tokens = min(config.engine.context_tokens, (prompt_tokens or 0) + config.budget.tokens)
     tokens *= train.micro_batch or train.trajectories_per_process
     kept = layers * hidden + per_layer if train.trl.get("gradient_checkpointing") else layers * per_layer
     activations = tokens * kept * passes
@@ -205,7 +196,6 @@ def _memory(config: Config, inputs: Inputs, longest_prompt: int | None, notes: l
     context, places = config.engine.context_tokens, config.engine.places
     cache_gib = places * context * 2 * layers * narrow * passes / _GIB
     sharded = "; FSDP or ZeRO-3 divide the first by the processes" if train.processes > 1 else ""
-    gpu_gib = _gpu_gib()
     share_gib = 0.0 if config.engine.servers else config.engine.gpu_memory_utilization * gpu_gib
     if gpu_gib and trainer_gib + share_gib > gpu_gib and not sharded:
         notes.append(
@@ -225,23 +215,6 @@ def _model_config(path: Path) -> dict[str, Any]:
     """transformers' config of the checkpoint, or of the language model in it."""
     config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return config.get("text_config") or config
-
-
-def _gpu_gib() -> float:
-    """The memory of a GPU of this machine; 0 if there is none."""
-    if not _gpus():
-        return 0.0
-    import torch
-
-    return float(torch.cuda.get_device_properties(0).total_memory) / _GIB
-
-
-def _absent_model(name: str, path: str, dtype: str, notes: list[str]) -> str:
-    if name == GEMMA:
-        notes.append(f"{name} would be converted into {path} first, once: nothing of it was checked")
-        return f"{name}, from its package, {dtype}"
-    notes.append(f"{path} would be fetched from the hub: nothing of it was checked")
-    return f"{path}, from the hub, {dtype}"
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:
@@ -269,12 +242,7 @@ def _prompts(config: Config, inputs: Inputs, notes: list[str]) -> tuple[int | No
     tasks = [*inputs.train_tasks, *inputs.heldout_tasks]
     if not tasks or not Path(inputs.model_path).is_dir():
         return None, f"context of {context:,} tokens, of which a completion takes {budget:,} at most"
-    longest = max(prompt_tokens(config, tasks))
-    if longest >= context:
-        raise ConfigError(
-            f"the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or shorten the "
-            "prompt (dialect.examples, dialect.system)"
-        )
+    longest = longest_prompt(config, tasks)
     if context - longest < budget:
         notes.append(
             f"the longest prompt leaves {context - longest} of {context} tokens, less than budget.tokens ({budget}): "
@@ -309,23 +277,11 @@ def _step(config: Config) -> str:
     train = config.train
     micro = train.micro_batch or train.trajectories_per_process
     tree = config.branch
-    grown = (
-        f"; each problem's are {tree.roots} roots with {tree.forks} forks into {tree.branches}, {tree.at}"
-        if tree
-        else ""
-    )
+    grown = f"; of a problem, {tree.roots} roots, {tree.forks} forks into {tree.branches}, {tree.at}" if tree else ""
     return (
         f"{train.prompts_per_step} problems x {train.group_size} = {train.prompts_per_step * train.group_size} "
         f"trajectories = {micro} at a time x {train.processes} processes x "
         f"{train.trajectories_per_process // micro} accumulated; {train.steps} steps{grown}"
-    )
-
-
-def _step_tokens(config: Config) -> str:
-    trajectories = config.train.prompts_per_step * config.train.group_size
-    lines = trajectories * config.budget.lines
-    return (
-        f"at most {trajectories * config.budget.tokens:,} of completion, outputs included, in at most {lines:,} lines"
     )
 
 

@@ -73,7 +73,10 @@ class RunFolder:
 
     def forget_after(self, step: int) -> None:
         """Drop what was written after the checkpoint of `step`: a resumed run repeats those steps."""
-        self._replace_rows([row for row in self.rows() if row.get("step", 0) <= step])
+        kept = [row for row in self.rows() if row["step"] <= step]
+        new = self.metrics_path.with_suffix(".new")
+        new.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        new.replace(self.metrics_path)
         for path in self.rollouts.glob("step_*.jsonl"):
             if int(path.stem.removeprefix("step_")) > step:
                 path.unlink()
@@ -89,17 +92,6 @@ class RunFolder:
         found = [row for row in self.rows() if row["kind"] == "eval" and row["step"] == step]
         return next((row for row in reversed(found) if settings in (None, row.get("settings"))), None)
 
-    def label_evaluations(self, settings: dict[str, Any]) -> None:
-        """Write `settings` into the rows of evaluations that an earlier version stored without any."""
-        rows = list(self.rows())
-        if any(row["kind"] == "eval" and "settings" not in row for row in rows):
-            self._replace_rows([{"settings": settings, **row} if row["kind"] == "eval" else row for row in rows])
-
-    def _replace_rows(self, rows: Sequence[dict[str, Any]]) -> None:
-        new = self.metrics_path.with_suffix(".new")
-        new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        new.replace(self.metrics_path)
-
     def discard_if_unused(self) -> None:
         """Remove the folder if it holds no file but `config.yaml`, so that the next run can have its name."""
         files = [path for path in self.path.rglob("*") if not path.is_dir()]
@@ -113,7 +105,12 @@ class RunFolder:
 
     def last_checkpoint(self) -> Path | None:
         """The newest checkpoint that was written completely."""
-        return max(filter(_is_complete, self.checkpoints.glob("checkpoint-*")), key=checkpoint_step, default=None)
+        complete = []
+        for checkpoint in self.checkpoints.glob("checkpoint-*"):
+            with suppress(OSError, ValueError):  # trainer_state.json is written last
+                json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+                complete.append(checkpoint)
+        return max(complete, key=checkpoint_step, default=None)
 
 
 def new_run(config: Config, parent: Path) -> RunFolder:
@@ -146,12 +143,3 @@ def free_folder(name: str, parent: Path) -> Path:
 def checkpoint_step(path: Path) -> int:
     """The step of a folder `checkpoint-40`."""
     return int(path.name.rpartition("-")[2])
-
-
-def _is_complete(checkpoint: Path) -> bool:
-    """Whether `trainer_state.json`, which the trainer writes last, can be read."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return True

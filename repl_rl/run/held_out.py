@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from repl_rl.config import Config, SamplingConfig
+from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.metrics import solve_rates
 from repl_rl.rollout.score import score
+from repl_rl.rollout.service import prompt_tokens
 from repl_rl.rollout.setup import Grader
 from repl_rl.tasks import grade, load_tasks
 from repl_rl.trajectory import Task, Trajectory
@@ -45,6 +47,17 @@ class Evaluation:
 def heldout_tasks(config: Config) -> list[Task]:
     """The held-out problems of a config, which don't depend on its seed."""
     return load_tasks(config.tasks, "heldout", 0, config.eval.problems)
+
+
+def longest_prompt(config: Config, tasks: Sequence[Task], whose: str = "") -> int:
+    """Tokens of the longest prompt. Raises ConfigError, with `whose` in front, if it leaves no room in the context."""
+    longest, context = max(prompt_tokens(config, tasks)), config.engine.context_tokens
+    if longest >= context:
+        raise ConfigError(
+            f"{whose}the longest prompt has {longest} tokens and engine.context_tokens is {context}; raise it, or "
+            "shorten the prompt (dialect.examples, dialect.system)"
+        )
+    return longest
 
 
 def evaluate(

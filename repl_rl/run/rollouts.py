@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from repl_rl.errors import ConfigError
-from repl_rl.trajectory import Task, Trajectory, write_jsonl
+from repl_rl.trajectory import Task, write_jsonl
 from repl_rl.utils.folders import require_file
 
 if TYPE_CHECKING:
     from repl_rl.config import Config
     from repl_rl.kernel import KernelPool, KernelSource
-    from repl_rl.rewards import RewardTable
 
 _SHOWN = 4
 """How many trajectories are printed where a file holds them all."""
@@ -53,9 +52,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.out is not None:
         require_file("--out", options.out)
     config = _config(options)
-    from repl_rl.rollout.score import reward_table
+    from repl_rl.rollout.score import credit, reward_table, score
     from repl_rl.rollout.service import open_service
     from repl_rl.run.progress import Progress
+    from repl_rl.tasks import grade
     from repl_rl.view import print_trajectory
 
     tasks = _tasks(options, config)
@@ -68,7 +68,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
             stack.enter_context(progress.stage(f"{options.n} rollout{'s' * (options.n > 1)}"))
         trajectories = service.generate(tasks, config.sampling.seeded(f"{config.seed}/rollout"))
     if tasks[0].answer:
-        trajectories = _graded(tasks, trajectories, table, config, as_group=options.task is not None)
+        scored = score(tasks, trajectories, grade, table)
+        trajectories = [item.trajectory for item in scored]
+        if options.task is not None and options.n > 1:  # a group
+            credited = credit(scored, options.n, config.credit, config.rewards.outcome)
+            trajectories = [item.trajectory for item in credited]
     if options.out is not None:
         write_jsonl(options.out, trajectories)
     for trajectory in trajectories if options.out is None else trajectories[:_SHOWN]:
@@ -110,29 +114,17 @@ def _tasks(options: argparse.Namespace, config: Config) -> list[Task]:
     return tasks
 
 
-def _graded(
-    tasks: list[Task], trajectories: list[Trajectory], table: RewardTable, config: Config, as_group: bool
-) -> list[Trajectory]:
-    """With grades and rewards; with advantages too if they are a group of two or more."""
-    from repl_rl.rollout.score import credit, score
-    from repl_rl.tasks import grade
-
-    scored = score(tasks, trajectories, grade, table)
-    if as_group and len(scored) > 1:
-        return [item.trajectory for item in credit(scored, len(scored), config.credit, config.rewards.outcome)]
-    return [item.trajectory for item in scored]
-
-
 def _attached(options: argparse.Namespace, console: Console) -> Callable[[KernelPool], KernelSource] | None:
     """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
     if not options.attach:
         return None
-    from repl_rl.doctor import attach_remedy, jupyter_console
     from repl_rl.rollout.service import AttachedKernels
+    from repl_rl.utils.machine import install_command, jupyter_console
 
     command = jupyter_console()
     if command is None:
-        missing = f"jupyter console, which attaches to a session, is not installed; bring it with: {attach_remedy()}"
+        remedy = install_command("attach")
+        missing = f"jupyter console, which attaches to a session, is not installed; bring it with: {remedy}"
         console.print(missing, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def say(file: Path) -> None:

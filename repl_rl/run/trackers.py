@@ -18,38 +18,27 @@ import logging
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from repl_rl.config import Config, dump_config
 from repl_rl.errors import ConfigError
-from repl_rl.run.folder import RunFolder, checkpoint_step
+from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import Trajectory
 from repl_rl.utils.distributed import is_main_process
 from repl_rl.utils.text import cut_middle, excerpt, visible
 from repl_rl.view.transcript import PLAIN_BYTES, plain_text, trajectory_parts
 from repl_rl.view.words import status, total_reward
 
-PACKAGES: Mapping[str, tuple[str, str]] = {
+_PACKAGES = {
     "azure_ml": ("azureml", "azureml-core"),
-    "clearml": ("clearml", "clearml"),
-    "codecarbon": ("codecarbon", "codecarbon"),
     "comet_ml": ("comet_ml", "comet-ml"),
-    "dagshub": ("dagshub", "dagshub"),
-    "dvclive": ("dvclive", "dvclive"),
     "flyte": ("flytekit", "flytekit"),
-    "mlflow": ("mlflow", "mlflow"),
-    "neptune": ("neptune", "neptune"),
-    "swanlab": ("swanlab", "swanlab"),
-    "tensorboard": ("tensorboard", "tensorboard"),
     "trackio": ("trackio", "trackio>=0.43"),
-    "wandb": ("wandb", "wandb"),
 }
-"""The module that each tracker needs, and the package that provides it. kubeflow needs none."""
+"""The module that a tracker needs, and the package that provides it, where they are not called as the tracker is."""
 OWN_CONFIG = "repl_rl"
 """The key of the resolved config in a tracker's config, next to TRL's arguments and the model's."""
 
@@ -57,15 +46,15 @@ OWN_CONFIG = "repl_rl"
 def require_trackers(names: Sequence[str]) -> None:
     """Raises ConfigError, with the command that installs it, for a tracker that is not installed."""
     for name in names:
-        module, package = PACKAGES.get(name, ("", ""))
-        if module and importlib.util.find_spec(module) is None:
+        module, package = _PACKAGES.get(name, (name, name))
+        if name != "kubeflow" and importlib.util.find_spec(module) is None:
             raise ConfigError(
                 f"train.report_to names {name}, which is not installed; bring it with: pip install '{package}', or "
                 "take it out"
             )
 
 
-def place_trackio(folder: RunFolder) -> None:
+def keep_trackio_in(folder: RunFolder) -> None:
     """Make trackio keep its files in the run's folder, unless TRACKIO_DIR is set.
 
     trackio reads the variable when it is imported, and TRL imports it, so call this before importing TRL.
@@ -106,10 +95,13 @@ class Wandb(Tracker):
             return
         self._is_own = True
         self.folder.trackers.mkdir(parents=True, exist_ok=True)
+        kept_id = self.folder.trackers / "wandb.id"
+        if not kept_id.exists():
+            kept_id.write_text(secrets.token_hex(8), encoding="ascii")
         wandb.init(
             project=os.environ.get("WANDB_PROJECT", arguments.project),
             name=os.environ.get("WANDB_NAME", arguments.run_name),
-            id=os.environ.get("WANDB_RUN_ID") or self._kept_id(self.folder.trackers / "wandb.id"),
+            id=os.environ.get("WANDB_RUN_ID") or kept_id.read_text(encoding="ascii").strip(),
             dir=os.environ.get("WANDB_DIR", str(self.folder.trackers)),
             resume="allow",
         )
@@ -130,12 +122,6 @@ class Wandb(Tracker):
 
         if self._is_own:
             wandb.finish(exit_code=exit_code)
-
-    @staticmethod
-    def _kept_id(path: Path) -> str:
-        if not path.exists():
-            path.write_text(secrets.token_hex(8), encoding="ascii")
-        return path.read_text(encoding="ascii").strip()
 
 
 class Trackio(Tracker):
@@ -159,16 +145,19 @@ class TensorBoard(Tracker):
     def open(self, arguments: Any, next_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(self.folder.trackers / "tensorboard")
-        self.callback.tb_writer = SummaryWriter(log_dir=place, purge_step=next_step)
+        folder = os.environ.get("TENSORBOARD_LOGGING_DIR") or str(self.folder.trackers / "tensorboard")
+        self.callback.tb_writer = SummaryWriter(log_dir=folder, purge_step=next_step)
 
     def describe(self) -> None:
         self.callback.tb_writer.add_text("config", as_code(dump_config(self.config)))
 
     def rollouts(self, name: str, sampled: Sequence[SampledRollout], step: int) -> None:
-        writer = self.callback.tb_writer
-        writer.add_text(name, "\n\n---\n\n".join(map(_as_text, sampled)), step)
-        writer.flush()
+        texts = []
+        for each in sampled:
+            facts = "\n".join(f"{name}: {value}" for name, value in each.facts().items())
+            texts.append(as_code(f"{facts}\n\n{each.cells()[COLUMNS.index('transcript')]}"))
+        self.callback.tb_writer.add_text(name, "\n\n---\n\n".join(texts), step)
+        self.callback.tb_writer.flush()
 
 
 KINDS: Mapping[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
@@ -178,13 +167,6 @@ def as_code(text: str) -> str:
     """Markdown that shows `text` literally, as an indented code block that no line of it can end."""
     return "\n".join(f"    {line}" for line in text.split("\n"))
 
-
-def _as_text(sampled: SampledRollout) -> str:
-    facts = "\n".join(f"{name}: {value}" for name, value in sampled.facts().items())
-    return as_code(f"{facts}\n\n{sampled.cells()[COLUMNS.index('transcript')]}")
-
-
-Item = TypeVar("Item")
 
 COLUMNS = ("step", "task", "transcript", "verdict", "reward", "lines", "errors", "stop")
 TRANSCRIPT_CHARACTERS = 20_000
@@ -221,31 +203,16 @@ class SampledRollout:
     def messages(self) -> list[dict[str, str]]:
         """The session as a conversation: the prompt, then what was typed and what the interpreter answered."""
         lines = excerpt(self.trajectory.lines, LINES)
-        messages = [_message("user", self.trajectory.prompt)]
-        for line in lines.head:
-            messages += [_message("assistant", line.text), _message("tool", line.output)]
+        said = [("user", self.trajectory.prompt)]
+        said += [part for line in lines.head for part in (("assistant", line.text), ("tool", line.output))]
         if lines.left_out:
-            messages.append(_message("system", f"[{lines.left_out:,} lines left out]"))
-        for line in lines.tail:
-            messages += [_message("assistant", line.text), _message("tool", line.output)]
-        return [message for message in messages if message["content"]]
+            said.append(("system", f"[{lines.left_out:,} lines left out]"))
+        said += [part for line in lines.tail for part in (("assistant", line.text), ("tool", line.output))]
+        shown = [(role, shortened(visible(text), MESSAGE_CHARACTERS)) for role, text in said]
+        return [{"role": role, "content": text} for role, text in shown if text]
 
 
-def of_file(path: Path, step: int, count: int) -> list[SampledRollout]:
-    """At most `count` of a file's trajectories, spread evenly over it; none if the file doesn't exist."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        chosen = spread(file.readlines(), count)
-    return [SampledRollout(step, Trajectory.from_dict(json.loads(line))) for line in chosen]
-
-
-def of_trajectories(trajectories: Sequence[Trajectory], step: int, count: int) -> list[SampledRollout]:
-    """At most `count` of the trajectories, spread evenly."""
-    return [SampledRollout(step, trajectory) for trajectory in spread(trajectories, count)]
-
-
-def spread(items: Sequence[Item], count: int) -> list[Item]:
+def spread(items: Sequence[Any], count: int) -> list[Any]:
     """At most `count` of the items, in order and spread evenly, including the first one."""
     if len(items) <= count:
         return list(items)
@@ -259,20 +226,13 @@ def transcript(trajectory: Trajectory) -> str:
 
 def errors(trajectory: Trajectory) -> str:
     """The exceptions that a trajectory's lines ended in, most frequent first: `NameError 2, ValueError`."""
-    return shortened(_counted(visible(line.error_name) for line in trajectory.lines if line.error_name), 400)
+    counts = Counter(visible(line.error_name) for line in trajectory.lines if line.error_name)
+    return shortened(", ".join(f"{name} {n}" if n > 1 else name for name, n in counts.most_common()), 400)
 
 
 def shortened(text: str, limit: int) -> str:
     """`text` with its middle cut out if it is longer than `limit`, and a marker that says how much is missing."""
     return cut_middle(text, limit, "\n[{:,} characters left out]\n")
-
-
-def _counted(names: Iterable[str]) -> str:
-    return ", ".join(name if count == 1 else f"{name} {count}" for name, count in Counter(names).most_common())
-
-
-def _message(role: str, text: str) -> dict[str, str]:
-    return {"role": role, "content": shortened(visible(text), MESSAGE_CHARACTERS)}
 
 
 if TYPE_CHECKING:
@@ -285,24 +245,29 @@ class Trackers:
     """Replaces the trackers' callbacks in the trainer, and forwards its events to each of them."""
 
     def __init__(self, trainer: ReplGRPOTrainer, config: Config, folder: RunFolder) -> None:
+        from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
         self._trainer = trainer
         self._plan = config.train
         self._folder = folder
         self._failed: set[str] = set()
         self._trackers: dict[str, Tracker] = {}
-        for name, callback in _taken_out(trainer).items():
+        # `report_to` is emptied: TRL sends times and completions to wandb and trackio itself, and an error that these
+        # raise there would end training.
+        names, trainer.args.report_to = trainer.args.report_to, []
+        for name in names:
+            callback = trainer.pop_callback(INTEGRATION_TO_CALLBACK[name])
             if is_main_process():
                 self._trackers[name] = KINDS.get(name, Tracker)(callback, config, folder)
         trainer.add_callback(self)
 
     def open(self) -> None:
         """Start or resume a run with each tracker. Raises ConfigError if one can't."""
-        checkpoint = self._folder.last_checkpoint()
-        next_step = 1 if checkpoint is None else checkpoint_step(checkpoint) + 1
+        next_step = self._folder.reached() + 1
         for name, tracker in self._trackers.items():
             try:
                 tracker.open(self._trainer.args, next_step)
-                tracker.callback.on_train_begin(*self._situation(), **self._models())
+                tracker.callback.on_train_begin(*self._state, **self._models)
                 tracker.describe()
             except Exception as error:
                 raise ConfigError(
@@ -312,19 +277,16 @@ class Trackers:
 
     def close(self, exit_code: int) -> None:
         for name, tracker in self._trackers.items():
-            self._guarded(name, tracker.callback.on_train_end, *self._situation(), **self._models())
+            self._guarded(name, tracker.callback.on_train_end, *self._state, **self._models)
             self._guarded(name, tracker.close, exit_code)
 
     def evaluated(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory]) -> None:
         """Log a held-out evaluation: its row's numbers as `eval/...`, and some of its rollouts."""
         numbers = {f"eval_{name}": row[name] for name in ("solve_rate", "problems", "seconds")}
         numbers |= {f"eval_families/{family}": rate for family, rate in row["families"].items()}
-        self.on_log(*self._situation(), logs=numbers)
+        self.on_log(*self._state, logs=numbers)
         if self._plan.report_rollouts_every:
-            step = int(row["step"])
-            self._rollouts(
-                "eval/rollouts", step, lambda: of_trajectories(trajectories, step, self._plan.report_rollouts)
-            )
+            self._rollouts("eval/rollouts", row["step"], spread(trajectories, self._plan.report_rollouts))
 
     def on_train_begin(self, *arguments: Any, **named: Any) -> None:
         """Does nothing: `open` has started the trackers already."""
@@ -341,9 +303,11 @@ class Trackers:
     def on_step_end(self, *arguments: Any, **named: Any) -> None:
         self._forward("on_step_end", *arguments, **named)
         step, every = self._trainer.state.global_step, self._plan.report_rollouts_every
-        if every and (step - 1) % every == 0:
-            path, count = self._folder.rollouts_of(step), self._plan.report_rollouts
-            self._rollouts("train/rollouts", step, lambda: of_file(path, step, count))
+        path = self._folder.rollouts_of(step)
+        if self._trackers and every and (step - 1) % every == 0 and path.exists():
+            with path.open("rb") as file:
+                lines = spread(file.readlines(), self._plan.report_rollouts)
+            self._rollouts("train/rollouts", step, [Trajectory.from_dict(json.loads(line)) for line in lines])
 
     def __getattr__(self, event: str) -> Callable[..., None]:
         """Forwards all other events of transformers' callbacks."""
@@ -355,15 +319,10 @@ class Trackers:
         for name, tracker in self._trackers.items():
             self._guarded(name, getattr(tracker.callback, event), *arguments, **named)
 
-    def _rollouts(self, key: str, step: int, sample: Callable[[], Sequence[SampledRollout]]) -> None:
-        once = cache(sample)
-        for name, tracker in self._trackers.items():
-            self._guarded(name, self._put, tracker, key, step, once)
-
-    @staticmethod
-    def _put(tracker: Tracker, key: str, step: int, sample: Callable[[], Sequence[SampledRollout]]) -> None:
-        if sampled := sample():
-            tracker.rollouts(key, sampled, step)
+    def _rollouts(self, key: str, step: int, trajectories: Sequence[Trajectory]) -> None:
+        if sampled := [SampledRollout(step, trajectory) for trajectory in trajectories]:
+            for name, tracker in self._trackers.items():
+                self._guarded(name, tracker.rollouts, key, sampled, step)
 
     def _guarded(self, name: str, call: Callable[..., Any], *arguments: Any, **named: Any) -> None:
         try:
@@ -373,9 +332,11 @@ class Trackers:
                 logger.warning("the tracker %s failed, and training goes on; its run may lack rows: %r", name, error)
             self._failed.add(name)
 
-    def _situation(self) -> tuple[Any, Any, Any]:
+    @property
+    def _state(self) -> tuple[Any, Any, Any]:
         return self._trainer.args, self._trainer.state, self._trainer.control
 
+    @property
     def _models(self) -> dict[str, Any]:
         return {"model": self._trainer.model, "processing_class": self._trainer.processing_class}
 
@@ -394,15 +355,3 @@ def open_trackers(trainer: ReplGRPOTrainer, config: Config, folder: RunFolder) -
 
 
 _WAYS_OUT = {"wandb": "; log in with `wandb login`, or keep the run on this machine with WANDB_MODE=offline"}
-
-
-def _taken_out(trainer: ReplGRPOTrainer) -> dict[str, Any]:
-    """Remove the callbacks of `report_to` from the trainer, and return them by name.
-
-    `report_to` is emptied too: TRL itself sends times and completions to wandb and trackio, and an error that these
-    raise there would end training.
-    """
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
-
-    names, trainer.args.report_to = trainer.args.report_to, []
-    return {name: trainer.pop_callback(INTEGRATION_TO_CALLBACK[name]) for name in names}

@@ -29,11 +29,11 @@ from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model, resolve_model
 from repl_rl.rewards import RewardTable
 from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.setup import environment_of, load_extensions
-from repl_rl.run.folder import RunFolder, checkpoint_step, new_run
+from repl_rl.rollout.setup import environment_of, limits_of, load_extensions
+from repl_rl.run.folder import RunFolder, checkpoint_step, free_folder, new_run
 from repl_rl.run.held_out import evaluate, heldout_tasks
 from repl_rl.run.resume import open_run, what_changes
-from repl_rl.run.trackers import place_trackio, require_trackers
+from repl_rl.run.trackers import keep_trackio_in, require_trackers
 from repl_rl.tasks import load_tasks
 from repl_rl.trajectory import Task
 from repl_rl.utils.distributed import WAIT_S, from_main, is_main_process, join, process_rank, require_processes
@@ -80,19 +80,26 @@ class TrainingOutcome:
     """The step of the checkpoint that an interrupt left; None if the run is complete."""
 
 
+def choose_run(
+    config: Config | None, runs: Path, resume: Path | None, overrides: tuple[str, ...]
+) -> tuple[RunFolder, Config, list[str]]:
+    """The folder of a run that is resumed, or that a new one would get; the run's config; and what keys that have
+    changed mean for the steps that remain. Writes nothing. Raises ConfigError or RunError."""
+    if resume is None:
+        assert config is not None
+        require_folder("--runs", runs)
+        return RunFolder(free_folder(config.name, runs)), config, []
+    folder, config = open_run(resume, config, overrides)
+    require_folder("--resume", resume)
+    return folder, config, what_changes(folder, config)
+
+
 def prepare(config: Config | None, runs: Path, resume: Path | None = None, overrides: tuple[str, ...] = ()) -> Prepared:
     """Check everything that can be checked without loading a model. Raises a ReplRLError that says what to change.
 
     A run that is resumed without a config goes on with its own, over which `overrides` go.
     """
-    notes: list[str] = []
-    if resume is not None:
-        folder, config = open_run(resume, config, overrides)
-        require_folder("--resume", resume)
-        notes = what_changes(folder, config)
-    else:
-        require_folder("--runs", runs)
-    assert config is not None
+    folder, config, notes = choose_run(config, runs, resume, overrides)
     require_processes(config.train.processes)
     inputs = check_inputs(config)
     if config.train.processes > 1:
@@ -100,9 +107,8 @@ def prepare(config: Config | None, runs: Path, resume: Path | None = None, overr
         wait_s = config.train.trl.get("ddp_timeout")
         join(wait_s if isinstance(wait_s, int) else WAIT_S)  # TRL refuses what is not a number
     if resume is None:
-        folder = from_main(lambda: new_run(config, runs))  # one folder for all processes
+        folder = from_main(lambda: new_run(config, runs))  # all processes get the same one
     elif is_main_process():
-        folder.label_evaluations(folder.config().eval_settings)
         folder.keep_config(config)
     return Prepared(config, folder, inputs, folder.last_checkpoint(), is_new=resume is None, notes=tuple(notes))
 
@@ -112,20 +118,16 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
     With `asks_hub=False`, a data set of the hub is not loaded, and the inputs have no tasks.
     """
-    if config.train.group_size < 2:
-        raise ConfigError(
-            f"train.group_size is {config.train.group_size}, and TRL's trainer takes groups of two or more, with or "
-            "without a baseline"
-        )
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
     require_engine(config.engine)
     if config.train.processes > 1 and engine_backend(config.engine) == "vllm" and has_gpu_driver():
         raise ConfigError(
             f"engine.backend: vLLM in each of {config.train.processes} processes would put all on the first GPU; start "
-            "`vllm serve` on other GPUs and name it in engine.servers (docs/servers.md), or set train.processes to 1"
+            "`vllm serve` on other GPUs and name it in engine.servers (docs/engines.md), or set train.processes to 1"
         )
     require_backend(config.kernel.backend, config.kernel.sandbox)
+    limits_of(config.kernel)  # raises ConfigError for a profile that is not there
     model_path = find_model(config.model.path)
     table = reward_table(config.rewards, config.credit)
     require_dialect(config.dialect)
@@ -144,25 +146,21 @@ def train(prepared: Prepared, progress: Progress, **extra: Any) -> TrainingOutco
 
     `extra` are further arguments of the trainer. A new run that fails before it has done anything leaves no folder.
     """
+    config = prepared.config
     try:
-        return _train(prepared, progress, extra)
+        prepare_environment(config.engine.kv_cache_gib)
+        if "trackio" in config.train.report_to:
+            keep_trackio_in(prepared.folder)
+        with _cluster_of(prepared, progress) as (prepared, arguments):
+            return _train(prepared, progress, arguments | extra)
     except BaseException:
         if prepared.is_new and is_main_process():
             prepared.folder.discard_if_unused()
         raise
 
 
-def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
-    config = prepared.config
-    prepare_environment(config.engine.kv_cache_gib)
-    if "trackio" in config.train.report_to:
-        place_trackio(prepared.folder)
-    with _place_of_rollouts(prepared, progress) as (prepared, place):
-        return _train_there(prepared, progress, place | extra)
-
-
 @contextmanager
-def _place_of_rollouts(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepared, dict[str, Any]]]:
+def _cluster_of(prepared: Prepared, progress: Progress) -> Iterator[tuple[Prepared, dict[str, Any]]]:
     """For a config with a cluster, the run with the servers that were started there, and the trainer's arguments."""
     config = prepared.config
     if config.cluster is None:
@@ -194,7 +192,7 @@ def _place_of_rollouts(prepared: Prepared, progress: Progress) -> Iterator[tuple
         yield replace(prepared, config=config.model_copy(update={"engine": engine})), arguments
 
 
-def _train_there(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
+def _train(prepared: Prepared, progress: Progress, extra: dict[str, Any]) -> TrainingOutcome:
     config = prepared.config
     from repl_rl.run.prometheus import ServeMetrics, serve
     from repl_rl.run.trackers import open_trackers
@@ -269,9 +267,9 @@ def _require_adapter(config: Config) -> None:
     from vllm.config.lora import LoRAConfig
     from vllm.lora.peft_helper import PEFTHelper
 
+    limits = {"max_lora_rank": options["max_lora_rank"]} if "max_lora_rank" in options else {}
     try:
-        limits = LoRAConfig(**{name: options[name] for name in ("max_lora_rank",) if name in options})
-        PEFTHelper.from_dict(adapter.to_dict()).validate_legal(limits)
+        PEFTHelper.from_dict(adapter.to_dict()).validate_legal(LoRAConfig(**limits))
     except ValueError as error:
         raise ConfigError(
             f"train.lora: vLLM can't sample with this adapter ({error}); leave engine.vllm: {{enable_lora: ...}} out, "
@@ -359,23 +357,22 @@ def _fit(trainer: ReplGRPOTrainer, prepared: Prepared, progress: Progress) -> bo
     """Train, and return False if `train.max_minutes` ended it, else True."""
     from transformers import PrinterCallback
 
-    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopInTime, StopOnRequest, WarnWhenFlat
+    from repl_rl.run.callbacks import FollowArguments, RecordMetrics, StopEarly, WarnWhenFlat
 
     if prepared.checkpoint is not None:
         if is_main_process():
             prepared.folder.forget_after(checkpoint_step(prepared.checkpoint))
         progress.say(f"resuming from step {checkpoint_step(prepared.checkpoint)}")
-    stop, minutes = StopOnRequest(), prepared.config.train.max_minutes
-    in_time = StopInTime(math.inf if minutes is None else 60 * minutes)
+    config = prepared.config.train
+    stop = StopEarly(math.inf if config.max_minutes is None else 60 * config.max_minutes)
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(RecordMetrics(prepared.folder, progress))
-    trainer.add_callback(WarnWhenFlat(prepared.config.train.prompts_per_step, progress))
+    trainer.add_callback(WarnWhenFlat(config.prompts_per_step, progress))
     trainer.add_callback(stop)
-    trainer.add_callback(in_time)
     trainer.add_callback(FollowArguments())
-    with progress.steps(prepared.config.train.steps), _first_interrupt(stop.request, progress):
+    with progress.steps(config.steps), _first_interrupt(stop.request, progress):
         trainer.train(resume_from_checkpoint=None if prepared.checkpoint is None else str(prepared.checkpoint))
-    return not in_time.is_over
+    return not stop.is_over
 
 
 @contextmanager

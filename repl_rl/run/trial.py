@@ -37,15 +37,14 @@ from repl_rl.trajectory import Trajectory
 if TYPE_CHECKING:
     import torch
 
-_SMALL = (
-    "name=doctor", "model.path=nano", "engine.context_tokens=512", "engine.places=32", "kernel.size=32",
-    "budget.line_tokens=48", "budget.lines=8", "budget.tokens=256", "train.prompts_per_step=4", "train.group_size=8",
-    "train.learning_rate=1e-6",
-)  # fmt: skip
-_SHORT = (
-    "train.steps=2", "train.save_steps=100", "train.report_to=[]", "train.redraws=0", "train.processes=1",
-    "train.schedule=constant", "train.warmup_steps=0", "eval.problems=1",
-)  # fmt: skip
+_SMALL = """
+name=doctor model.path=nano engine.context_tokens=512 engine.places=32 kernel.size=32 budget.line_tokens=48
+budget.lines=8 budget.tokens=256 train.prompts_per_step=4 train.group_size=8 train.learning_rate=1e-6
+"""
+_SHORT = """
+train.steps=2 train.save_steps=100 train.report_to=[] train.redraws=0 train.processes=1 train.schedule=constant
+train.warmup_steps=0 eval.problems=1
+"""
 _MOST_DRIFT = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.05}
 """Mean |trainer - sampler| over typed tokens, in nats: beyond it, something else than rounding is at work."""
 _LEAST_MOVED = 0.5
@@ -81,11 +80,11 @@ def configs(config: str | None, model: str | None, overrides: Sequence[str]) -> 
     that can be had here. Raises ConfigError."""
     named = (f"model.path={model}",) if model else ()
     if config is not None:
-        return [load_config(config, (*named, *_SHORT, *overrides))]
+        return [load_config(config, (*named, *_SHORT.split(), *overrides))]
     engines = ["vllm"] * (importlib.util.find_spec("vllm") is not None) + ["transformers"]
     dtypes = ("bfloat16", "float32") if has_gpu_driver() else ("float32",)
     each = [(f"engine.backend={engine}", f"model.dtype={dtype}") for engine in engines for dtype in dtypes]
-    made = [load_config("quickstart", (*_SMALL, *named, *_SHORT, *own, *overrides)) for own in each]
+    made = [load_config("quickstart", (*_SMALL.split(), *named, *_SHORT.split(), *own, *overrides)) for own in each]
     return [config for number, config in enumerate(made) if config not in made[:number]]
 
 
@@ -161,13 +160,17 @@ def measure(config: Config, runs: Path) -> Trial:
         watch.follow(trainer, "roll_out", "rollout")
         watch.follow(trainer, "_compute_loss", "loss")
         watch.follow(trainer.accelerator, "backward", "backward")
-        trainer.add_callback(_steps_of(watch))
+        trainer.add_callback(watch)
         trainer.train()
         after = dict(_trained(trainer.model))
         moved = sum(int((after[name] != weight).sum()) for name, weight in before.items())
         logged = [row for row in trainer.state.log_history if "reward" in row][-1]
         last = dict(watch.seconds)
-        device = str(trainer.accelerator.device.type)
+        device, graphs = str(trainer.accelerator.device.type), "none"
+        if hasattr(trainer.engine, "llm"):  # vLLM in this process
+            compilation = trainer.engine.llm.llm_engine.vllm_config.compilation_config
+            if sizes := compilation.cudagraph_capture_sizes:
+                graphs = f"{compilation.cudagraph_mode.name}, up to {max(sizes)} tokens"
         return Trial(
             engine=type(trainer.engine).__name__,
             dtype=config.model.dtype,
@@ -183,14 +186,15 @@ def measure(config: Config, runs: Path) -> Trial:
             moved=moved / sum(weight.numel() for weight in before.values()),
             is_packed=trainer.packs,
             attention=str(trainer.model.config._attn_implementation),
-            graphs=_graphs(trainer.engine),
+            graphs=graphs,
         )
     finally:
         trainer.close()
 
 
 class _Watch:
-    """Times methods in the current step, and reads the most memory that was held while they ran in any."""
+    """Times methods and the optimizer in the current step, and reads the most memory that was held while they ran in
+    any. A callback of the trainer."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
@@ -211,9 +215,21 @@ class _Watch:
 
         setattr(owner, name, followed)
 
-    def begin_step(self) -> None:
+    def on_step_begin(self, *arguments: Any, **named: Any) -> None:
         self.seconds.clear()
         self.own_s = 0.0
+
+    def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self.begin("optimizer")
+
+    def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
+        self.end("optimizer")
+
+    def __getattr__(self, event: str) -> Callable[..., None]:
+        """Does nothing at all other events of transformers' callbacks."""
+        if not event.startswith("on_"):
+            raise AttributeError(event)
+        return lambda *arguments, **named: None
 
     def begin(self, part: str) -> None:
         asked = time.perf_counter()
@@ -225,23 +241,6 @@ class _Watch:
         peak_mb = _peak_mb()  # waits for a GPU
         self.seconds[part] += time.perf_counter() - self._began[part]
         self.peaks_mb[part] = max(self.peaks_mb[part], peak_mb)
-
-
-def _steps_of(watch: _Watch) -> Any:
-    """A callback that tells it where steps and their optimizers begin."""
-    from transformers import TrainerCallback
-
-    class Follow(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *arguments: Any, **named: Any) -> None:
-            watch.begin_step()
-
-        def on_pre_optimizer_step(self, *arguments: Any, **named: Any) -> None:
-            watch.begin("optimizer")
-
-        def on_optimizer_step(self, *arguments: Any, **named: Any) -> None:
-            watch.end("optimizer")
-
-    return Follow()
 
 
 def forget_peak() -> float:
@@ -283,38 +282,29 @@ def _by_its_tokens(trajectory: Trajectory) -> list[float]:
     return [0.0] * (len(trajectory.lines) - 1) + [last] * bool(trajectory.lines)
 
 
-def _graphs(engine: Any) -> str:
-    """The CUDA graphs that vLLM in this process captured."""
-    if not hasattr(engine, "llm"):
-        return "none"
-    compilation = engine.llm.llm_engine.vllm_config.compilation_config
-    sizes = compilation.cudagraph_capture_sizes or []
-    return f"{compilation.cudagraph_mode.name}, up to {max(sizes)} tokens" if sizes else "none"
-
-
 def _table(trials: Sequence[Trial]) -> Table:
     shown = Table(box=None, pad_edge=False)
     shown.add_column("")
+    columns = []
     for trial in trials:
         shown.add_column(f"{trial.engine}, {trial.dtype}", justify="right")
-    rows: dict[str, Callable[[Trial], str]] = {
-        "device": lambda trial: trial.device,
-        "loading": lambda trial: f"{trial.load_s:.1f} s",
-        "a step": lambda trial: f"{trial.step_s:.2f} s",
-        **{f"  {part}": lambda trial, part=part: f"{trial.parts_s.get(part, 0):.2f} s" for part in _PARTS},  # type: ignore[misc]
-        "sampled": lambda trial: f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s",
-        **{
-            f"peak memory, {part}": lambda trial, part=part: f"{trial.peaks_mb.get(part, 0):,.0f} MB"  # type: ignore[misc]
-            for part in ("load", *_PARTS)
-        },
-        "drift, mean and most": lambda trial: f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",
-        "weights that moved": lambda trial: f"{trial.moved:.1%}",
-        "packed rows": lambda trial: "yes" if trial.is_packed else "no",
-        "attention": lambda trial: trial.attention,
-        "CUDA graphs": lambda trial: trial.graphs,
-    }
-    for name, text in rows.items():
-        shown.add_row(name, *map(text, trials))
+        columns.append(
+            {
+                "device": trial.device,
+                "loading": f"{trial.load_s:.1f} s",
+                "a step": f"{trial.step_s:.2f} s",
+                **{f"  {part}": f"{trial.parts_s.get(part, 0):.2f} s" for part in _PARTS},
+                "sampled": f"{trial.sampled_tokens:,} tokens, {trial.tokens_per_s:,.0f}/s",
+                **{f"peak memory, {part}": f"{trial.peaks_mb.get(part, 0):,.0f} MB" for part in ("load", *_PARTS)},
+                "drift, mean and most": f"{trial.drift_mean:.1e}, {trial.drift_max:.1e} nats",
+                "weights that moved": f"{trial.moved:.1%}",
+                "packed rows": "yes" if trial.is_packed else "no",
+                "attention": trial.attention,
+                "CUDA graphs": trial.graphs,
+            }
+        )
+    for name in columns[0]:
+        shown.add_row(name, *(column[name] for column in columns))
     return shown
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,20 +19,20 @@ from typing import Any
 
 from repl_rl.config.tasks import DATA_FILES, ColumnsConfig, TasksConfig
 from repl_rl.errors import ConfigError
-from repl_rl.tasks.formats import Problem, last_box, period_of, read_problems
+from repl_rl.tasks.formats import FORMATS, Format, Problem, Row, read_problems, rows_of, taken_out
 from repl_rl.tasks.grading import require_gradable
 from repl_rl.tasks.make import Split, make_tasks
 from repl_rl.trajectory import Task
 
 _HELDOUT_SHARE = 1 / 8
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
-_BUILDERS = dict(zip(DATA_FILES, ("parquet", "json", "json", "csv"), strict=True))
+_SAVED = ("dataset_dict.json", "dataset_info.json", "state.json")
+"""In a folder that `save_to_disk` wrote."""
 _ALIASES = {"validation": ("validation", "valid", "val", "dev")}
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """What a short name stands for: the place of a data set on the hub, and the names of its columns.
+    """What a short name stands for: where a data set is on the hub, and the names of its columns.
 
     `split` is None if the set has nothing to train on.
     """
@@ -75,24 +74,6 @@ PRESETS: dict[str, Preset] = {
 """The presets, by their names in `tasks.dataset`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataSplit:
-    """One split of a set, and the part of it that is wanted: all of it, the held-out share, or the rest.
-
-    `path` is the folder or file that it is read from, None for a set of the hub.
-    """
-
-    name: str
-    hub: str
-    path: str | None
-    subset: str | None
-    split: str
-    columns: ColumnsConfig
-    answer_pattern: str | None
-    keep: Callable[[Problem], bool]
-    format: str | None = None
-
-
 def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list[Task]:
     """`count` problems in an order that `seed` determines. A data set with fewer problems gives all of them.
 
@@ -101,14 +82,15 @@ def load_tasks(config: TasksConfig, split: Split, seed: int, count: int) -> list
     if config.is_generated:
         tasks = make_tasks(config.families, count, seed, split)
     else:
-        tasks = _tasks_of(_data_split(config, split))
+        tasks = _tasks_of(config, split)
         Random(f"{seed}/{split}").shuffle(tasks)
         tasks = tasks[:count]
     require_gradable(tasks)
     return tasks
 
 
-def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
+def _tasks_of(config: TasksConfig, wanted: Split) -> list[Task]:
+    """All problems of a data set on one side."""
     plain = ColumnsConfig(question="question", answer="answer")
     preset = PRESETS.get(config.dataset or "", Preset(config.dataset or "", None, "train", _HELDOUT_SHARE, plain))
     heldout = preset.heldout if config.heldout is None else config.heldout
@@ -116,7 +98,7 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         config = config.model_copy(update={"split": config.split or preset.split or preset.heldout})
         heldout = _HELDOUT_SHARE
     if wanted == "heldout" and isinstance(heldout, str) and heldout in PRESETS:
-        return _data_split(TasksConfig(dataset=heldout), "heldout")
+        return _tasks_of(TasksConfig(dataset=heldout), "heldout")
     split = heldout if wanted == "heldout" and isinstance(heldout, str) else config.split or preset.split
     if split is None:
         raise ConfigError(
@@ -124,7 +106,7 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
             f"tasks.heldout: {config.dataset}), or set tasks.split to train on its own problems"
         )
 
-    def keep(problem: Problem) -> bool:
+    def is_wanted(problem: Problem) -> bool:
         if config.is_split_by_date:
             assert config.before is not None
             assert config.after is not None
@@ -137,95 +119,38 @@ def _data_split(config: TasksConfig, wanted: Split) -> DataSplit:
         digest = hashlib.sha256(" ".join(problem.question.split()).encode()).digest()
         return (int.from_bytes(digest[:8], "big") < heldout * 2**64) == (wanted == "heldout")
 
+    if config.format is None:
+        named = preset.columns.model_dump(exclude_none=True)
+        pattern = config.answer_pattern or preset.answer_pattern
+        form = Format({role: (column,) for role, column in named.items()}, taken_out(pattern))
+    else:
+        form = FORMATS[config.format]
     name = (config.dataset or str(config.folder)).rstrip("/").rpartition("/")[2]
-    return DataSplit(
-        name=name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name,
-        hub=preset.hub,
-        path=config.path,
-        subset=config.subset or preset.subset,
-        split=split,
-        columns=config.columns
-        if config.format
-        else preset.columns.model_copy(update=config.columns.model_dump(exclude_none=True)),
-        answer_pattern=config.answer_pattern or preset.answer_pattern,
-        keep=keep,
-        format=config.format,
-    )
-
-
-def _tasks_of(source: DataSplit) -> list[Task]:
-    """All problems in the wanted part of the split."""
+    name = name.removesuffix(Path(name).suffix) if name.endswith(DATA_FILES) else name
+    if config.path is None:
+        rows = _numbered(load_hub(preset.hub, config.subset or preset.subset, split), name, split)
+    elif any((path := _found(config.path)).joinpath(saved).exists() for saved in _SAVED):
+        rows = _numbered(_from_disk(path, split), name, split)
+    else:
+        rows = rows_of(_files_of(path, config.subset or preset.subset, split))
+    columns = config.columns.model_dump(exclude_none=True)
     tasks: dict[str, Task] = {}
-    for number, problem in enumerate(_problems(source)):
-        if not source.keep(problem):
+    for number, problem in enumerate(read_problems(rows, form, columns, config.format)):
+        if not is_wanted(problem):
             continue
-        task_id = f"{source.name}-{source.split}-{number if problem.id is None else problem.id}"
+        task_id = f"{name}-{split}-{number if problem.id is None else problem.id}"
         if task_id in tasks:
-            raise ConfigError(f"data set {source.name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
-        answer, metadata = problem.answer, {**problem.metadata, "where": problem.where}
-        if source.format is None:
-            answer, metadata = _taken_out(answer, source, problem.where), dict(problem.metadata)
-        family = problem.family or source.name
-        tasks[task_id] = Task(task_id, problem.question.strip(), answer, family, metadata)
+            raise ConfigError(f"data set {name!r} has two problems of the id {task_id!r}; see tasks.columns.id")
+        metadata = dict(problem.metadata) | ({"where": problem.where} if config.format else {})
+        tasks[task_id] = Task(task_id, problem.question, problem.answer, problem.family or name, metadata)
     if not tasks:
-        raise ConfigError(
-            f"data set {source.name!r} has no problem in split {source.split!r} on the side that is asked for"
-        )
+        raise ConfigError(f"data set {name!r} has no problem in split {split!r} on the side that is asked for")
     return list(tasks.values())
 
 
-def _problems(source: DataSplit) -> Iterator[Problem]:
-    """The split's rows. Answers are still to be taken out, except in a format of its own."""
-    columns = source.columns
-    if source.format is not None:
-        place = _place(str(source.path))
-        if _is_saved(place):
-            raise ConfigError(f"tasks.format {source.format} is for files, and {place} is what save_to_disk wrote")
-        files = _files_of(place, source.subset, source.split)
-        yield from read_problems(files, source.format, columns.model_dump(exclude_none=True))
-        return
-    if source.path is None:
-        rows = load_hub(source.hub, source.subset, source.split)
-    else:
-        rows = load_files(source.path, source.subset, source.split)
-    for role, column in columns.model_dump(exclude_none=True).items():
-        # A preset's `id` or `family` column may be missing from a copy of the set.
-        if column not in rows.column_names and not (role in ("id", "family") and source.name in PRESETS):
-            raise ConfigError(
-                f"data set {source.name!r} has no column {column!r} for tasks.columns.{role}; it has "
-                f"{', '.join(rows.column_names)}"
-            )
-    optional = [name if name in rows.column_names else None for name in (columns.id, columns.family)]
-    ids, families = (list(texts(rows, name)) if name else None for name in optional)
-    contexts = rows[columns.context] if columns.context else None
-    dates = rows[columns.date] if columns.date else None
-    pairs = zip(texts(rows, str(columns.question)), texts(rows, str(columns.answer)), strict=True)
-    for row, (question, text) in enumerate(pairs):
-        where = f"data set {source.name!r}, split {source.split!r}, row {row}"
-        try:
-            period = None if dates is None else period_of(dates[row])
-        except ValueError as error:
-            raise ConfigError(f"{where}: column {columns.date!r} for tasks.columns.date: {error}") from error
-        metadata = {} if contexts is None else {"context": contexts[row]}
-        task_id, family = (values[row] if values else None for values in (ids, families))
-        yield Problem(where, question, text, task_id, family, period, metadata)
-
-
-def _taken_out(text: str, source: DataSplit, where: str) -> str:
-    """The answer in a row's text. Raises ConfigError if there is none."""
-    pattern = source.answer_pattern
-    if pattern == "boxed":
-        found = last_box(text)
-    elif pattern is not None:
-        found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
-    else:
-        found = text
-    if found is None:
-        raise ConfigError(f"{where}: tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
-    answer = found.strip()
-    if not answer:
-        raise ConfigError(f"{where}: the answer is empty")
-    return answer.replace(",", "") if _THOUSANDS.fullmatch(answer) else answer
+def _numbered(rows: Iterable[Row], name: str, split: str) -> Iterator[tuple[str, Row]]:
+    """Rows, each with what errors call it."""
+    return ((f"data set {name!r}, split {split!r}, row {number}", row) for number, row in enumerate(rows))
 
 
 def load_hub(name: str, subset: str | None, split: str) -> Any:
@@ -249,49 +174,24 @@ def load_hub(name: str, subset: str | None, split: str) -> Any:
         ) from error
 
 
-def load_files(place: str, subset: str | None, split: str) -> Any:
-    """The rows of a split in a folder's files or in one file, as a `datasets.Dataset`.
-
-    File or folder names say which split a file is; files without a split in their name belong to `train`. Raises
-    ConfigError naming the splits that are there.
-    """
-    path = _place(place)
-    if _is_saved(path):
-        return _from_disk(path, split)
-    files = _files_of(path, subset, split)
-    kinds = sorted({_BUILDERS[file.suffix] for file in files})
-    if len(kinds) > 1:
-        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
-    from datasets import load_dataset
-
-    try:
-        return load_dataset(kinds[0], data_files={"rows": [str(file) for file in files]}, split="rows")
-    except Exception as error:  # pyarrow, pandas and datasets each raise their own
-        cause = error.__cause__ or error
-        raise ConfigError(
-            f"{_listed([str(file) for file in files])} can't be read as {kinds[0]}: {_first_line(cause)}"
-        ) from error
-
-
-def _place(place: str) -> Path:
+def _found(name: str) -> Path:
     """A file or folder that is there. Raises ConfigError."""
-    path = Path(os.path.expanduser(place))  # Path.expanduser raises for an unknown user's home
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for an unknown user's home
     if not path.exists():
         raise ConfigError(
-            f"there is no {'file' if place.endswith(DATA_FILES) else 'folder'} {place!r} to read problems from; the "
+            f"there is no {'file' if name.endswith(DATA_FILES) else 'folder'} {name!r} to read problems from; the "
             f"working directory is {Path.cwd()}"
         )
     if path.is_file() and path.suffix not in DATA_FILES:
-        raise ConfigError(f"{place!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
+        raise ConfigError(f"{name!r} is not a file of problems: its name has to end in {', '.join(DATA_FILES)}")
     return path
 
 
-def _is_saved(path: Path) -> bool:
-    """Whether it is a folder that `save_to_disk` wrote."""
-    return any((path / name).exists() for name in ("dataset_dict.json", "dataset_info.json", "state.json"))
-
-
 def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
+    """A split's files. File or folder names say which split a file is; without one in its name it belongs to `train`.
+
+    Raises ConfigError naming the splits that are there.
+    """
     root, files = path, [file for file in sorted(path.rglob("*")) if file.suffix in DATA_FILES and file.is_file()]
     if path.is_file():
         root, files = path.parent, [path]
@@ -310,6 +210,8 @@ def _files_of(path: Path, subset: str | None, split: str) -> list[Path]:
                 "tasks.heldout to a share such as 0.1, or give a folder with a file for each split"
             )
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(held)}")
+    if len(kinds := sorted({file.suffix[1:].removesuffix("l") for file in chosen})) > 1:
+        raise ConfigError(f"{path} holds split {split!r} as {' and '.join(kinds)}; leave one kind of file in it")
     return chosen
 
 
@@ -337,16 +239,6 @@ def _from_disk(path: Path, split: str) -> Any:
     if split not in loaded:
         raise ConfigError(f"{path} holds no split {split!r}; it holds {_listed(list(loaded))}")
     return loaded[split]
-
-
-def texts(rows: Any, column: str) -> Iterator[str]:
-    """A column's values as text; a list of one item counts as the item. Raises ConfigError naming the row at fault."""
-    for number, value in enumerate(rows[column]):
-        if isinstance(value, list) and len(value) == 1:
-            value = value[0]
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ConfigError(f"row {number}: column {column!r} holds {value!r}, which is neither text nor a number")
-        yield str(value)
 
 
 def _listed(names: list[str]) -> str:

@@ -8,6 +8,7 @@ problem's number and size when a session begins, and a computed answer is exact.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -78,43 +79,28 @@ def purchases(number: int, size: int) -> tuple[list[dict[str, Any]], str, int]:
     return rows, asked, spent
 
 
-def _families(name: str, size: int) -> list[Family]:
-    """One of each kind, for contexts of a size."""
+_KINDS: dict[str, tuple[Callable[[int, int], tuple[Any, ...]], str]] = {
+    "needle": (needle, "What is the access code of {0}?"),
+    "count": (remarks, "How many of these remarks of customers are complaints?"),
+    "join": (purchases, "How much have the people of {0} spent together?"),
+}
+"""What makes a context, what its question names, and the answer; and how it is asked."""
 
-    def draw(rng: Random) -> tuple[int, int]:
-        return rng.randrange(10**9), size
 
-    return [
-        Family(
-            f"needle-{name}",
-            draw,
-            lambda *operands: needle(*operands)[2],
-            ("What is the access code of {0}?",),
-            present=lambda *operands: needle(*operands)[1:2],
-            environment="rlm",
-            context=lambda *operands: needle(*operands)[0],
-        ),
-        Family(
-            f"count-{name}",
-            draw,
-            lambda *operands: remarks(*operands)[1],
-            ("How many of these remarks of customers are complaints?",),
-            environment="rlm",
-            context=lambda *operands: remarks(*operands)[0],
-        ),
-        Family(
-            f"join-{name}",
-            draw,
-            lambda *operands: purchases(*operands)[2],
-            ("How much have the people of {0} spent together?",),
-            present=lambda *operands: purchases(*operands)[1:2],
-            environment="rlm",
-            context=lambda *operands: purchases(*operands)[0],
-        ),
-    ]
+def _family(kind: str, name: str, size: int) -> Family:
+    make, question = _KINDS[kind]
+    return Family(
+        f"{kind}-{name}",
+        lambda rng: (rng.randrange(10**9), size),
+        lambda *operands: make(*operands)[-1],
+        (question,),
+        present=lambda *operands: make(*operands)[1:-1],
+        environment="rlm",
+        context=lambda *operands: make(*operands)[0],
+    )
 
 
 DOCUMENT_FAMILIES: dict[str, Family] = {
-    family.name: family for name, size in SIZES.items() for family in _families(name, size)
+    f"{kind}-{name}": _family(kind, name, size) for name, size in SIZES.items() for kind in _KINDS
 }
 """All of them by name."""

@@ -1,6 +1,7 @@
-r"""Files in the formats of known sets of problems, read row by row: `tasks.format`.
+r"""Rows of data sets, from files or elsewhere, and how problems are read from them.
 
-A format says which columns a row has, under the names that copies of the set use, and how its answer is written:
+A format (`tasks.format`) says which columns a row has, under the names that copies of the set use, and how its answer
+is written:
 
     gsm8k           the number after the last `####`
     math            the content of the last \boxed{} of the solution
@@ -17,7 +18,7 @@ import csv
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from typing import Any
 from repl_rl.errors import ConfigError
 
 Row = Mapping[str, Any]
+
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_LONGEST_FIELD_CHARS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,9 @@ def last_box(text: str) -> str | None:
 
 
 def _text(value: Any) -> str:
+    """A value as text; a list of one item counts as the item."""
+    if isinstance(value, list) and len(value) == 1:
+        [value] = value
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{value!r:.80} is neither text nor a number")
     return str(value).strip()
@@ -170,35 +177,57 @@ FORMATS: Mapping[str, Format] = {
 """The formats, by their names in `tasks.format`."""
 
 
-def read_problems(files: Sequence[Path], name: str, columns: Mapping[str, str]) -> Iterator[Problem]:
-    """The problems in these files, in the format `name`; `columns` names columns by role in place of the format's.
+def taken_out(pattern: str | None) -> Callable[[Any], str]:
+    """How answers are read under `tasks.answer_pattern`: the last match's group, the last box for `boxed`, or all."""
 
-    Raises ConfigError naming the file and line of the first row that can't be read.
+    def answer(value: Any) -> str:
+        text = _text(value)
+        if pattern == "boxed":
+            found = last_box(text)
+        elif pattern is not None:
+            found = ([match[1] for match in re.finditer(pattern, text)] or [None])[-1]
+        else:
+            found = text
+        if found is None:
+            raise ValueError(f"tasks.answer_pattern {pattern!r} finds no answer in {text[-200:]!r}")
+        return found.strip().replace(",", "") if _THOUSANDS.fullmatch(found.strip()) else found.strip()
+
+    return answer
+
+
+def read_problems(
+    rows: Iterable[tuple[str, Row]], form: Format, columns: Mapping[str, str], name: str | None = None
+) -> Iterator[Problem]:
+    """The problems in these rows, each with what errors call it; `columns` names columns by role in place of the
+    form's, and `name` is the form's in errors.
+
+    Raises ConfigError naming the first row that can't be read.
     """
-    form = FORMATS[name]
-    for where, row in _rows(files):
-        found = {role: _column(role, form, columns, row) for role in ("question", "answer", "id", "family", "date")}
-        for role in ("question", "answer"):
-            if found[role] is None:
-                wanted = columns.get(role) or " or ".join(form.columns[role])
-                raise ConfigError(
-                    f"{where}: there is no column {wanted} for the {role} in format {name}; it has "
-                    f"{', '.join(row) or 'none'}. See tasks.columns.{role}"
-                )
-        stage = "question"
-        try:
-            question = form.question(_text(row[str(found["question"])]), row)
-            if not question:
-                raise ValueError("it is empty")
-            stage = "answer"
-            answer = form.answer(row[str(found["answer"])])
-            stage = "date"
-            period = None if found["date"] is None else period_of(row[found["date"]])
-            stage = "id"
-            known = {role: _text(row[str(found[role])]) for role in ("id", "family") if found[role] is not None}
-        except ValueError as error:
-            raise ConfigError(f"{where}: column {found[stage]} in format {name}: {error}") from error
-        yield Problem(where, question, answer, known.get("id"), known.get("family"), period, form.metadata)
+    of_form = "" if name is None else f" in format {name}"
+    roles = dict.fromkeys((*form.columns, *columns))
+    for where, row in rows:
+        values: dict[str, Any] = {}
+        for role in roles:
+            column = _column(role, form, columns, row)
+            if column is None:
+                if role in ("question", "answer") or (role in columns and columns[role] not in row):
+                    wanted = columns.get(role) or " or ".join(form.columns[role])
+                    raise ConfigError(
+                        f"{where}: there is no column {wanted!r} for tasks.columns.{role}{of_form}; it has "
+                        f"{', '.join(row) or 'none'}"
+                    )
+                continue
+            read = form.answer if role == "answer" else _READ.get(role, _text)
+            try:
+                value = read(row[column])
+                values[role] = form.question(value, row) if role == "question" else value
+                if role in ("question", "answer") and not values[role]:
+                    raise ValueError("it is empty")
+            except ValueError as error:
+                raise ConfigError(f"{where}: column {column}{of_form}: {error}") from error
+        metadata = dict(form.metadata) | ({"context": values["context"]} if "context" in values else {})
+        known = values["question"], values["answer"], values.get("id"), values.get("family"), values.get("date")
+        yield Problem(where, *known, metadata)
 
 
 def _column(role: str, form: Format, columns: Mapping[str, str], row: Row) -> str | None:
@@ -206,36 +235,45 @@ def _column(role: str, form: Format, columns: Mapping[str, str], row: Row) -> st
     return next((name for name in names if row.get(name) is not None or (name in row and role == "answer")), None)
 
 
-def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Row]]:
+def rows_of(files: Iterable[Path]) -> Iterator[tuple[str, Row]]:
+    """The rows of files of the kinds in `DATA_FILES`, each with its file and line. Raises ConfigError naming these."""
     for file in files:
+        number = 0
         try:
-            if file.suffix == ".jsonl":
-                with file.open(encoding="utf-8") as lines:
-                    for number, line in enumerate(lines, 1):
-                        if line.strip():
-                            yield f"{file}, line {number}", _object(json.loads(line))
-            elif file.suffix == ".csv":
-                with file.open(encoding="utf-8", newline="") as lines:
+            if file.suffix == ".parquet":
+                from pyarrow.parquet import ParquetFile
+
+                rows = (row for batch in ParquetFile(file).iter_batches() for row in batch.to_pylist())
+                yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows))
+                continue
+            with file.open(encoding="utf-8-sig", newline="") as lines:
+                if file.suffix == ".csv":
+                    csv.field_size_limit(_LONGEST_FIELD_CHARS)
                     reader = csv.DictReader(lines, strict=True)
                     for row in reader:
                         number = reader.line_num
                         if None in row or None in row.values():
                             raise ValueError(f"it has not {len(reader.fieldnames or ())} fields, as the first line has")
                         yield f"{file}, line {number}", row
-            elif file.suffix == ".json":
-                content = json.loads(file.read_text(encoding="utf-8"))
-                for number, row in enumerate(content if isinstance(content, list) else [content], 1):
-                    yield f"{file}, entry {number}", _object(row)
-            else:
-                from pyarrow import parquet
-
-                for number, row in enumerate(parquet.read_table(file).to_pylist()):
-                    yield f"{file}, row {number}", row
+                elif file.suffix == ".json" and not _holds_lines(content := lines.read()):
+                    whole = json.loads(content)
+                    for entry, row in enumerate(whole if isinstance(whole, list) else [whole], 1):
+                        yield f"{file}, entry {entry}", _object(row)
+                else:
+                    lines.seek(0)
+                    for number, line in enumerate(lines, 1):
+                        if line.strip():
+                            yield f"{file}, line {number}", _object(json.loads(line))
         except (ValueError, RecursionError, OSError, csv.Error) as error:
             if isinstance(error, ConfigError):
                 raise
-            last = f", line {number}" if file.suffix in (".jsonl", ".csv") else ""
+            last = f", line {number}" if number else ""
             raise ConfigError(f"{file}{last}: can't be read as {file.suffix[1:]}: {error}") from error
+
+
+def _holds_lines(content: str) -> bool:
+    """Whether a file that ends in .json holds JSON lines, as many on the hub do: an object begins on a later line."""
+    return content.startswith("{") and "\n{" in content
 
 
 def _object(value: Any) -> Row:
@@ -268,3 +306,7 @@ def period_of(value: Any) -> tuple[datetime.date, datetime.date]:
         return first, first
     following = datetime.date(year + 1, 1, 1) if month is None or month == 12 else datetime.date(year, month + 1, 1)
     return first, following - datetime.timedelta(days=1)
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {"date": period_of, "context": lambda value: value}
+"""How a role's value is read, if not as text."""

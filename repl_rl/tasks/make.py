@@ -3,6 +3,10 @@
 A problem is its family and its operands, in any order, or what its family says that equal problems share; the phrasing
 doesn't count. A stable hash of the problem decides which split it belongs to, so train and held-out sets are disjoint
 for any two seeds.
+
+A family of your own is named by its import path: `package.module:NAME` is a `Family` of that module, and
+`package.module:NAME-10` is what the module's function NAME returns for 10, a `Family` too. Its tasks bear that path as
+their family; its own `name` is in their ids and decides their split.
 """
 
 from __future__ import annotations
@@ -12,22 +16,24 @@ import hashlib
 from collections.abc import Sequence
 from itertools import cycle, islice
 from random import Random
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.documents import DOCUMENT_FAMILIES
 from repl_rl.tasks.families import EASY_FAMILIES, FAMILIES, Family
 from repl_rl.tasks.gym import GYM_FAMILIES
 from repl_rl.tasks.proofs import PROOF_FAMILIES
+from repl_rl.tasks.puzzles import PUZZLE_FAMILIES
 from repl_rl.tasks.symbolic import SYMBOLIC_FAMILIES
-from repl_rl.tasks.worlds import WORLD_FAMILIES
 from repl_rl.trajectory import Task
+from repl_rl.utils.import_path import imported
 
 Split = Literal["train", "heldout"]
 
 KNOWN: dict[str, Family] = (
-    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | WORLD_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
+    FAMILIES | EASY_FAMILIES | SYMBOLIC_FAMILIES | PUZZLE_FAMILIES | DOCUMENT_FAMILIES | PROOF_FAMILIES | GYM_FAMILIES
 )
+"""The families that ship, and those that were named by import path in this process."""
 _HELDOUT_ONE_IN = 8
 _MAX_DRAWS = 10_000
 
@@ -46,24 +52,52 @@ def make_tasks(families: Sequence[str] | str | None, count: int, seed: int, spli
     names = list(FAMILIES) if families is None else list(dict.fromkeys(families))
     if not names:
         raise ConfigError("empty task set: the list of families is empty")
-    for name in names:
-        if name not in KNOWN:
-            nearest = difflib.get_close_matches(name, KNOWN, n=3)
-            hint = f", did you mean {' or '.join(map(repr, nearest))}?" if nearest else ";"
-            if "," in name:
-                hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
-            raise ConfigError(f"unknown task family {name!r}{hint} Known families: {', '.join(KNOWN)}")
+    members = [family_of(name) for name in names]
     rng = Random(f"{seed}/{split}")
     seen: set[str] = set()
-    return [_new_task(KNOWN[name], rng, split, seen) for name in islice(cycle(names), count)]
+    turns = islice(cycle(zip(names, members, strict=True)), count)
+    return [_new_task(name, family, rng, split, seen) for name, family in turns]
+
+
+def family_of(name: str) -> Family:
+    """The family that `tasks.families` names: a shipped one, or one of your own by import path.
+
+    Raises ConfigError if there is none, with the nearest names, or with what the path leads to.
+    """
+    if name not in KNOWN and ":" in name:
+        KNOWN[name] = _imported_family(name)
+    if name in KNOWN:
+        return KNOWN[name]
+    nearest = difflib.get_close_matches(name, KNOWN, n=3)
+    hint = f", did you mean {' or '.join(map(repr, nearest))}?" if nearest else ";"
+    if "," in name:
+        hint = f"; several are written as a list, [{', '.join(part.strip() for part in name.split(','))}]."
+    raise ConfigError(
+        f"unknown task family {name!r}{hint} Known families: {', '.join(KNOWN)} (one of your own is named as "
+        "package.module:NAME)"
+    )
+
+
+def _imported_family(path: str) -> Family:
+    base, dash, number = path.rpartition("-")
+    is_made = bool(dash) and number.isdecimal()
+    found: Any = imported(base if is_made else path, "tasks.families:", "package.module:NAME or package.module:NAME-10")
+    if is_made:
+        try:
+            found = found(int(number))
+        except Exception as error:  # users' code may raise anything
+            raise ConfigError(f"tasks.families: {path!r} raised {type(error).__name__}: {error}") from error
+    if not isinstance(found, Family):
+        raise ConfigError(f"tasks.families: {path!r} is {type(found).__name__}, not a repl_rl.tasks.Family")
+    return found
 
 
 def environment_of(families: Sequence[str] | None) -> str | None:
     """The name or import path of the environment that these families are solved in; None without one.
 
-    Raises ConfigError if they need different ones.
+    Raises ConfigError if they need different ones, and for an import path that leads to no family.
     """
-    named = {name: KNOWN[name].environment for name in families or () if name in KNOWN}
+    named = {name: family_of(name).environment for name in families or () if name in KNOWN or ":" in name}
     if len(set(named.values())) > 1:
         raise ConfigError(
             f"tasks.families {list(named)} can't be had together: "
@@ -80,29 +114,29 @@ def split_of(family: str, operands: Sequence[int]) -> Split:
 
 def accepts(family: str, submitted: Sequence[str], operands: Sequence[int]) -> bool:
     """What the family says of the `repr`s that were submitted for the problem with these operands."""
-    decide = KNOWN[family].accepts
+    decide = family_of(family).accepts
     return decide is not None and decide(submitted, *operands)
 
 
-def _new_task(family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
+def _new_task(name: str, family: Family, rng: Random, split: Split, seen: set[str]) -> Task:
     for _ in range(_MAX_DRAWS):
         operands = family.draw(rng)
-        problem = _problem(family.name, operands)
-        if problem not in seen and split_of(family.name, operands) == split:
+        problem = _problem(name, operands)
+        if problem not in seen and split_of(name, operands) == split:
             seen.add(problem)
             return Task(
                 id="-".join([family.name, split, *map(str, operands)]),
                 question=rng.choice(family.phrasings).format(*family.present(*operands)),
                 answer=str(family.solve(*operands)),
-                family=family.name,
+                family=name,
                 metadata={"operands": list(operands)},
             )
     used = sum(problem.startswith(f"{family.name} ") for problem in seen)
-    raise ConfigError(
-        f"family {family.name!r} has no {split} problem left after {used}; ask for fewer tasks or more families"
-    )
+    raise ConfigError(f"family {name!r} has no {split} problem left after {used}; ask for fewer tasks or more families")
 
 
-def _problem(family: str, operands: Sequence[int]) -> str:
-    identity = KNOWN[family].identity if family in KNOWN else None
-    return " ".join([family, *(map(str, sorted(operands)) if identity is None else [identity(*operands)])])
+def _problem(name: str, operands: Sequence[int]) -> str:
+    family = KNOWN.get(name)
+    identity = None if family is None else family.identity
+    shared = map(str, sorted(operands)) if identity is None else [identity(*operands)]
+    return " ".join([family.name if family else name, *shared])

@@ -35,7 +35,7 @@ from repl_rl.trajectory import Trajectory
 
 
 class Ticket(NamedTuple):
-    """A group's place in the order of all, and how often it was begun before."""
+    """A group's number in the order of all, and how often it was begun before."""
 
     number: int
     attempt: int = 0
@@ -191,21 +191,18 @@ class GroupQueue:
     def _fill(self) -> None:
         while len(self._begun) < self._allowed and self._failure is None:
             is_full = self._running + self._group_size > self._at_once
-            if (self._running and is_full) or (ticket := self._next_ticket()) is None:
+            is_last = not self._again and self._last is not None and self._next >= self._last
+            if (self._running and is_full) or is_last:
                 return
+            if self._again:
+                ticket = self._again.popleft()
+            else:
+                ticket, self._next = Ticket(self._next), self._next + 1
             try:
                 self._start(ticket)
             except Exception as error:  # noqa: BLE001 - this may be another thread than the one that has to hear of it
                 self._failure = error
                 self._changed.notify_all()
-
-    def _next_ticket(self) -> Ticket | None:
-        if self._again:
-            return self._again.popleft()
-        if self._last is not None and self._next >= self._last:
-            return None
-        self._next += 1
-        return Ticket(self._next - 1)
 
     def _start(self, ticket: Ticket) -> None:
         begun = _Begun(ticket, self._version, self._group_size, Future())
@@ -236,9 +233,9 @@ class GroupOrder:
 
     def row(self, number: int) -> int:
         """The index of the row."""
-        batch, place = divmod(number, self._groups)
+        batch, index = divmod(number, self._groups)
         epoch, batch = divmod(batch, self._sampler.num_samples // self._of_all)
-        row: int = self._order(epoch)[batch * self._of_all + self._process * self._groups + place]
+        row: int = self._order(epoch)[batch * self._of_all + self._process * self._groups + index]
         return row
 
     def _order(self, epoch: int) -> list[int]:

@@ -69,8 +69,12 @@ def tokens_that_come_back(
     """
     parts = [token_bytes[index] if index < len(token_bytes) else b"" for index in ids]
     text = b"".join(parts).decode("utf-8", "surrogateescape")
-    shown = "".join("\N{REPLACEMENT CHARACTER}" if _is_bad(char) else char for char in text) if _has_bad(text) else text
-    lengths = _shown_lengths(parts, text) if shown is not text else map(len, parts)
+    shown, lengths = text, [len(part) for part in parts]
+    if not text.isascii() and any(map(_is_bad, text)):
+        shown = "".join("\N{REPLACEMENT CHARACTER}" if _is_bad(char) else char for char in text)
+        flags = [[True] if _is_bad(char) else [False] * len(char.encode()) for char in text]
+        is_bad = itertools.chain.from_iterable(flags)  # each of them becomes the three bytes of U+FFFD
+        lengths = [len(part) + 2 * sum(itertools.islice(is_bad, len(part))) for part in parts]
     again = encode(shown)
     known = set(_spans(again, (len(token_bytes[index]) for index in again)))
     return [span in known or span[0] == span[1] for span in _spans(ids, lengths)]
@@ -95,15 +99,5 @@ def _spans(ids: Iterable[int], lengths: Iterable[int]) -> Iterable[tuple[int, in
         yield start, end, index
 
 
-def _has_bad(text: str) -> bool:
-    return any(map(_is_bad, text)) if not text.isascii() else False
-
-
 def _is_bad(char: str) -> bool:
     return "\udc80" <= char <= "\udcff"
-
-
-def _shown_lengths(parts: Sequence[bytes], text: str) -> list[int]:
-    """The length of each part in bytes, with every invalid byte counted as the three bytes of U+FFFD."""
-    is_bad = itertools.chain.from_iterable([True] if _is_bad(char) else [False] * len(char.encode()) for char in text)
-    return [len(part) + 2 * sum(itertools.islice(is_bad, len(part))) for part in parts]

@@ -31,9 +31,10 @@ from trl import GRPOTrainer
 from trl.trainer.utils import pad
 
 from repl_rl.config import BranchConfig, ModelConfig
+from repl_rl.config.section import Excluding, refuse_excluding
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import CountsPrompts, ServesSlots, make_engine
-from repl_rl.engine.environment import cores_beside_engine
+from repl_rl.engine.environment import cores_beside_engine, limit_openmp
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
@@ -69,6 +70,13 @@ from repl_rl.trainer.rows import (
 from repl_rl.trainer.typed_tokens import EngineGeneration, TypedTokenTrainer
 from repl_rl.trajectory import Task, Trajectory, write_jsonl
 from repl_rl.utils.distributed import gather
+
+_EXCLUDING: tuple[Excluding, ...] = (
+    (("environment", "redraws"), "reward functions would see other environments"),
+    (("environment", "reward_funcs", "asynchronous"), "environments are closed before reward functions are called"),
+    (("environment", "reward_funcs", "make_runner"), "reward functions can't be given environments of other machines"),
+    (("asynchronous", "an iterable data set"), "tasks are taken ahead, by their rows"),
+)
 
 
 class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
@@ -115,20 +123,15 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         asks = args.branch is not None and args.branch.looks_at_outcomes
         self._extensions = make_extensions(tools or (), tools_where, owner, rollout, grader if asks else grade)
         self._extensions.require(args.dialect, args.kernel, args.branch)
-        if owner is not None and args.redraws:
-            raise ConfigError("redraws can't be had with an environment: reward functions would see other ones")
-        if owner is not None and args.asynchronous is not None and reward_funcs:
-            raise ConfigError(
-                "reward_funcs are given the environments of a step, which asynchronous has closed by then; let the "
-                "environment give the reward, or leave one of the three out"
-            )
-        if args.asynchronous is not None and isinstance(train_dataset, IterableDataset):
-            raise ConfigError("asynchronous takes tasks ahead, and an iterable data set has no rows; give a Dataset")
-        if owner is not None and make_runner is not None and reward_funcs:
-            raise ConfigError(
-                "reward_funcs are given the environments, which are on the machines of the cluster; let the "
-                "environment give the reward, or leave one of the three out"
-            )
+        given = {
+            "environment": owner is not None,
+            "redraws": args.redraws,
+            "asynchronous": args.asynchronous,
+            "reward_funcs": bool(reward_funcs),
+            "make_runner": make_runner is not None,
+            "an iterable data set": isinstance(train_dataset, IterableDataset),
+        }
+        refuse_excluding(_EXCLUDING, given.__getitem__)
         self._table = reward_table(args.rewards, args.credit, line_rewards)
         self._grader = grader
         path = model if isinstance(model, str) else model.name_or_path
@@ -158,7 +161,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             train_dataset=as_dataset(train_dataset, graded),
             eval_dataset=None if eval_dataset is None else as_dataset(eval_dataset, graded),
             processing_class=kwargs.pop("processing_class", vocabulary.tokenizer),
-            rollout_func=_rollout,
+            rollout_func=lambda prompts, trainer: trainer.roll_out(),
             **kwargs,
         )
         self._own_reward_columns = len(self._table.component_names)
@@ -306,8 +309,11 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return {**columns, "scored": self._last_scored}
 
     def _scored_rollouts(self, tasks: Sequence[Task]) -> list[ScoredTrajectory]:
+        """A training batch may be cut short and have trees; an evaluation waits for all of its sessions."""
         branch = self.args.branch if self.model.training else None
-        trajectories = self.service.generate(tasks, self.batch_sampling(), self._cut(), branch)
+        share = self.args.budget.finish_share
+        cut = Cut(share, self.num_generations) if self.model.training and share < 1 else None
+        trajectories = self.service.generate(tasks, self.batch_sampling(), cut, branch)
         return self._scored(tasks, trajectories, branch)
 
     def _scored(
@@ -317,7 +323,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
 
     def _scored_from_queue(self) -> list[ScoredTrajectory]:
-        """The groups of a step that trains with `asynchronous`. Their rows take the place of those that TRL drew."""
+        """The groups of a step that trains with `asynchronous`. Their rows replace those that TRL drew."""
         if self.queue is None:
             self._open_queue()
         assert self.queue is not None
@@ -333,7 +339,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         between = self.args.steps_per_generation * self.num_iterations
         first, again = self.queue_position or (self._step // between * groups, ())
         if self.args.asynchronous.ahead and isinstance(self.engine, ServesSlots):
-            torch.set_num_threads(len(cores_beside_engine(self.engine.threads) or range(self._threads)))
+            # torch.set_num_threads would also hold for threads of vLLM, which ends where their number changes
+            limit_openmp(len(cores_beside_engine(self.engine.threads) or range(self._threads)))
         sampler = GRPOTrainer._get_train_sampler(self)
         self._order = GroupOrder(sampler, groups, self.accelerator.process_index, processes)
         self.queue = GroupQueue(
@@ -351,7 +358,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-            torch.set_num_threads(self._threads)
+            limit_openmp(self._threads)
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]
@@ -443,29 +450,27 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
             name = f"step_{self.state.global_step + 1:05d}.jsonl"
             write_jsonl(Path(self.args.rollout_dir) / name, trajectories)
 
-    def _cut(self) -> Cut | None:
-        """When to cut a training batch short; None to wait for all of it, as evaluation always does."""
-        share = self.args.budget.finish_share
-        return Cut(share, self.num_generations) if self.model.training and share < 1 else None
-
     def _log_batch(self, scored: Sequence[ScoredTrajectory], seconds: float) -> None:
         """Log metrics of all processes' trajectories, and this process's own kernel counters and loop time."""
         trajectories = gather([item.trajectory for item in scored])
-        kernels = {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
+        values = batch_metrics(trajectories, seconds) | {"time/loop_share": self.service.loop_share}
+        values |= {f"kernels/{name}": value for name, value in self.service.kernel_numbers().items()}
         tools = [tool.name for tool in self._extensions.toolbox.tools]
-        called = tool_metrics(trajectories, tools) if tools or self._extensions.environment else {}
-        self._log_values(self._with_absent_shares(batch_metrics(trajectories, seconds)) | kernels | called)
-        self._log_values({"time/loop_share": self.service.loop_share, **self._reencoded(trajectories)})
-        self._log_values(self._reused())
-
-    def _reused(self) -> dict[str, float]:
-        """The share of the tokens that lines were to continue which the engine did not compute again, since the last
-        batch. Empty for engines that don't count."""
-        if not isinstance(self.engine, CountsPrompts):
-            return {}
-        before, self._prompt_tokens = self._prompt_tokens, self.engine.prompt_tokens
-        asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
-        return {"engine/reused_share": 1 - computed / asked} if asked else {}
+        if tools or self._extensions.environment:
+            values |= tool_metrics(trajectories, tools)
+        vocabulary = self.service.vocabulary
+        encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
+        found = reencoded(
+            [part for t in trajectories if not t.is_void for part in t.parts], vocabulary.token_bytes, encode
+        )
+        if found.sampled:
+            values["drift/reencoded_share"] = found.share
+        if isinstance(self.engine, CountsPrompts):
+            before, self._prompt_tokens = self._prompt_tokens, self.engine.prompt_tokens
+            asked, computed = (now - then for now, then in zip(self._prompt_tokens, before, strict=True))
+            if asked:  # of the tokens that lines continue, the share that the engine did not compute again
+                values["engine/reused_share"] = 1 - computed / asked
+        self._log_values(self._with_absent_shares(values))
 
     def _with_absent_shares(self, values: Mapping[str, float]) -> dict[str, float]:
         """Add zeros for the stops and errors that a batch doesn't have, because TRL averages only the given values."""
@@ -475,15 +480,6 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         for name in names:
             logged[name] += [0.0] * (batches - len(logged[name]))
         return dict.fromkeys(names, 0.0) | dict(values)
-
-    def _reencoded(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-        """The share of typed tokens that would change if transcripts were decoded and encoded again."""
-        vocabulary = self.service.vocabulary
-        encode = partial(vocabulary.tokenizer.encode, add_special_tokens=False)
-        found = reencoded(
-            [part for t in trajectories if not t.is_void for part in t.parts], vocabulary.token_bytes, encode
-        )
-        return {"drift/reencoded_share": found.share} if found.sampled else {}
 
     def _log_logprob_drift(self, output: dict[str, Any]) -> None:
         """Log |trainer - sampler| over the typed tokens of all processes. Raises TrainingError if it is not finite."""
@@ -520,7 +516,3 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         mode = "train" if self.model.training else "eval"
         for name, value in values.items():
             self._metrics[mode][name].append(value)
-
-
-def _rollout(prompts: list[Any], trainer: ReplGRPOTrainer) -> dict[str, Any]:
-    return trainer.roll_out()

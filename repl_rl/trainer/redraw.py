@@ -48,10 +48,7 @@ class Batch:
         """The groups that teach nothing, as ranges of indices."""
         starts = range(0, len(self.rows), self.group_size)
         groups = [range(start, start + self.group_size) for start in starts]
-        return [group for group in groups if self._is_idle(group, config)]
-
-    def _is_idle(self, group: range, config: CreditConfig) -> bool:
-        return is_flat([self.scored[index] for index in group], config)
+        return [group for group in groups if is_flat([self.scored[index] for index in group], config)]
 
 
 def redraw(

@@ -65,16 +65,14 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def group_sampling(self, ticket: Ticket) -> SeededSampling:
         """The sampling of a group: at its first attempt, as it would be in its batch."""
-        batch, place = divmod(ticket.number, self.groups_per_batch)
-        between, accumulated = (
-            self.args.steps_per_generation * self.num_iterations,
-            self.args.gradient_accumulation_steps,
-        )
+        batch, index = divmod(ticket.number, self.groups_per_batch)
+        between = self.args.steps_per_generation * self.num_iterations
+        accumulated = self.args.gradient_accumulation_steps
         step = batch * between // accumulated
         number = batch - -(-step * accumulated // between)
         again = f"/again{ticket.attempt}" if ticket.attempt else ""
         sampling = self._seeded(f"train/{step}/{number}", again)
-        return sampling.model_copy(update={"first": place * self.num_generations})
+        return sampling.model_copy(update={"first": index * self.num_generations})
 
     @property
     def groups_per_batch(self) -> int:
@@ -97,13 +95,16 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         is_inside = self._step % (self.args.steps_per_generation * self.num_iterations) != 0
+        first, again = (0, []) if self.queue is None else self.queue.position()
+        # a resumed run loads the weights of this step into the engine again, which counts once more
+        counts_again = getattr(self, "_last_loaded_step", -1) == self.state.global_step
         position = {
             "micro_step": self._step,
             "batch": self._buffered_inputs if is_inside else None,
-            # a resumed run loads the weights of this step into the engine again, which counts once more
             "critic": torch.from_numpy(self.critic.sums),
-            "queue": None if self.queue is None else _plain(*self.queue.position()),
-            "version": self.engine.version - int(getattr(self, "_last_loaded_step", -1) == self.state.global_step),
+            # without types of our own, which `torch.load` would refuse
+            "queue": None if self.queue is None else (first, [(each.number, each.attempt) for each in again]),
+            "version": self.engine.version - int(counts_again),
         }
         torch.save(position, self._position_path(output_dir))
         self.accelerator.wait_for_everyone()  # before the state is written that makes the checkpoint complete
@@ -115,9 +116,8 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
         stored = torch.load(self._position_path(checkpoint), map_location=self.accelerator.device, weights_only=True)
         self._step, self._buffered_inputs = stored["micro_step"], stored["batch"]
         self._last_loaded_step = -1
-        if "critic" in stored:
-            self.critic.sums = stored["critic"].cpu().numpy()
-        if stored.get("queue") is not None:
+        self.critic.sums = stored["critic"].cpu().numpy()
+        if stored["queue"] is not None:
             first, again = stored["queue"]
             self.queue_position = first, [Ticket(*each) for each in again]
         if not isinstance(self.engine, SharedEngine):
@@ -126,11 +126,6 @@ class ResumableTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _position_path(self, checkpoint: str) -> Path:
         return Path(checkpoint) / f"position_{self.accelerator.process_index}.pt"
-
-
-def _plain(first: int, again: list[Ticket]) -> tuple[int, list[tuple[int, int]]]:
-    """A queue's position without types of our own, which `torch.load` would refuse."""
-    return first, [(ticket.number, ticket.attempt) for ticket in again]
 
 
 class EpochSampler(Sampler[int]):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""What everything else passes around: lines, trajectories and the task they answer, and files of them. Stdlib only."""
+"""What everything else passes around: lines, trajectories, the task they answer, and files of them."""
 
 from repl_rl.trajectory.data import (
     Branch,

@@ -1,23 +1,26 @@
 """Lines, trajectories, and the task they answer.
 
-A `Trajectory` is data: it checks itself and converts to JSON and back without loss. How it is displayed in a notebook,
-or converted to one, is the business of `repl_rl.view`, which is imported when such a method is called. All indices
-(`Line.start`, `Line.end`) point into `completion_ids`; T below is its length.
+A `Trajectory` is data: it checks itself and converts to JSON and back without loss. How it is displayed, or becomes a
+notebook, is the business of `repl_rl.view`, which registers itself in `repl_rl.trajectory.display`. All indices
+(`Line.start`, `Line.end`, `Compaction.start`) point into `completion_ids`; T below is its length.
 """
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import importlib
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+
+from repl_rl.trajectory.display import shows
+from repl_rl.trajectory.images import read_images
+
+Counter = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class LineKind(StrEnum):
@@ -65,10 +68,6 @@ _BUDGETS = frozenset(
         StopReason.SECONDS,
     }
 )
-
-
-_PROMPT = re.compile(r"(?:>>>|\.\.\.|\nIn \[\d+\]:|(?<![^\n]) *\.\.\.:)\Z")
-"""The prompts at the end of an output, for records without cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +169,9 @@ class Line:
     """Calls of tools while it ran, in the order in which they ended."""
     subcalls: tuple[SubCall, ...] = ()
     """What it asked a language model while it ran."""
-    cells: tuple[RecordedCell, ...] | None = None
-    """What ran in the line, in order; () if nothing did. None if that was not recorded: in older files, in trajectories
-    from a user's own loop, and for a line that was running when the machinery failed or the trajectory was cut."""
+    cells: tuple[RecordedCell, ...] = ()
+    """What ran in the line, in order. Nothing for a line that was running when the machinery failed or the trajectory
+    was cut. Rewards for novelty and notebooks go by the cells, so a loop of your own has to record them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -181,13 +180,11 @@ class Line:
     @property
     def images(self) -> tuple[bytes, ...]:
         """PNG files of what its cells drew, in order."""
-        return tuple(image for cell in self.cells or () for image in cell.images)
+        return tuple(image for cell in self.cells for image in cell.images)
 
     @property
     def shown(self) -> str:
-        """What its cells showed, in order. Without recorded cells: its output minus the prompt of a known dialect."""
-        if self.cells is None:
-            return _PROMPT.sub("", self.output)
+        """What its cells showed, in order."""
         return "".join(cell.output for cell in self.cells)
 
 
@@ -195,11 +192,11 @@ class Line:
 class Branch:
     """Where a trajectory begins that is not a root of its group: at a line of another one.
 
-    `parent` is that one's place in the group. Its lines before `line` are part of this one's prompt, so that each
+    `parent` is that one's index in the group. Its lines before `line` are part of this one's prompt, so that each
     sampled token belongs to one trajectory. `weight` is that of the first line here in a sum over the tree, 1 for a
     root: each fork divides it by the number of futures that were typed there. `by` says how its session came to the
     parent's state: by `fork`, or by `replay` of the parent's lines. A fork that did not come about is a branch at line
-    0: its place was filled with a session from the prompt (`anew`), a tree of its own.
+    0: a session from the prompt took its index (`anew`), and is a tree of its own.
     """
 
     parent: int
@@ -209,30 +206,42 @@ class Branch:
 
     def __post_init__(self) -> None:
         if self.parent < 0 or self.line < 0 or not 0 < self.weight <= 1:
-            raise ValueError(f"{self} is no branch: places count from 0, and a weight lies in (0, 1]")
+            raise ValueError(f"parent and line of a branch count from 0, and its weight lies in (0, 1]; got {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Where a transcript was compacted: what was sampled from `place` in the completion on had this prompt before it,
-    and neither the trajectory's prompt nor what came before `place`."""
+    """Where a transcript was compacted: what was sampled from token `start` on had this prompt before it, and neither
+    the trajectory's prompt nor the tokens before `start`."""
 
-    place: int
+    start: int
     prompt: str
     prompt_ids: tuple[int, ...]
 
 
+class _Displayed:
+    """What notebooks ask an object for. IPython takes the bundle; other front ends look for the HTML alone."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return self._repr_mimebundle_()["text/html"]
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return shows().bundle(self)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
-class Trajectory:
+class Trajectory(_Displayed):
     """A prompt, then lines and outputs, and why it stopped.
 
     `completion_ids`, `sampled_mask` and `logprobs` have length T. `logprobs` holds the sampler's log-probability of
     each sampled token in nats, 0.0 on outputs. `version` counts the weight updates of the policy that sampled its first
-    token, and `updates` says where later weights took over: pairs of a place in the completion and a version.
+    token, and `updates` says where later weights took over: pairs of a token's index and a version.
     `answer` holds the `repr` of each value passed to `submit_final_answer`, or the text of an answer given in prose; it
     is None if there was no answer. `answer_forms` holds a text or None for each of these values: what it is, in the
     notation of `sympy.srepr`, or a function's source. It comes from the session, as the `repr` does. None if no value
-    has a form, in answers given in prose, and in files of earlier versions.
+    has a form, and in answers given in prose.
     """
 
     task_id: str
@@ -247,8 +256,8 @@ class Trajectory:
     outcome_reward: float | None = None
     environment_reward: float | None = None
     """The reward from the environment, if there is one that gives rewards."""
-    version: int = 0
-    updates: tuple[tuple[int, int], ...] = ()
+    version: Counter = 0
+    updates: tuple[tuple[int, Counter], ...] = ()
     error: str | None = None
     """What failed, if `stop_reason` is aborted."""
     duration_s: float = 0.0
@@ -260,8 +269,8 @@ class Trajectory:
     queue_s: float = 0.0
     """The part of `duration_s` spent waiting for its turn, for a slot at the engine, and for a kernel."""
     dialect: str | None = None
-    """The dialect that its turns are read with: the name of a shipped one, or `package.module:Class`. None in files of
-    earlier versions, and in trajectories from a user's own loop."""
+    """The dialect that its turns are read with: the name of a shipped one, or `package.module:Class`. None, in
+    trajectories from a user's own loop, means `python`."""
     branch: Branch | None = None
     """Where it begins, if it is a branch of another trajectory; None for a root, and where nothing was forked."""
     answer_forms: tuple[str | None, ...] | None = None
@@ -283,17 +292,17 @@ class Trajectory:
         if _mask_of(self.lines, length) != list(self.sampled_mask):
             raise ValueError(f"trajectory of task {self.task_id!r}: its lines don't cover exactly the sampled tokens")
         begun = [line.start for line in self.lines[1:]]
-        compacted = [each.place for each in self.compactions]
+        compacted = [each.start for each in self.compactions]
         if compacted != sorted(set(compacted) & set(begun)):
             raise ValueError(
                 f"trajectory of task {self.task_id!r}: compacted at tokens {compacted}, which are not beginnings of "
                 "later lines, in order"
             )
-        places = [0, *(place for place, _ in self.updates), length]
-        if self.updates and any(place >= following for place, following in pairwise(places)):
+        updated = [start for start, _ in self.updates]
+        if updated and any(start >= following for start, following in pairwise([0, *updated, length])):
             raise ValueError(
-                f"trajectory of task {self.task_id!r}: weights took over at tokens {places[1:-1]} of {length}; these "
-                "have to ascend, between the first token and the last"
+                f"trajectory of task {self.task_id!r}: weights took over at tokens {updated} of {length}; these have "
+                "to ascend, between the first token and the last"
             )
 
     @property
@@ -319,7 +328,7 @@ class Trajectory:
             raise ValueError(f"task {self.task_id!r}: a branch at line {known} does not begin as its parent does")
         more = len(ids) - len(typed)
         own = (replace(line, start=line.start + len(ids), end=line.end + len(ids)) for line in self.lines)
-        later = [(len(ids), self.version), *((place + len(ids), version) for place, version in self.updates)]
+        later = [(len(ids), self.version), *((start + len(ids), version) for start, version in self.updates)]
         if not self.completion_ids or parent.token_versions[: len(ids)][-1:] == (self.version,):
             del later[0]
         return replace(
@@ -345,23 +354,23 @@ class Trajectory:
         versions, parts = self.token_versions, list[Trajectory]()
         begins = [Compaction(0, self.prompt, self.prompt_ids), *self.compactions]
         for begin, end in pairwise([*begins, Compaction(len(self.completion_ids), "", ())]):
-            lines = [line for line in self.lines if begin.place <= line.start < end.place]
+            lines = [line for line in self.lines if begin.start <= line.start < end.start]
             last = lines[-1].end  # nothing follows the output of the last one here
-            own = versions[begin.place : last]
+            own = versions[begin.start : last]
             parts.append(
                 replace(
                     self,
                     prompt=begin.prompt,
                     prompt_ids=begin.prompt_ids,
-                    completion_ids=self.completion_ids[begin.place : last],
-                    sampled_mask=self.sampled_mask[begin.place : last],
-                    logprobs=self.logprobs[begin.place : last],
+                    completion_ids=self.completion_ids[begin.start : last],
+                    sampled_mask=self.sampled_mask[begin.start : last],
+                    logprobs=self.logprobs[begin.start : last],
                     lines=tuple(
-                        replace(line, start=line.start - begin.place, end=line.end - begin.place) for line in lines
+                        replace(line, start=line.start - begin.start, end=line.end - begin.start) for line in lines
                     ),
                     version=own[0],
                     updates=tuple(
-                        (place, after) for place, (before, after) in enumerate(pairwise(own), 1) if before != after
+                        (index, after) for index, (before, after) in enumerate(pairwise(own), 1) if before != after
                     ),
                     compactions=(),
                 )
@@ -387,31 +396,8 @@ class Trajectory:
 
     def to_dict(self) -> dict[str, Any]:
         """The trajectory in plain JSON types. Raises ValueError if a number in it is not finite."""
-        record = dataclasses.asdict(self)
-        if self.answer_forms is None:
-            del record["answer_forms"]
-        if not self.compactions:
-            del record["compactions"]
-        for cell in (cell for line in record["lines"] for cell in line["cells"] or ()):
-            cell["images"] = [base64.b64encode(image).decode() for image in cell["images"]]
-            if not cell["images"]:
-                del cell["images"]
-        for line, kept in zip(self.lines, record["lines"], strict=True):
-            if not line.subcalls:
-                del kept["subcalls"]
-            for call, asked in zip(line.subcalls, kept.get("subcalls", ()), strict=True):
-                if not call.lines:
-                    del asked["lines"]
-                if call.trajectory is None:
-                    del asked["trajectory"]
-                else:
-                    asked["trajectory"] = call.trajectory.to_dict()
-        numbers = [*self.logprobs, self.outcome_reward, self.environment_reward]
-        numbers += [self.duration_s, self.engine_s, self.kernel_s, self.queue_s]
-        numbers += [number for line in self.lines for number in (line.reward, line.advantage, line.duration_s)]
-        numbers += [call.duration_s for line in self.lines for call in line.calls]
-        numbers += [call.duration_s for line in self.lines for call in line.subcalls]
-        if not all(math.isfinite(number) for number in numbers if number is not None):
+        record: dict[str, Any] = msgspec.to_builtins(self)
+        if not _is_finite(record):
             raise ValueError(f"trajectory of task {self.task_id!r} holds a number that is not finite")
         return record
 
@@ -419,11 +405,10 @@ class Trajectory:
     def from_dict(cls, record: Mapping[str, Any]) -> Trajectory:
         """The inverse of `to_dict`. Unknown keys are ignored, keys with a default may be missing.
 
-        Raises ValueError if `record` is not the record of a trajectory.
+        Images that the record names as files are left out; `read_jsonl` reads them. Raises ValueError if `record` is
+        not the record of a trajectory.
         """
-        reader = importlib.import_module("repl_rl.trajectory.jsonl")  # which needs this class
-        trajectory: Trajectory = reader.from_record(record, None).trajectory
-        return trajectory
+        return msgspec.convert(read_images(record), cls)
 
     def to_notebook(
         self,
@@ -436,28 +421,17 @@ class Trajectory:
         """The session as a notebook (nbformat's NotebookNode), written to `path` if one is given.
 
         `thoughts` says what kind of cells lines of comments become: `code` or `markdown`. `dialect` is the name of the
-        dialect to read it with; without it, that is the trajectory's own or, in older files, inferred from the
-        transcript. Code that the trajectory names as its dialect, as `package.module:Class`, is imported only with
-        `trust`, or if this process has imported it before.
+        dialect to read it with; without it, that is the trajectory's own. Code that the trajectory names as its
+        dialect, as `package.module:Class`, is imported only with `trust`, or if this process has imported it before.
         """
-        notebook = importlib.import_module("repl_rl.view.notebook")
-        return notebook.to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
+        return shows().to_notebook(self, path, thoughts=thoughts, dialect=dialect, trust=trust)
 
     def __repr__(self) -> str:
         return f"<Trajectory of task {self.task_id!r}: {len(self.lines)} lines, stopped: {self.stop_reason}>"
 
     def __str__(self) -> str:
         """The transcript as `repl-rl view` prints it in a terminal."""
-        text: str = importlib.import_module("repl_rl.view.terminal").terminal_text(self)
-        return text
-
-    def _repr_html_(self) -> str:
-        html: str = importlib.import_module("repl_rl.view.display").trajectory_html(self)
-        return html
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
-        return bundle
+        return shows().terminal_text(self)
 
 
 def whole_session(trajectory: Trajectory, group: Sequence[Trajectory]) -> Trajectory:
@@ -467,16 +441,8 @@ def whole_session(trajectory: Trajectory, group: Sequence[Trajectory]) -> Trajec
     return trajectory.whole(whole_session(group[trajectory.branch.parent], group))
 
 
-class Group(list[Trajectory]):
+class Group(_Displayed, list[Trajectory]):
     """Rollouts of one task, shown side by side in a notebook."""
-
-    def _repr_html_(self) -> str:
-        html: str = importlib.import_module("repl_rl.view.display").group_html(self)
-        return html
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        bundle: dict[str, str] = importlib.import_module("repl_rl.view.display").bundle(self)
-        return bundle
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Overrides IPython's printer of lists, which would otherwise be used instead of the bundle."""
@@ -491,3 +457,12 @@ def _mask_of(lines: Iterable[Line], length: int) -> list[bool] | None:
             return None
         mask += [False] * (line.start - len(mask)) + [True] * (line.end - line.start)
     return mask + [False] * (length - len(mask))
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers in a value of JSON types are finite."""
+    if isinstance(value, dict):
+        return all(map(_is_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)

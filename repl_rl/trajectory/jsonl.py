@@ -7,32 +7,23 @@ returns what can be shown, and a note says what could not. Either way every fiel
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import hashlib
 import json
-import math
-import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
-from itertools import pairwise
+from functools import cache
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory.data import (
-    Branch,
-    Compaction,
-    Line,
-    LineKind,
-    RecordedCell,
-    StopReason,
-    SubCall,
-    ToolCall,
-    Trajectory,
-)
+from repl_rl.trajectory.data import Compaction, Line, LineKind, StopReason, Trajectory
+from repl_rl.trajectory.images import read_images, write_images
 
 
 def write_jsonl(
@@ -54,34 +45,8 @@ def write_jsonl(
         pairs = ((each, {}) for each in trajectories) if labels is None else zip(trajectories, labels, strict=True)
         for trajectory, label in pairs:
             record = trajectory.to_dict()
-            for line, stored in zip(trajectory.lines, record["lines"], strict=True):
-                for cell, kept in zip(line.cells or (), stored["cells"] or (), strict=True):
-                    if cell.images:
-                        folder.mkdir(exist_ok=True)
-                        kept["images"] = [f"{folder.name}/{_write_image(folder, image)}" for image in cell.images]
+            write_images(record, folder)
             file.write(json.dumps({**record, **label}, allow_nan=False) + "\n")
-
-
-def _write_image(folder: Path, image: bytes) -> str:
-    """The name of the file in `folder` that holds `image`."""
-    name = f"{hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS]}.png"
-    (folder / name).write_bytes(image)
-    return name
-
-
-def _read_image(stored: str, folder: Path | None) -> bytes | None:
-    """The image that a record holds, or names as a file under `folder`. None for a file that is missing, too large or
-    not what its name says; raises ValueError for a text that is neither base64 nor such a name."""
-    if not (found := _IMAGE_FILE.fullmatch(stored)):
-        return base64.b64decode(stored, validate=True) or None
-    if folder is None or not (path := folder / stored).is_file():
-        return None
-    try:
-        with path.open("rb") as file:
-            image = file.read(_LARGEST_IMAGE_BYTES)
-    except OSError:
-        return None
-    return image if hashlib.sha256(image).hexdigest()[:_DIGEST_CHARS] == found[1] else None
 
 
 def read_jsonl(path: Path | str, notes: list[str] | None = None) -> Iterator[Trajectory]:
@@ -140,239 +105,124 @@ def read_record(line: bytes, is_strict: bool = False, folder: Path | None = None
     version doesn't know, converts values that should be text to text, and drops numbers that are not finite. Not
     covered: records that are well-formed but wrong.
     """
-    notes: list[str] | None = None if is_strict else []
+    with suppress(ValueError, RecursionError):
+        return Record(_DECODER.decode(line))  # a record that is whole and names no images
+    notes: list[str] = []
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError:
-        if notes is None:
+        if is_strict:
             raise
         text = line.decode("utf-8", "replace")
         notes.append("it holds bytes that are not UTF-8, shown as \ufffd")
     try:
-        return from_record(json.loads(text), notes, folder)
+        if is_strict:
+            return Record(msgspec.convert(read_images(json.loads(text), folder), Trajectory))
+        stored = json.loads(text, parse_constant=lambda _: None, parse_float=_finite, parse_int=_small)
+        return _mended(read_images(stored, folder), notes)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-_PLAIN: Mapping[str, tuple[type, ...]] = {
-    "str": (str,),
-    "str | None": (str, type(None)),
-    "float": (int, float),
-    "float | None": (int, float, type(None)),
-    "int": (int,),
-}
-"""The types that fields with one text or one number accept."""
-_AS_IS = {kind: {*types} - {int, float} for kind, types in _PLAIN.items()}
-"""The types that a lenient reader accepts unchecked: not numbers, which may be too large or not finite."""
-_WORDS: Mapping[str, tuple[type[StrEnum], StrEnum]] = {
-    "StopReason": (StopReason, StopReason.UNFINISHED),
-    "LineKind": (LineKind, LineKind.STATEMENT),
-}
-"""Types of fields that hold one of several words, and the word that lenient reading shows for an unknown one."""
-_FIELDS: Mapping[type, list[tuple[str, str, bool]]] = {
-    part: [
-        (known.name, str(known.type), known.default is dataclasses.MISSING)
-        for known in dataclasses.fields(part)
-        if str(known.type) in {*_PLAIN, *_WORDS}
-    ]
-    for part in (Trajectory, Line, ToolCall, SubCall, RecordedCell, Branch, Compaction)
-}
-"""The fields of these types: name, type, and whether a record must have it."""
-_TOKENS: Mapping[str, set[type]] = {"prompt_ids": {int}, "completion_ids": {int}, "sampled_mask": {bool}}
-"""The item types of the token lists; `logprobs` holds numbers."""
-_LARGEST = 2**63 - 1
-_DIGEST_CHARS = 32
-_IMAGE_FILE = re.compile(r"[^/\0]+\.images/([0-9a-f]{32})\.png")
-_LARGEST_IMAGE_BYTES = 4 << 20
+_DECODER = msgspec.json.Decoder(Trajectory)
+_INT_CHARS = 18
+"""Longer ones are more than a 64-bit integer may hold."""
+_WORDS: Mapping[type[StrEnum], StrEnum] = {StopReason: StopReason.UNFINISHED, LineKind: LineKind.STATEMENT}
+"""What lenient reading shows for a word that it doesn't know."""
+_STAND_INS: Mapping[Any, Any] = {str: "", int: 0, float: 0.0, bytes: b""}
+"""What it shows for a value of another type; b"" is left out."""
+_NAMES = ("task_id", "name")
 
 
-def from_record(record: Any, notes: list[str] | None, folder: Path | None = None) -> Record:
-    """Read what JSON holds. Without `notes` strict: raises ValueError for anything that does not match its type. With
-    `notes` lenient."""
-    found = record if isinstance(record, Mapping) else {}
-    if not (isinstance(found.get("prompt"), str) or isinstance(found.get("lines"), list | tuple)):
-        raise ValueError("it has neither a prompt nor lines")
-    values = _read_fields(Trajectory, found, notes)
-    answer, logprobs = found.get("answer"), found.get("logprobs")
-    if notes is not None:
-        if answer is not None:
-            answers = answer if isinstance(answer, list | tuple) else [answer]
-            answer = [_mended(one, "answer", "str") for one in answers]
-        if isinstance(logprobs, list | tuple) and not (
-            set(map(type, logprobs)) <= {float} and all(map(math.isfinite, logprobs))
-        ):
-            logprobs = [_mended(one, "logprobs", "float") for one in logprobs]
-    values["answer"] = None if answer is None else _read_list(answer, "answer", notes, {str})
-    forms = found.get("answer_forms")
-    values["answer_forms"] = None if forms is None else _read_list(forms, "answer_forms", notes, {str, type(None)})
-    if notes is not None and len(values["answer_forms"] or ()) != len(values["answer"] or ()):
-        values["answer_forms"] = None
-    tokens = {name: _read_list(found.get(name), name, notes, kinds) for name, kinds in _TOKENS.items()}
-    tokens["logprobs"] = _read_list(logprobs, "logprobs", notes, {int, float})
-    values["prompt_ids"] = tokens.pop("prompt_ids") or ()
-    values["branch"] = _read_branch(found.get("branch"), notes)
-    values["updates"] = _read_updates(found.get("updates", ()), len(tokens["completion_ids"] or ()), notes)
-    raw_lines = _read_list(found.get("lines", ()), "lines", notes) or ()
-    lines = [_read_line(raw, notes, folder) for raw in raw_lines]
-    starts = [line.start for line in lines[1:] if line is not None]
-    values["compactions"] = _read_compactions(found.get("compactions", ()), starts, notes)
-    has_tokens = True
-    try:
-        if None in lines or None in tokens.values():
-            raise ValueError
-        trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
-    except ValueError:
-        if notes is None:
-            raise
-        has_tokens = False
-        notes.append("its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not")
-        readable = [raw for raw in raw_lines if isinstance(raw, Mapping)]
-        lines = [_read_line({**raw, "start": at, "end": at + 1}, notes, folder) for at, raw in enumerate(readable)]
-        ids, mask, zeros = (0,) * len(lines), (True,) * len(lines), (0.0,) * len(lines)
-        tokens = {"completion_ids": ids, "sampled_mask": mask, "logprobs": zeros}
-        values["updates"] = values["compactions"] = ()
-        trajectory = Trajectory(**values, **tokens, lines=tuple(filter(None, lines)))
-    told = list(dict.fromkeys(note[:200] for note in notes or ()))
+def _finite(text: str) -> float | None:
+    return value if isfinite(value := float(text)) else None
+
+
+def _small(text: str) -> int | None:
+    return int(text) if len(text) <= _INT_CHARS else None
+
+
+def _mended(stored: Any, notes: list[str]) -> Record:
+    """As much of a record as can be shown. Raises ValueError for what is not the record of a trajectory."""
+    found = stored if isinstance(stored, Mapping) else {}
+    raw_lines = found.get("lines")
+    if not isinstance(raw_lines, list):
+        if not isinstance(found.get("prompt"), str):
+            raise ValueError("it has neither a prompt nor lines")
+        raw_lines = []
+    values = _read_fields(Trajectory, {**found, "lines": ()}, notes)
+    values["prompt_ids"] = values["prompt_ids"] or ()
+    lines = [_read_fields(Line, raw, notes) for raw in raw_lines if isinstance(raw, Mapping)]
+    uncertain: dict[str, Any] = {"answer_forms": None, "updates": (), "compactions": ()}
+    for without, note in (({}, ""), (uncertain, "its updates, compactions or forms of answers don't fit it: left out")):
+        with suppress(ValueError, TypeError):
+            if len(lines) < len(raw_lines):
+                break
+            trajectory = Trajectory(**{**values, **without, "lines": tuple(Line(**line) for line in lines)})
+            return Record(trajectory, _told([*notes, *filter(None, [note])]))
+    notes.append("its token lists are missing or don't fit its lines: text and rewards are shown, tokens are not")
+    count = len(lines)
+    made_up = {"completion_ids": (0,) * count, "sampled_mask": (True,) * count, "logprobs": (0.0,) * count}
+    one_each = tuple(Line(**{**line, "start": index, "end": index + 1}) for index, line in enumerate(lines))
+    trajectory = Trajectory(**{**values, **uncertain, **made_up, "lines": one_each})
+    return Record(trajectory, _told(notes), has_tokens=False)
+
+
+def _told(notes: list[str]) -> str | None:
+    told = list(dict.fromkeys(note[:200] for note in notes))
     more = [f"and {len(told) - 4} more"] if len(told) > 4 else []
-    return Record(trajectory, "; ".join([*told[:4], *more]) or None, has_tokens)
+    return "; ".join([*told[:4], *more]) or None
 
 
-def _read_branch(raw: Any, notes: list[str] | None) -> Branch | None:
-    if raw is None:
+@cache
+def _fields_of(part: Any) -> list[tuple[str, Any, bool]]:
+    """The fields of a dataclass: name, type, and whether a record must have it."""
+    hints = get_type_hints(part)
+    return [(each.name, hints[each.name], each.default is MISSING) for each in fields(part)]
+
+
+def _read_fields(part: Any, stored: Any, notes: list[str]) -> dict[str, Any]:
+    """The fields of a part of a record, each of its type. Optional ones that are missing are left out."""
+    found = stored if isinstance(stored, Mapping) else {}
+    return {
+        name: _read_value(found.get(name), kind, name, notes)
+        for name, kind, is_needed in _fields_of(part)
+        if is_needed or name in found
+    }
+
+
+def _read_value(value: Any, kind: Any, name: str, notes: list[str]) -> Any:
+    """`value` if it is of this type, else what can be shown in its place; None if nothing can."""
+    with suppress(ValueError):
+        return msgspec.convert(value, kind)
+    is_optional = isinstance(kind, UnionType)
+    if is_optional:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        return _read_items(value, get_args(kind)[0], name, notes)
+    if kind in _WORDS:
+        known = f"is not known to this version and shown as {str(_WORDS[kind])!r}"
+        notes.append(f"its {name} {reprlib.repr(value)} {known}")
+        return _WORDS[kind]
+    if is_dataclass(kind):
+        make: Any = kind
+        with suppress(ValueError):
+            if kind is not Trajectory:
+                return make(**_read_fields(kind, value, notes))
+            read = _mended(value, [])
+            return read.trajectory if read.has_tokens else None
+        notes.append(f"its {name} is not readable, and left out")
         return None
-    try:
-        return Branch(**_read_fields(Branch, raw, notes))
-    except ValueError:
-        if notes is None:
-            raise
-        notes.append("where it branches off is not readable, so it is shown as a tree of its own")
+    if kind is str and value is not None and name != "fingerprint":
+        return str(value)
+    return None if is_optional else "?" if name in _NAMES else _STAND_INS[kind]
+
+
+def _read_items(value: Any, kind: Any, name: str, notes: list[str]) -> tuple[Any, ...] | None:
+    """The items of a list that can be shown. All or none of those that make sense together only."""
+    if kind in (int, bool, Compaction) or get_origin(kind) is tuple:
         return None
-
-
-def _read_compactions(raw: Any, starts: Sequence[int], notes: list[str] | None) -> tuple[Compaction, ...]:
-    """A lenient reader takes all of them, or none; they have to be among `starts`, where lines begin."""
-    read: list[Compaction] = []
-    for each in _read_list(raw, "compactions", notes) or ():
-        values = _read_fields(Compaction, each, notes)
-        ids = _read_list(each.get("prompt_ids") if isinstance(each, Mapping) else None, "prompt_ids", notes, {int})
-        read.append(Compaction(**values, prompt_ids=ids or ()))
-    places = [each.place for each in read]
-    if notes is not None and (places != sorted(set(places) & set(starts)) or not all(each.prompt_ids for each in read)):
-        notes.append("where it was compacted is not readable, and left out")
-        return ()
-    return tuple(read)
-
-
-def _read_updates(raw: Any, length: int, notes: list[str] | None) -> tuple[tuple[int, int], ...]:
-    """Pairs of a place and a version. A lenient reader takes all of them, or none."""
-    pairs = [_read_list(pair, "updates", notes, {int}) for pair in _read_list(raw, "updates", notes) or ()]
-    if any(pair is None or len(pair) != 2 for pair in pairs):
-        if notes is None:
-            raise ValueError(f"its updates are {reprlib.repr(raw)}, which are not pairs of a place and a version")
-        return ()
-    places = [0, *(place for place, _ in pairs), length]
-    if notes is not None and any(place >= following for place, following in pairwise(places)):
-        return ()
-    return tuple(pairs)
-
-
-def _read_fields(part: type, record: Any, notes: list[str] | None) -> dict[str, Any]:
-    """The fields of a part that hold one text, number or word. Missing optional fields are left out."""
-    if not isinstance(record, Mapping):
-        if notes is None:
-            raise ValueError(f"a part of it is {reprlib.repr(record)}, which has no fields")
-        record = {}
-    values: dict[str, Any] = {}
-    for name, kind, is_needed in _FIELDS[part]:
-        if name not in record and (notes is None or not is_needed):
-            if is_needed:
-                raise ValueError(f"it has no {name}")
-            continue
-        value = record.get(name)
-        if kind in _WORDS:
-            words, otherwise = _WORDS[kind]
-            try:
-                value = words(value)
-            except ValueError:
-                if notes is None:
-                    raise
-                known = f"is not known to this version and shown as {str(otherwise)!r}"
-                notes.append(f"its {name} {reprlib.repr(value)} {known}")
-                value = otherwise
-        elif notes is not None:
-            if type(value) not in _AS_IS[kind]:
-                value = _mended(value, name, kind)
-        elif not isinstance(value, _PLAIN[kind]):
-            raise ValueError(f"its {name} is {reprlib.repr(value)}, which is not a {kind}")
-        values[name] = value
-    return values
-
-
-def _mended(value: Any, name: str, kind: str) -> Any:
-    """`value` converted to the declared type of its field, and finite."""
-    if type(value) is float and kind[0] == "f" and math.isfinite(value):
-        return value
-    if value is not None and kind[0] == "s":
-        return None if name == "fingerprint" else str(value)
-    if type(value) is int and abs(value) <= _LARGEST:
-        return value if kind == "int" else float(value)
-    return {"str": "?" if name in ("task_id", "name") else "", "int": 0, "float": 0.0}.get(kind)
-
-
-def _read_list(found: Any, name: str, notes: list[str] | None, kinds: Set[type] = frozenset()) -> Any:
-    """The list as a tuple, if all its items have these types. Otherwise None for a lenient reader, else ValueError."""
-    if isinstance(found, list | tuple) and (not kinds or set(map(type, found)) <= kinds):
-        return tuple(found)
-    if notes is None:
-        of = f" of {' or '.join(sorted(kind.__name__ for kind in kinds))}" if kinds else ""
-        raise ValueError(f"its {name} is {reprlib.repr(found)}, which is not a list{of}")
-    return None
-
-
-def _read_line(raw: Any, notes: list[str] | None, folder: Path | None) -> Line | None:
-    """The line; None for what a lenient reader can't use, because it is not a line or holds no token."""
-    if notes is not None:
-        start, end = (raw.get("start"), raw.get("end")) if isinstance(raw, Mapping) else (None, None)
-        if not (type(start) is int and type(end) is int and 0 <= start < end <= _LARGEST):
-            return None
-    values = _read_fields(Line, raw, notes)
-    calls = _read_list(raw.get("calls", ()), "calls", notes) or ()
-    values["calls"] = tuple(ToolCall(**_read_fields(ToolCall, call, notes)) for call in calls)
-    asked = _read_list(raw.get("subcalls", ()), "subcalls", notes) or ()
-    values["subcalls"] = tuple(
-        SubCall(**_read_fields(SubCall, call, notes), trajectory=_read_sampled(call, notes, folder)) for call in asked
-    )
-    cells = None if raw.get("cells") is None else _read_list(raw["cells"], "cells", notes)
-    if cells is not None:
-        values["cells"] = tuple(
-            RecordedCell(**_read_fields(RecordedCell, cell, notes), images=_read_images(cell, notes, folder))
-            for cell in cells
-        )
-    return Line(**values)
-
-
-def _read_sampled(call: Any, notes: list[str] | None, folder: Path | None) -> Trajectory | None:
-    """What was sampled for a sub-call; None for what a lenient reader can't use."""
-    raw = call.get("trajectory") if isinstance(call, Mapping) else None
-    if raw is None:
-        return None
-    try:
-        read = from_record(raw, None if notes is None else [], folder)
-    except ValueError:
-        if notes is None:
-            raise
-        notes.append("what was sampled for a sub-call is not readable, and left out")
-        return None
-    return read.trajectory if read.has_tokens else None
-
-
-def _read_images(raw: Any, notes: list[str] | None, folder: Path | None) -> tuple[bytes, ...]:
-    stored = raw.get("images", ()) if isinstance(raw, Mapping) else ()
-    images: list[bytes | None] = []
-    for text in _read_list(stored, "images", notes, {str}) or () if stored else ():
-        try:
-            images.append(_read_image(text, folder))
-        except ValueError:
-            if notes is None:
-                raise
-    return tuple(image for image in images if image is not None)
+    if not isinstance(value, list | tuple):
+        value = [value] if kind is str and value is not None else []
+    items = tuple(_read_value(each, kind, name, notes) for each in value)
+    return items if kind is not bytes else tuple(image for image in items if image)

@@ -96,3 +96,13 @@ def _is_library(path: str) -> bool:
 def _short(file: str) -> str:
     """A file's path, from the working folder if it is there."""
     return os.path.relpath(file) if Path(file).is_relative_to(os.getcwd()) else file
+
+
+class LazyModule:
+    """A module that is imported when something of it is first asked for: `sympy = LazyModule("sympy")`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)

@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them."""
+"""Processes that end with the one that started them, and ports for those that listen."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import socket
 import threading
 
 _PR_SET_PDEATHSIG = 1
@@ -32,3 +33,11 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end_with_parent", daemon=True).start()
+
+
+def free_port(address: str = "") -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as listening:
+        listening.bind((address, 0))
+        port: int = listening.getsockname()[1]
+        return port

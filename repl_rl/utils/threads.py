@@ -53,7 +53,7 @@ class BackgroundLoop:
         """Cancel what is left, then end the thread. A second call does nothing."""
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(timeout=30)
+        asyncio.run_coroutine_threadsafe(cancel_others(), self._loop).result(timeout=30)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=30)
         self._loop.close()
@@ -92,7 +92,8 @@ class _Workers(ThreadPoolExecutor):
         return done
 
 
-async def _cancel_others() -> None:
+async def cancel_others() -> None:
+    """Cancel all other tasks of the running loop, and wait for their end."""
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()

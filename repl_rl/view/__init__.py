@@ -7,35 +7,56 @@ Jupyter; functions that need one import it when they are called.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+from repl_rl.trajectory.display import register
 
 if TYPE_CHECKING:
     from repl_rl.view.command import view
-    from repl_rl.view.display import group_html, trajectory_html
+    from repl_rl.view.display import bundle, group_html, trajectory_html
+    from repl_rl.view.notebook import to_notebook
     from repl_rl.view.run import Run, read_run
-    from repl_rl.view.terminal import before_after_table, print_trajectory
+    from repl_rl.view.terminal import before_after_table, print_trajectory, terminal_text
     from repl_rl.view.viewer.export import write_report
     from repl_rl.view.watch import live, show
 
 _HOMES = {
     "Run": "run",
     "before_after_table": "terminal",
+    "bundle": "display",
     "group_html": "display",
     "live": "watch",
     "print_trajectory": "terminal",
     "read_run": "run",
     "show": "watch",
+    "terminal_text": "terminal",
+    "to_notebook": "notebook",
     "trajectory_html": "display",
     "view": "command",
     "write_report": "viewer.export",
 }
 __all__ = [
-    "Run", "before_after_table", "group_html", "live", "print_trajectory", "read_run", "show", "trajectory_html",
-    "view", "write_report",
-]  # fmt: skip
+    "Run",
+    "before_after_table",
+    "bundle",
+    "group_html",
+    "live",
+    "print_trajectory",
+    "read_run",
+    "show",
+    "terminal_text",
+    "to_notebook",
+    "trajectory_html",
+    "view",
+    "write_report",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'repl_rl.view' has no attribute {name!r}")
     return getattr(importlib.import_module(f"repl_rl.view.{_HOMES[name]}"), name)
+
+
+register(sys.modules[__name__])

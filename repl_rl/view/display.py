@@ -20,7 +20,6 @@ from markupsafe import Markup
 
 from repl_rl.trajectory import Line, Trajectory
 from repl_rl.utils.text import excerpt, visible
-from repl_rl.view import words
 from repl_rl.view.tokens import TokenTexts, stretches, texts_fit
 from repl_rl.view.transcript import (
     GUTTER,
@@ -34,7 +33,18 @@ from repl_rl.view.transcript import (
     trajectory_text,
 )
 from repl_rl.view.tree import tree_rows
-from repl_rl.view.words import FAULTS, VERDICT_MARKS, counted, duration, short, signed, status, total_reward
+from repl_rl.view.words import (
+    FAULTS,
+    VERDICT_MARKS,
+    counted,
+    duration,
+    log_probability,
+    milliseconds,
+    short,
+    signed,
+    status,
+    total_reward,
+)
 
 TRANSCRIPT_BYTES = 700_000
 TOKENS_BYTES = 450_000
@@ -66,12 +76,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=shown,
     )
-    made.filters |= {
-        "counted": words.counted,
-        "log_probability": words.log_probability,
-        "milliseconds": words.milliseconds,
-        "signed": words.signed,
-    }
+    words = (counted, log_probability, milliseconds, signed)
+    made.filters |= {word.__name__: word for word in words}
     made.globals["gutter"] = GUTTER
     return made
 

@@ -4,13 +4,8 @@ What ran, and what it showed, is in the record (`Line.cells`). The dialect decid
 and which lines make a cell, so the typed text goes through its reader again. Where the two disagree (for example
 because the chat template is not available), the record counts. Nothing here fails on what a model typed.
 
-Records of earlier versions have no cells. For these the reader's cells count, and what the dialect put around the
-output (prompts, `output` blocks, tags) is removed. Several cells in one turn (lines typed ahead, several calls) then
-share their output if the dialect does not divide it: the last of them gets all of it.
-
-Not covered: what an environment showed after a line stays part of the output. Without recorded cells, a dialect that is
-not one of ours keeps its frames in the outputs, and a `tool_call` without its chat template is read as Qwen's and
-Hermes' templates write it.
+Not covered: what an environment showed after a line stays part of the output. A `tool_call` without its chat template
+is read as Qwen's and Hermes' templates write it.
 """
 
 from __future__ import annotations
@@ -36,15 +31,6 @@ from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory
 
 _CALL = re.compile(r"<fn>.*?</fn>", re.DOTALL)
 _FENCES = 2
-_SHOWN_PARTS: dict[type[Any], re.Pattern[str]] = {
-    FencedReader: re.compile(r"(?P<fence>`{3,})output\n(?P<shown>(?:.*?\n)??)(?P=fence)\n", re.DOTALL),
-    InlineReader: re.compile(r"<(?P<tag>fn_results|fn_error)>(?P<shown>.*?)</(?P=tag)>", re.DOTALL),
-    ToolCallReader: re.compile(r"<tool_response>\n(?P<shown>.*?)\n</tool_response>", re.DOTALL),
-}
-_GOES_ON = frozenset(
-    {StopReason.CONTEXT, StopReason.MAX_TOKENS, StopReason.LINE_TOKENS, StopReason.ABORTED, StopReason.UNFINISHED}
-)
-"""Reasons to stop after the next prompt was shown already, with nothing typed at it."""
 _FAILED = frozenset({StopReason.ABORTED, StopReason.UNFINISHED})
 
 
@@ -81,9 +67,8 @@ class SessionCell:
 class SessionText:
     """The cells of a trajectory and how its dialect shows what they do.
 
-    `shows` is "output" (as in a terminal) or "ipython" (`Out[n]:`); without recorded cells also "block" (as in a
-    terminal, with a newline at the end), "result" (the value or the exception's last line) or "frames" (a user's own
-    dialect: the results are somewhere in its text). `setup` is code that a session runs before its first cell.
+    `shows` is "output" (as in a terminal) or "ipython" (`Out[n]:`). `setup` is code that a session runs before its
+    first cell.
     """
 
     dialect: str
@@ -93,22 +78,21 @@ class SessionText:
 
 
 def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *, trust: bool = False) -> SessionText:
-    """Read a trajectory. `dialect` is a name, a dialect, or None for the trajectory's own, which is inferred from the
-    transcript if it has none.
+    """Read a trajectory. `dialect` is a name, a dialect, or None for the trajectory's own, or "python" if it has none.
 
     A record may be a stranger's: what it names as `package.module:Class` is only imported with `trust`, or if this
     process has imported the module anyway. Raises ConfigError for such a name, and for one that can't be used here.
     """
     own = trajectory.dialect or ""
     if own.endswith(".yaml") and not Path(own).is_file():
-        own = ""  # texts that are elsewhere; how turns are read does not depend on them
+        own = ""  # texts that are elsewhere; what ran is in the record
     if not (dialect or trust) and ":" in own and own.partition(":")[0] not in sys.modules:
         raise ConfigError(
             f"task {trajectory.task_id!r} was sampled in the dialect {own!r}, which is code; what a record names is "
             "not imported unless you trust it (--trust, trust=True). Or name the dialect to read it with (--dialect, "
             "dialect=)"
         )
-    asked = dialect or own or dialect_of(trajectory)
+    asked = dialect or own or "python"
     try:
         spoken = _named(asked) if isinstance(asked, str) else asked
     except ConfigError as error:
@@ -120,12 +104,8 @@ def session_text(trajectory: Trajectory, dialect: str | Dialect | None = None, *
         ) from error
     reader = spoken.reader()
     name = asked if isinstance(asked, str) else getattr(spoken, "texts_name", "") or type(spoken).__name__
-    shows = {PythonReader: "output", FencedReader: "block", IPythonReader: "ipython"}
-    shows |= {InlineReader: "result", ToolCallReader: "result"}
-    told = shows.get(type(reader), "frames")
-    if told != "ipython" and any(line.cells is not None for line in trajectory.lines):
-        told = "output"
-    return SessionText(name, told, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
+    shows = "ipython" if isinstance(reader, IPythonReader) else "output"
+    return SessionText(name, shows, spoken.setup, tuple(_SessionReader(trajectory, spoken, reader).cells()))
 
 
 def _named(name: str) -> Dialect:
@@ -133,23 +113,6 @@ def _named(name: str) -> Dialect:
     if issubclass(dialect_class(config), ToolCallDialect):
         return cast(Dialect, _Hermes())
     return make_dialect(config)
-
-
-def dialect_of(trajectory: Trajectory) -> str:
-    """Guess a transcript's dialect from its last prompt, else from what was typed; "python" if neither tells."""
-    prompt = trajectory.prompt.rstrip()
-    if prompt.endswith((">>>", "...")):
-        return "python"
-    if re.search(r"In \[\d+\]:\Z", prompt):
-        return "ipython"
-    typed = "".join(line.text for line in trajectory.lines)
-    marks = {"tool_call": "<tool_call>", "inline": "<fn>", "fenced": "```python"}
-    found = [name for name, mark in marks.items() if mark in typed]
-    if found:
-        return found[0]
-    prose = {LineKind.COMMENT, LineKind.BLANK, LineKind.ANSWER, LineKind.OVERLONG}
-    has_none = all(line.kind in prose and not line.output for line in trajectory.lines)
-    return "text" if has_none and trajectory.lines else "python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,21 +157,36 @@ class _SessionReader:
         return [cell for cell in [*told, *self._rest()] if cell.text.strip() or cell.role is Role.RAN]
 
     def _of_turn(self, index: int, line: Line, pieces: list[TypedPart]) -> list[SessionCell]:
-        if line.cells is not None:
-            read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
-            ran = [encodable(cell.source) for cell in line.cells]
-            if read[: len(ran)] != ran:  # cells beyond these were not reached
-                words = self._reading.give_up(index)
-                pieces = [words] if words else []
-                for source, cell in zip(ran, line.cells, strict=True):
-                    refusal = None if source else Refusal(line.error_name or "", encodable(cell.output))
-                    pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
+        read = [encodable(piece.cell.source) for piece in pieces if piece.cell is not None]
+        ran = [encodable(cell.source) for cell in line.cells]
+        if read[: len(ran)] != ran:  # cells beyond these were not reached
+            words = self._reading.give_up(index)
+            pieces = [words] if words else []
+            for source, cell in zip(ran, line.cells, strict=True):
+                refusal = None if source else Refusal(line.error_name or "", encodable(cell.output))
+                pieces.append(TypedPart((index,), source, Cell(source, line.kind, refusal)))
         cells = [self._cell(piece) for piece in pieces]
-        if index + 1 == len(self._trajectory.lines) and self._trajectory.stop_reason in _FAILED and not line.output:
-            lost = line.kind is LineKind.KILLED
-            cells = [_not_run(cell, "the machinery failed while it ran") if lost else cell for cell in cells]
-        cells = _without_unreached(cells, line)
-        return self._with_outputs(index, line, cells)
+        asked = [index for index, cell in enumerate(cells) if _is_asked(cell)]
+        for index in range(asked[len(ran)] if len(ran) < len(asked) else len(cells), len(cells)):
+            if cells[index].role is Role.RAN:
+                cells[index] = replace(cells[index], role=Role.NOT_RUN, note=self._why_not(line))
+        for index, recorded in zip(asked, line.cells, strict=False):
+            shown = encodable(recorded.output)
+            if self._kind is IPythonReader:
+                shown = _marked(shown, cells[index].number, line)
+            cells[index] = replace(cells[index], output=shown, images=recorded.images)
+        *others, last = [index for index in asked if cells[index].role is Role.RAN] or [-1]
+        for index in others:
+            cells[index] = replace(cells[index], shares_output=True)
+        if last >= 0:
+            cells[last] = replace(cells[last], error_name=line.error_name)
+        return cells
+
+    def _why_not(self, line: Line) -> str:
+        if line.kind is LineKind.KILLED and self._trajectory.stop_reason in _FAILED:
+            return "the machinery failed while it ran"
+        ends = {LineKind.ANSWER: "the session had ended with the answer", LineKind.KILLED: "the session had ended"}
+        return ends.get(line.kind, "it is not recorded that it ran")
 
     def _cell(self, piece: TypedPart) -> SessionCell:
         if piece.cell is None:
@@ -220,33 +198,6 @@ class _SessionReader:
             return SessionCell(Role.NOT_RUN, piece.text or typed, piece.lines, note=note)
         role = Role.THOUGHT if piece.cell.kind is LineKind.COMMENT else Role.RAN
         return SessionCell(role, piece.text, piece.lines, number=self._number)
-
-    def _with_outputs(self, index: int, line: Line, cells: Sequence[SessionCell]) -> list[SessionCell]:
-        """Give each cell what it showed, if that is recorded or the dialect divides it; else the last one gets all."""
-        goes_on = index + 1 < len(self._trajectory.lines) or self._trajectory.stop_reason in _GOES_ON
-        shown = encodable(line.shown if goes_on or line.cells is not None else line.output)
-        asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
-        ran = [place for place in asked if cells[place].role is Role.RAN]
-        if line.cells is not None:
-            parts = [encodable(cell.output) for cell in line.cells]
-        else:
-            pattern = _SHOWN_PARTS.get(self._kind)
-            parts = [match["shown"] for match in pattern.finditer(shown)] if pattern else []
-        if line.cells is not None and self._kind is IPythonReader and len(parts) == len(asked):
-            parts = [_marked(part, cells[place].number, line) for place, part in zip(asked, parts, strict=True)]
-        told = list(cells)
-        if len(parts) == len(asked):
-            for place, part in zip(asked, parts, strict=True):
-                told[place] = replace(told[place], output=part)
-        elif ran:
-            told[ran[-1]] = replace(told[ran[-1]], output=shown)
-        if line.images and ran:  # they follow the text that the whole line showed
-            told[ran[-1]] = replace(told[ran[-1]], images=line.images)
-        for place in ran[:-1]:
-            told[place] = replace(told[place], shares_output=True)
-        if ran:
-            told[ran[-1]] = replace(told[ran[-1]], error_name=line.error_name)
-        return told
 
     def _rest(self) -> list[SessionCell]:
         """What was typed and never ran."""
@@ -266,10 +217,6 @@ class _SessionReader:
         return [SessionCell(Role.NOT_RUN, piece.text, piece.lines, note=note)]
 
 
-def _not_run(cell: SessionCell, note: str) -> SessionCell:
-    return replace(cell, role=Role.NOT_RUN, note=note) if cell.role is Role.RAN else cell
-
-
 def _is_asked(cell: SessionCell) -> bool:
     """Whether the cell was run, or answered with a refusal."""
     return cell.note.startswith("refused") or (cell.number > 0 and not cell.note)
@@ -282,23 +229,6 @@ def _marked(output: str, number: int, line: Line) -> str:
     _, found, after = encodable(line.output).rpartition(mark)
     starts = [start for start in range(len(output)) if after.startswith(output[start:])] if found else []
     return output[: starts[0]] + mark + output[starts[0] :] if starts else output
-
-
-def _without_unreached(cells: Sequence[SessionCell], line: Line) -> list[SessionCell]:
-    """An answer ends the session, and so does a killed interpreter: later cells of that turn did not run.
-
-    Without recorded cells, the first cell that names `submit_final_answer` is taken for the one that called it.
-    """
-    if line.cells is not None:
-        asked = [place for place, cell in enumerate(cells) if _is_asked(cell)]
-        end = asked[len(line.cells)] if len(line.cells) < len(asked) else len(cells)
-    elif line.kind is LineKind.ANSWER:
-        names = ["submit_final_answer" in cell.text and cell.role is Role.RAN for cell in cells]
-        end = names.index(True) + 1 if True in names else len(cells)
-    else:
-        return list(cells)
-    note = "the session had ended with the answer" if line.kind is LineKind.ANSWER else "the session had ended"
-    return [*cells[:end], *(_not_run(cell, note) for cell in cells[end:])]
 
 
 def encodable(text: str) -> str:

@@ -6,23 +6,24 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_engine import SharedScript
+import vocabularies
+from cluster.shared_engine import SharedScript
 
 from repl_rl.cluster import Connection, RolloutCluster, connect
-from repl_rl.cluster.rollouts import Patience
+from repl_rl.cluster.rollouts import WorkerTimeouts
 from repl_rl.config import BudgetConfig, ClusterConfig, EngineConfig, KernelConfig, ModelConfig
-from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.service import start_service
 from repl_rl.rollout.setup import RolloutSetup
 
-HERE = Path(__file__).parent
-BACKEND = "shared_engine:make"
+BACKEND = "cluster.shared_engine:make"
+OpenService = Callable[..., RolloutService]
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +43,7 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def cluster_config(ray_cluster: Any) -> ClusterConfig:
-    paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
     return ClusterConfig(
         address=ray_cluster.address, kernels_per_worker=4, runtime_env={"env_vars": {"PYTHONPATH": paths}}
     )
@@ -54,36 +55,40 @@ def connection(cluster_config: ClusterConfig) -> Iterator[Connection]:
         yield connection
 
 
-OpenService = Callable[..., RolloutService]
+@pytest.fixture
+def engine() -> SharedScript:
+    """The trainer's."""
+    return SharedScript(vocabularies.nano())
 
 
 @pytest.fixture
-def open_service(connection: Connection, cluster_config: ClusterConfig) -> Iterator[OpenService]:
-    """Makes a service whose rollouts are made by workers of the cluster; all are closed behind the test."""
-    vocabulary = load_vocabulary(str(NANO_PATH))
+def setup() -> RolloutSetup:
+    return RolloutSetup(
+        vocabularies.nano(),
+        context_tokens=512,
+        chat=False,
+        budget=BudgetConfig(line_tokens=128, tokens=400),
+        kernel=KernelConfig(size=4),
+    )
+
+
+@pytest.fixture
+def open_service(
+    connection: Connection, cluster_config: ClusterConfig, engine: SharedScript, setup: RolloutSetup
+) -> Iterator[OpenService]:
+    """Makes a service whose rollouts are made by workers of the cluster; all are closed after the test."""
     with ExitStack() as stack:
 
-        def make(patience: Patience | None = None, **changes: Any) -> RolloutService:
-            setup = RolloutSetup(
-                vocabulary,
-                context_tokens=512,
-                chat=False,
-                budget=BudgetConfig(line_tokens=128, tokens=400),
-                kernel=KernelConfig(size=4),
+        def make(timeouts: WorkerTimeouts | None = None, **changes: Any) -> RolloutService:
+            make_runner = partial(
+                RolloutCluster,
+                connection=connection,
+                config=cluster_config.model_copy(update=changes),
+                path=str(NANO_PATH),
+                model=ModelConfig(path="nano"),
+                engine_config=EngineConfig(backend=BACKEND),
+                timeouts=timeouts or WorkerTimeouts(between_tries_s=0.1),
             )
-
-            def runner(engine: Any, setup: RolloutSetup) -> RolloutCluster:
-                return RolloutCluster(
-                    engine,
-                    setup,
-                    connection=connection,
-                    config=cluster_config.model_copy(update=changes),
-                    path=str(NANO_PATH),
-                    model=ModelConfig(path="nano"),
-                    engine_config=EngineConfig(backend=BACKEND),
-                    patience=patience or Patience(between_tries_s=0.1),
-                )
-
-            return stack.enter_context(start_service(SharedScript(vocabulary), setup, make_runner=runner))
+            return stack.enter_context(start_service(engine, setup, make_runner=make_runner))
 
         yield make

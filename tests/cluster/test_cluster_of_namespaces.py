@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from held_reward import HOLD
-from namespaces import Machine, machines, missing
-from test_cluster_rollouts import until
+from cluster.held_reward import HOLD
+from cluster.namespaces import Machine, machines, missing
+from waiting import until
 
 from repl_rl.trajectory import read_jsonl
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 STEPS, PROMPTS, GROUP = 6, 4, 8
 PORT = 6379
 SERVER = "vllm.entrypoints.launchers.api_server.entry"
@@ -55,7 +55,7 @@ def cluster() -> Iterator[list[Machine]]:
 
 
 def environment() -> dict[str, str]:
-    paths = os.pathsep.join([str(HERE), *filter(None, sys.path)])
+    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
     # Where ~/.ray has a token, `ray start --head` would ask for it, and machines that join would not send it.
     return {**os.environ, "PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 
@@ -92,7 +92,7 @@ def test_a_run_over_three_machines_outlives_one_of_them_and_a_server(cluster: li
         "train.steps": STEPS,
         "train.prompts_per_step": PROMPTS,
         "train.group_size": GROUP,
-        "rewards.functions": "[held_reward:nothing]",
+        "rewards.functions": "[cluster.held_reward:nothing]",
         "rewards.function_s": RUN_S,
         "eval.problems": 16,
         "kernel.size": 8,

@@ -10,11 +10,12 @@ import pytest
 
 from repl_rl import __version__
 from repl_rl.cluster import Connection, connect
-from repl_rl.cluster.connection import _problem
+from repl_rl.cluster.connection import Finding, Node
 from repl_rl.config import ClusterConfig, parse_config
 from repl_rl.errors import ConfigError, DependencyError
 
 
+@pytest.mark.more
 def test_machines_say_what_they_have(connection: Connection) -> None:
     nodes = connection.nodes()
     assert len(nodes) == 3
@@ -37,10 +38,11 @@ def test_machines_say_what_they_have(connection: Connection) -> None:
         ({"repl_rl": "0.0.1"}, r"it has repl_rl 0\.0\.1, and this machine"),
         ({"repl_rl": __version__, "sandbox": "no user namespaces"}, "no user namespaces"),
         ({"repl_rl": __version__}, "^$"),
+        ({"error": "no answer within 120 s"}, "no answer within 120 s"),
     ],
 )
 def test_what_is_wrong_with_a_machine(facts: dict[str, str], says: str) -> None:
-    assert re.search(says, _problem(facts))
+    assert re.search(says, Finding(Node("a", "1.2.3.4", {}), facts).problem)
 
 
 def test_a_cluster_that_is_not_there() -> None:
@@ -68,10 +70,16 @@ SERVERS = {"servers": ["http://a:1"]}
     [
         ({}, "there are none; name them in engine.servers, or set cluster.replicas"),
         ({"engine": {"backend": "vllm"}}, "engine.backend vllm samples in the trainer's process"),
-        ({"engine": SERVERS, "cluster": {"replicas": 2}}, "replicas 2 starts servers, and engine.servers names others"),
-        ({"engine": SERVERS, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late of one worker"),
-        ({"engine": SERVERS, "train": {"processes": 2}}, "2 trainer processes would each want workers"),
-        ({"engine": SERVERS, "rollout": "a:b"}, "rollout 'a:b' is a loop of your own"),
+        (
+            {"engine": SERVERS, "cluster": {"replicas": 2}},
+            "cluster.replicas 2 and engine.servers .* exclude one another",
+        ),
+        (
+            {"engine": SERVERS, "budget": {"finish_share": 0.9}},
+            "cluster and budget.finish_share 0.9 exclude one another",
+        ),
+        ({"engine": SERVERS, "train": {"processes": 2}}, "cluster and train.processes 2 exclude one another"),
+        ({"engine": SERVERS, "rollout": "a:b"}, "cluster and rollout 'a:b' exclude one another"),
         ({"engine": SERVERS, "cluster": {"address": " "}}, "an empty address"),
         ({"engine": SERVERS, "cluster": {"address": "ray://a:1"}}, "for Ray's client, .* with host:port or auto"),
         ({"engine": SERVERS, "cluster": {"workers": 0}}, "cluster.workers"),

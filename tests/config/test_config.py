@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +22,61 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert load_config(str(tmp_path / "empty.yaml")) == Config()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"trian": {}}, r"^unknown key 'trian'; did you mean 'train'\?$"),
-        ({"train": {"step": 3}}, r"^unknown key 'train.step'; did you mean 'steps'\?$"),
-        ({"rewards": {"kind": {}}}, r"^unknown key 'rewards.kind'; did you mean 'kinds'\?$"),
-        ({"rewards": {"kinds": {"excepton": 1}}}, r"unknown line kind 'excepton'; did you mean 'exception'\?$"),
-        ({"model": {"zzzzzz": 1}}, r"^unknown key 'model.zzzzzz'; known are path, dtype, chat$"),
-        ({"budget": {1: 2}}, r"^budget\.1: Keys should be strings \(got 1\)$"),
-    ],
-)
-def test_unknown_keys_are_refused_with_the_nearest_known_one(values: dict[str, Any], message: str) -> None:
+REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text(encoding="utf-8"))
+OPTIONS: dict[str, Any] = yaml.safe_load("""
+engine: {deterministic: true, servers: ["http://a:1"], vllm: {enable_sleep_mode: true}}
+budget: {finish_share: 0.5, compact_at: 0.5}
+train: {redraws: 1, asynchronous: {}, processes: 2, group_size: 12}
+tasks: {families: [gcd], dataset: gsm8k, folder: x, format: math, answer_pattern: boxed, heldout: 0.5, before: 2024}
+subcalls: {train: true, model: "http://h:1"}
+cluster: {replicas: 2}
+branch: {}
+environment: a:B
+rollout: a:b
+""")
+"""A value that is not the default for each option that excludes another."""
+
+
+@pytest.mark.parametrize(("values", "message"), REFUSED)
+def test_what_no_config_says_is_refused_with_the_nearest_known_name_or_the_range(values: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config(values)
+
+
+def refusal(values: dict[str, Any]) -> str:
+    """The message, or nothing."""
+    try:
+        parse_config(values)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def excluding() -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The section, and options of it that exclude one another."""
+    for path, model in [("", Config), *((name, field.annotation) for name, field in Config.model_fields.items())]:
+        for names, _ in getattr(model, "EXCLUDING", ()):
+            yield path, names
+
+
+@pytest.mark.parametrize(("path", "names"), excluding())
+def test_options_that_exclude_one_another_are_named_with_the_reason(path: str, names: tuple[str, ...]) -> None:
+    def file(chosen: Sequence[str]) -> dict[str, Any]:
+        values: dict[str, Any] = {}
+        for name in chosen:
+            value, below, keys = OPTIONS, values, [*filter(None, [path]), *name.split(".")]
+            for key in keys:
+                value = value[key]
+            for key in keys[:-1]:
+                below = below.setdefault(key, {})
+            below[keys[-1]] = below.get(keys[-1]) or value
+        return values
+
+    said = refusal(file(names))
+    assert "exclude one another: " in said
+    assert all(name in said for name in names)
+    for left in names:  # the others may need something else, but exclude nothing
+        assert "exclude one another" not in refusal(file([name for name in names if name != left]))
 
 
 def test_every_fault_is_listed() -> None:
@@ -47,42 +89,6 @@ def test_every_fault_is_listed() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "kernel.line_s=0",
-        "kernel.line_s=.nan",
-        "kernel.memory_mb=1",
-        "kernel.sandbox=docker",
-        "engine.gpu_memory_utilization=1.5",
-        "sampling.temperature=-0.1",
-        "sampling.top_p=0",
-        "credit.gamma=1.01",
-        "credit.estimator=ppo",
-        "train.group_size=0",
-        "train.group_size=1",
-        "train.learning_rate=0",
-        "train.learning_rate=.inf",
-        "train.loss_type=mse",
-        "train.beta=.inf",
-        "rewards.outcome=.nan",
-        "rewards.outcome=101",
-        "rewards.kinds.blank=.inf",
-        "rewards.exceptions.NameError=-101",
-        "dialect.max_output_chars=63",
-        "model.dtype=int8",
-        "name=../escape",
-        "name=''",
-        "train=3",
-        "seed=one",
-    ],
-)
-def test_values_out_of_range_are_refused_by_name(override: str) -> None:
-    key = override.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"^{key}.*: .*\(got "):
-        parse_config({}, (override,))
-
-
 def test_overrides_reach_nested_keys_and_are_yaml() -> None:
     config = parse_config(
         {"train": {"steps": 5, "group_size": 4}, "rewards": {"kinds": {"blank": -1.0}}},
@@ -91,27 +97,21 @@ def test_overrides_reach_nested_keys_and_are_yaml() -> None:
             "train.learning_rate=1e-3",
             "rewards.kinds.exception=-0.25",
             "model.chat=null",
-            "credit.scale=false",
+            "credit.scale=group",
             "tasks.families=[gcd, lcm]",
+            "name=a.b",
             "name=a.b-c",
             "train.trl.num_iterations=2",
+            "dialect.system=x = 1",
         ),
     )
     assert (config.train.steps, config.train.group_size, config.train.learning_rate) == (7, 4, 0.001)
     assert config.rewards.kinds == {LineKind.BLANK: -1.0, LineKind.EXCEPTION: -0.25}
     assert config.model.chat is None
-    assert config.credit.scale == "none"
+    assert (config.credit.scale, config.dialect.system) == ("group", "x = 1")
     assert config.tasks.families == ("gcd", "lcm")
     assert config.name == "a.b-c"
     assert config.train.trl == {"num_iterations": 2}
-
-
-def test_a_later_override_wins() -> None:
-    assert parse_config({}, ("train.steps=3", "train.steps=4")).train.steps == 4
-
-
-def test_a_value_may_hold_an_equals_sign() -> None:
-    assert parse_config({}, ("dialect.system=x = 1",)).dialect.system == "x = 1"
 
 
 def test_overrides_leave_the_callers_values_alone() -> None:
@@ -185,8 +185,7 @@ def test_a_single_name_needs_no_list() -> None:
 
 @given(
     st.fixed_dictionaries(
-        {},
-        optional={
+        {
             "name": st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True),
             "seed": st.integers(0, 2**40),
             "dialect": st.fixed_dictionaries({"system": st.none() | st.text(max_size=20)}),
@@ -195,38 +194,14 @@ def test_a_single_name_needs_no_list() -> None:
             "rewards": st.fixed_dictionaries(
                 {
                     "kinds": st.dictionaries(st.sampled_from(LineKind), st.floats(-100, 100)),
-                    "exceptions": st.dictionaries(
-                        st.sampled_from(["IOError", "KeyError", "Warning", "json.JSONDecodeError", "a.b.C"]),
-                        st.floats(-100, 100),
-                    ),
+                    "exceptions": st.dictionaries(st.sampled_from(["IOError", "a.b.C"]), st.floats(-100, 100)),
                     "functions": st.lists(st.text(max_size=5), max_size=2),
                     "preset": st.sampled_from(["none", "gentle", "strict"]),
-                    "rules": st.lists(
-                        st.fixed_dictionaries(
-                            {"name": st.from_regex(r"[a-z]{1,8}", fullmatch=True), "reward": st.floats(-100, 100)},
-                            optional={
-                                "kinds": st.lists(st.sampled_from(LineKind), max_size=2),
-                                "text": st.sampled_from([r"\bimport\b", "#", r"^\s*$"]),
-                                "times": st.sampled_from(["first", "repeated"]),
-                                "after": st.integers(1, 9),
-                            },
-                        ),
-                        max_size=2,
-                        unique_by=lambda rule: rule["name"],
-                    ),
-                    "shaping": st.fixed_dictionaries(
-                        {},
-                        optional={
-                            "mode": st.sampled_from(["additive", "potential"]),
-                            "clip": st.none() | st.tuples(st.floats(-9, 0), st.floats(0, 9)),
-                            "caps": st.fixed_dictionaries({}, optional={"gain": st.none() | st.floats(0, 1)}),
-                            "weight": st.floats(0, 9)
-                            | st.fixed_dictionaries({"end": st.floats(0, 9), "steps": st.integers(1, 99)}),
-                        },
-                    ),
+                    "rules": st.just([{"name": "a", "reward": 1, "text": "#", "times": "first"}]),
+                    "shaping": st.fixed_dictionaries({"clip": st.tuples(st.floats(-9, 0), st.floats(0, 9))}),
                 }
             ),
-            "train": st.fixed_dictionaries({"learning_rate": st.floats(1e-12, 1.0), "trl": st.just({"a": [1, "b"]})}),
+            "train": st.just({"trl": {"a": [1, "b"]}}),
         },
     )
 )
@@ -258,36 +233,19 @@ def test_modules_are_looked_up_beside_a_file_that_names_some(
     assert load_config(str(tmp_path / "x.yaml")).import_from == (str(tmp_path) if names_imports else None)
 
 
-@pytest.mark.parametrize("name", shipped_configs())
-def test_shipped_configs_load_by_name(name: str) -> None:
-    config = load_config(name)
-    assert parse_config(config.model_dump(mode="json")) == config
-
-
-def test_the_quickstart_ships() -> None:
-    assert "quickstart" in shipped_configs()
-
-
-def test_a_name_that_is_neither_file_nor_shipped_lists_what_is() -> None:
+def test_shipped_configs_load_by_name() -> None:
+    for name in shipped_configs():
+        config = load_config(name)
+        assert parse_config(config.model_dump(mode="json")) == config
     with pytest.raises(ConfigError, match=r"no config 'quickstrat': neither a file nor a shipped name \(.*quickstart"):
         load_config("quickstrat")
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a: [1", "can't be read as YAML"),
-        (b"\xff\xfe\xff", "can't be read as YAML"),
-        (b"- train\n", "a config is a mapping of sections, got list"),
-        (b"train\n", "a config is a mapping of sections, got str"),
-        (b"train:\n", r"^train: Input should be .* \(got None\)"),
-    ],
-)
-def test_files_that_are_no_config(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "c.yaml"
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match=message):
-        load_config(str(path))
+@pytest.mark.parametrize("content", [b"a: [1", b"\xff\xfe\xff"])
+def test_files_that_are_no_yaml(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "c.yaml").write_bytes(content)
+    with pytest.raises(ConfigError, match="can't be read as YAML"):
+        load_config(str(tmp_path / "c.yaml"))
 
 
 def test_configs_are_frozen() -> None:
@@ -308,14 +266,7 @@ def test_a_name_that_reads_like_a_number_stays_a_name(tmp_path: Path) -> None:
     assert load_config(str(tmp_path / "c.yaml")) == config
 
 
-def test_what_a_deterministic_engine_cannot_repeat_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"budget\.finish_share 0\.5 cuts what is late"):
-        load_config("quickstart", ("engine.deterministic=true", "budget.finish_share=0.5"))
-    with pytest.raises(ConfigError, match="deterministic needs an engine in this process"):
-        load_config("quickstart", ("engine={deterministic: true, servers: [http://a:1]}",))
-
-
-def test_seeds_follow_from_the_batch_the_trajectory_and_the_place() -> None:
+def test_seeds_follow_from_the_batch_the_trajectory_and_the_length() -> None:
     batch = load_config("quickstart").sampling.seeded("0/train/7")
     assert batch.temperature == 0.7
     seeds = {batch.of_trajectory(index).line_seed(length) for index in range(12) for length in range(120)}

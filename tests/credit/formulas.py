@@ -1,5 +1,7 @@
-"""The papers' formulas a second time, symbol by symbol. Shares nothing with repl_rl.credit but the epsilon's value, and
-what the critic reads off a state."""
+"""The papers' formulas a second time, symbol by symbol.
+
+Nothing is shared with `repl_rl.credit` but the epsilon's value, and what the critic reads off a state.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def others_mean(numbers: list[list[float]], i: int) -> float | None:
 
 
 def outcome(rewards: Rewards, config: CreditConfig) -> Rewards:
-    """DeepSeekMath, equation 3, and its variants."""
+    """DeepSeekMath, equation 3, and its variants; without a scale Dr. GRPO (mean) and RLOO (leave_one_out)."""
     returns = [discounted(r, 0, 1.0) for r in rewards]
     result = []
     for i, r in enumerate(rewards):
@@ -63,25 +65,11 @@ def outcome(rewards: Rewards, config: CreditConfig) -> Rewards:
     return result
 
 
-def dr_grpo(rewards: Rewards) -> Rewards:
-    returns = [discounted(r, 0, 1.0) for r in rewards]
-    return [[returns[i] - mean(returns)] * len(r) for i, r in enumerate(rewards)]
-
-
-def rloo(rewards: Rewards) -> Rewards:
-    """Ahmadian et al.: 1 / (k - 1) over all others."""
-    returns = [discounted(r, 0, 1.0) for r in rewards]
-    k = len(returns)
-    if k == 1:
-        return [[0.0] * len(rewards[0])]
-    return [[returns[i] - sum(returns[j] for j in range(k) if j != i) / (k - 1)] * len(rewards[i]) for i in range(k)]
-
-
 def critic(batch: list[list[list[Typed]]], config: CreditConfig) -> list[list[list[float]]]:
     """Least squares over the other groups' lines, with a row of the identity for each number of the state."""
     result = []
     for number, group in enumerate(batch):
-        others = [one for place, other in enumerate(batch) if place != number for one in other]
+        others = [one for index, other in enumerate(batch) if index != number for one in other]
         states = [state for one in others for state in states_of(of_lines(one))]
         earned = [[line.reward for line in one] for one in others]
         targets = [discounted(own, at, config.gamma) for own in earned for at in range(len(own))]
@@ -140,15 +128,15 @@ def by_lines(group: list[list[Typed]], config: CreditConfig) -> Rewards:
     result: Rewards = []
     for i, own in enumerate(returns):
         result.append([])
-        for place, value in enumerate(own):
+        for line, value in enumerate(own):
             others = [other for j, other in enumerate(returns) if j != i]
-            peers = [other[place] if place < len(other) else other[-1] for other in others]
+            peers = [other[line] if line < len(other) else other[-1] for other in others]
             if config.baseline == "state":
                 alike = [
                     returns[j][k]
                     for j in range(len(group))
                     for k in range(len(group[j]))
-                    if j != i and begun[j][k] == begun[i][place]
+                    if j != i and begun[j][k] == begun[i][line]
                 ]
                 peers = alike or peers
             result[i].append(value - mean(peers) if peers else 0.0)
@@ -197,9 +185,9 @@ def turn(rewards: Rewards, config: CreditConfig) -> Rewards:
         last = len(r) - 1
         for k in range(len(r)):
             total = config.gamma ** (last - k) * (outcomes[i] - mean(outcomes)) / f_norm(outcomes, config)
-            for place in range(k, last):
-                peers = [other[place] for other in rewards if place < len(other) - 1]
-                total += config.gamma ** (place - k) * (r[place] - mean(peers)) / f_norm(peers, config)
+            for line in range(k, last):
+                peers = [other[line] for other in rewards if line < len(other) - 1]
+                total += config.gamma ** (line - k) * (r[line] - mean(peers)) / f_norm(peers, config)
             result[i].append(total)
     return result
 
@@ -245,8 +233,8 @@ def _of_group(group: list[list[Typed]], config: CreditConfig) -> Rewards:
         return gigpo(group, config)
     if config.baseline in ("place", "state"):
         return by_lines(group, config)
-    if config.estimator in ("dr_grpo", "spo_tree"):  # the latter without forks
-        return dr_grpo(rewards)
-    if config.estimator in ("rloo", "branch", "vine"):  # the last two without forks
-        return rloo(rewards)
+    if config.estimator == "dr_grpo":
+        return outcome(rewards, CreditConfig(estimator="outcome", baseline="mean"))
+    if config.estimator in ("rloo", "branch"):  # the latter without forks
+        return outcome(rewards, CreditConfig(estimator="outcome", baseline="leave_one_out"))
     return {"outcome": outcome, "return_to_go": return_to_go, "turn": turn}[config.estimator](rewards, config)

@@ -17,6 +17,9 @@ from repl_rl.credit import advantages, line_advantages
 from repl_rl.credit.tree import roots, weights
 from repl_rl.trajectory import Branch, StopReason, Trajectory
 
+SPO, VINE = "studies.branching.credit:spo_tree", "studies.branching.credit:vine"
+"""Estimators by import path that follow branches."""
+
 
 def branched(made: Trajectory, parent: int, line: int) -> Trajectory:
     return replace(made, branch=Branch(parent, line, 1.0))
@@ -67,7 +70,7 @@ def test_weights_sum_to_the_trees_over_any_cut(tree: tuple[list[Trajectory], lis
 def test_siblings_advantages_cancel(tree: tuple[list[Trajectory], list[list[float]]]) -> None:
     """Leave-one-out and mean alike: what one sibling is better by, the others are worse by."""
     group, rewards = tree
-    for estimator in ("branch", "spo_tree"):
+    for estimator in ("branch", SPO):
         values = line_advantages(group, rewards, config(estimator))
         for siblings in _forks(group):
             first_lines = [values[each.member][each.start] for each in siblings if each.end > each.start]
@@ -94,7 +97,7 @@ def test_a_fork_by_hand() -> None:
     assert values[1] == pytest.approx([2 / 3] * 3)
     assert values[2] == pytest.approx([-third / 2] * 2)
     assert values[3] == pytest.approx([-third / 2])
-    spo = line_advantages(group, rewards, config("spo_tree"))
+    spo = line_advantages(group, rewards, config(SPO))
     assert spo[0] == pytest.approx([-third, 2 / 3, 2 / 3])
     assert spo[1] == pytest.approx([third] * 3)
     assert spo[2] == pytest.approx([-third] * 2)
@@ -116,7 +119,8 @@ def test_a_branch_of_nothing_is_refused(line: int) -> None:
         line_advantages(group, [[0.0, 0.0], [1.0]], config("branch"))
 
 
-@pytest.mark.parametrize("estimator", ["branch", "vine"])
+@pytest.mark.more
+@pytest.mark.parametrize("estimator", ["branch", pytest.param(VINE, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("branches", "is_filled"), [(1, False), (1, True), (2, False)])
 @pytest.mark.parametrize(
     "forks_in", [(3,), *(pytest.param(states, marks=pytest.mark.slow) for states in ((1,), (1, 2), (1, 4)))]
@@ -170,14 +174,14 @@ def _trees(  # type: ignore[no-untyped-def]
 def test_a_vine_by_hand() -> None:
     """The branches say that the state after the first line is worth 1/2; the other root says 1 for the prompt."""
     group = [trajectory(1, 1, 1), trajectory(1, 1), branched(trajectory(1, 1), 0, 1), branched(trajectory(1), 0, 1)]
-    values = line_advantages(group, [[0.1, 0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0]], config("vine"))
+    values = line_advantages(group, [[0.1, 0.0, 1.0], [0.0, 1.0], [0.0, 1.0], [0.0]], config(VINE))
     assert values == [pytest.approx([-0.4, 0.5, 0.5]), pytest.approx([1 - 0.1 - 2 / 3] * 2), [0.0, 0.0], [0.0]]
 
 
-def test_a_place_without_a_fork_is_compared_with_the_roots_and_no_root_with_it() -> None:
+def test_a_session_in_place_of_a_fork_is_compared_with_the_roots_and_no_root_with_it() -> None:
     group = [trajectory(1, 1), trajectory(1), branched(trajectory(1, 1), 0, 0)]
     rewards = [[0.0, 1.0], [0.0], [0.0, 1.0]]
-    for estimator, of_roots in (("branch", [[1.0, 1.0], [-1.0]]), ("spo_tree", [[0.5, 0.5], [-0.5]])):
+    for estimator, of_roots in (("branch", [[1.0, 1.0], [-1.0]]), (SPO, [[0.5, 0.5], [-0.5]])):
         assert line_advantages(group, rewards, config(estimator)) == [*of_roots, [0.5, 0.5]]
 
 

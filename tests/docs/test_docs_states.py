@@ -6,44 +6,37 @@ python tests/docs/test_docs_states.py      # writes the table
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "training-your-own.md"
 BEGIN, END = "<!-- from the tests -->\n", "<!-- end -->\n"
+TARGETS = {"pytest.mark.slow": "test-all", "pytest.mark.more": "test-more"}
 
 
 def table() -> str:
     """A row for each mark: the setup, what is tested with it, and the command that runs it."""
-    rows = sorted(row for path in TESTS.rglob("test_*.py") for row in _rows(ast.parse(path.read_text("utf-8"))))
+    texts = [path.read_text("utf-8") for path in TESTS.rglob("test_*.py")]
+    rows = sorted(row for text in texts if "mark.covers(" in text for row in _rows(ast.parse(text)))
     head = "| setup, on CPUs | what tests show | run by |\n|---|---|---|\n"
-    return head + "".join(
-        f"| {setup} | {what} | `make {'test-all' if slow else 'test'}` |\n" for setup, what, slow in rows
-    )
+    return head + "".join(f"| {setup} | {what} | `make {target}` |\n" for setup, what, target in rows)
 
 
-def _rows(module: ast.Module) -> Iterator[tuple[str, str, bool]]:
-    everywhere = [node.value for node in module.body if isinstance(node, ast.Assign) and _names(node) == ["pytestmark"]]
-    yield from _marked(everywhere, is_slow=_is_slow(everywhere))
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef):
-            yield from _marked(node.decorator_list, is_slow=_is_slow([*everywhere, *node.decorator_list]))
-
-
-def _marked(nodes: Iterable[ast.expr], is_slow: bool) -> Iterator[tuple[str, str, bool]]:
-    for node in (each for marks in nodes for each in ast.walk(marks)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.covers":
-            setup, what = map(ast.literal_eval, node.args)
-            yield setup, what, is_slow
-
-
-def _is_slow(nodes: Iterable[ast.expr]) -> bool:
-    return any(ast.unparse(each) == "pytest.mark.slow" for marks in nodes for each in ast.walk(marks))
-
-
-def _names(node: ast.Assign) -> list[str]:
-    return [ast.unparse(target) for target in node.targets]
+def _rows(module: ast.Module) -> Iterator[tuple[str, str, str]]:
+    everywhere = [
+        node.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    for own in (everywhere, *(node.decorator_list for node in functions)):
+        marks = [each for part in own for each in ast.walk(part)]
+        said = {ast.unparse(each) for each in [*marks, *(each for part in everywhere for each in ast.walk(part))]}
+        for node in marks:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.covers":
+                setup, what = map(ast.literal_eval, node.args)
+                yield setup, what, next((target for mark, target in TARGETS.items() if mark in said), "test")
 
 
 def _split() -> tuple[str, str, str]:

@@ -8,20 +8,21 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
-from serving import free_port
 
 from repl_rl.engine import Vocabulary
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.utils.processes import free_port
 from repl_rl.utils.threads import BackgroundLoop
 
 LOGPROB = -0.25
 LINE = " x = 1\n"
-_TRANSFER_PATHS = tuple(
-    f"/{step}" for step in (
-        "init_weight_transfer_engine", "shutdown_weight_transfer_engine", "start_weight_update", "update_weights",
-        "finish_weight_update",
-    )
-)  # fmt: skip
+_TRANSFER_PATHS = (
+    "/init_weight_transfer_engine",
+    "/shutdown_weight_transfer_engine",
+    "/start_weight_update",
+    "/update_weights",
+    "/finish_weight_update",
+)
 _TURNS = 10
 """Of the event loop: more than asyncio takes from accepting a connection to telling of it."""
 
@@ -36,7 +37,7 @@ class FakeVLLM:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.port = free_port()
+        self.port = free_port("127.0.0.1")
         self.version = "0.32.0"
         self.model = str(NANO_PATH)
         self.max_model_len = 512
@@ -58,8 +59,8 @@ class FakeVLLM:
         self.on_transfer: Callable[[str, Any], None] = lambda path, body: None
         self.has_unloaded_rank = False
         """One of its data-parallel engines has failed to load weights, of which `load` says nothing."""
-        self.missing: set[str] = set()
         self.refused: dict[str, int] = {}
+        """The status of the answer, by path."""
         self.paused = False
         self.cards: list[Any] | None = None
         self.aliases: list[str] = []
@@ -109,8 +110,8 @@ class FakeVLLM:
 
     async def _route(self, request: web.Request) -> web.Response:
         self.authorizations.add(request.headers.get("Authorization"))
-        if request.path in self.missing or request.path in self.refused:
-            return web.json_response({"detail": "no"}, status=self.refused.get(request.path, 404))
+        if request.path in self.refused:
+            return web.json_response({"detail": "no"}, status=self.refused[request.path])
         body = json.loads(await request.text() or "null")
         if request.path == "/inference/v1/generate":
             return await self._generate(body)

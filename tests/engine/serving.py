@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,23 +14,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from repl_rl.engine.server.client import SCHEDULER, WORKER_EXTENSION
+from repl_rl.engine.server.client import serve_flags
 from repl_rl.models.nano import NANO_PATH
+from repl_rl.utils.processes import free_port
 
 CONTEXT_TOKENS = 512
-FLAGS = (
-    "--dtype=float32",
-    f"--max-model-len={CONTEXT_TOKENS}",
+FLAGS = [
+    *serve_flags("float32", CONTEXT_TOKENS),
     "--max-num-seqs=64",
     "--block-size=32",
     "--enforce-eager",
-    "--enable-scale-out",
-    "--logprobs-mode=processed_logprobs",
-    f"--worker-extension-cls={WORKER_EXTENSION}",
-    f"--scheduler-cls={SCHEDULER}",
     "--disable-uvicorn-access-log",
-)
+]
 _START_S = 500.0
 
 
@@ -57,6 +54,10 @@ class RunningServer:
                 time.sleep(0.2)
         raise AssertionError(f"vllm serve is not up after {_START_S} s:\n{self.log.read_text()[-3000:]}")
 
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=600) as response:
+            return json.load(response)
+
     def kill(self) -> None:
         """SIGKILL to the server and all its processes."""
         if self.process.poll() is None:
@@ -68,7 +69,7 @@ def start_server(log: Path, *flags: str, port: int | None = None, program: Path 
     """`vllm serve nano`, by module: the command `vllm` of the CPU package looks for another package's metadata.
 
     `program` is a file that does the same."""
-    port = free_port() if port is None else port
+    port = free_port("127.0.0.1") if port is None else port
     module = ["-m", "vllm.entrypoints.launchers.api_server.entry"] if program is None else [str(program)]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -93,10 +94,3 @@ def servers(folder: Path, count: int, *flags: str, program: Path | None = None) 
     finally:
         for server in running:
             server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port

@@ -25,6 +25,9 @@ UPDATES = 6
 TREE = BranchConfig(roots=2, forks=2, branches=3, within=20)
 
 
+pytestmark = pytest.mark.more
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_random_checkpoint(tmp_path_factory.mktemp("checkpoint"), end_bias=-3.0)
@@ -45,7 +48,7 @@ def models(checkpoint: Path) -> list[Any]:
     return models
 
 
-@pytest.fixture(params=["vllm", "transformers"])
+@pytest.fixture(params=["vllm", pytest.param("transformers", marks=pytest.mark.slow)])
 def engine(request: pytest.FixtureRequest, checkpoint: Path, vocabulary: Vocabulary) -> Iterator[Any]:
     config = EngineConfig(backend=request.param, context_tokens=CONTEXT_TOKENS, places=12)
     engine = make_engine(str(checkpoint), vocabulary, ModelConfig(), config, seed=1)
@@ -56,16 +59,6 @@ def engine(request: pytest.FixtureRequest, checkpoint: Path, vocabulary: Vocabul
 @pytest.fixture(scope="module")
 def vocabulary(checkpoint: Path) -> Vocabulary:
     return load_vocabulary(str(checkpoint))
-
-
-def give(engine: Any, model: Any) -> None:
-    weights = [(name, weight.data.clone()) for name, weight in model.named_parameters()]
-    if not hasattr(engine, "llm"):
-        engine.load_weights(weights)
-        return
-    with engine.paused():
-        engine.llm.llm_engine.model_executor.driver_worker.reload_weights(weights_iterator=iter(weights))
-        engine.update()
 
 
 def assert_tokens_are_those_of_their_versions(trajectory: Trajectory, models: list[Any]) -> None:
@@ -103,7 +96,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
         for version in range(1, UPDATES + 1):
             for _ in range(3):
                 assert ended.acquire(timeout=300)
-            give(engine, models[version])
+            engine.load_weights([(name, weight.data) for name, weight in models[version].named_parameters()])
             assert engine.version == version
         made = [call.result(300) for call in calls]
     trajectories, group = made

@@ -17,6 +17,7 @@ from repl_rl.config import KernelConfig
 from repl_rl.integrations.shared import STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
+pytestmark = pytest.mark.more
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=8))
 
 
@@ -34,12 +35,6 @@ def _kernels() -> Iterator[None]:
         patch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
         yield
     close_shared_kernels()
-
-
-@pytest.fixture(scope="module")
-def solved(tmp_path_factory: pytest.TempPathFactory) -> Watched:
-    """A step in which every other rollout finds the answer."""
-    return train(tmp_path_factory.mktemp("solved"), solves_in_even_rows)
 
 
 def train(folder: Path, script: Script, steps: int = 1) -> Watched:
@@ -85,15 +80,14 @@ def solves_in_even_rows(row: int, seen: Sequence[str]) -> str:
     return replies[len(seen)]
 
 
-def test_trls_trainer_trains_on_what_our_interpreter_answered(solved: Watched) -> None:
+def test_trls_trainer_trains_on_what_our_interpreter_answered(tmp_path: Path) -> None:
+    """Every other rollout finds the answer."""
+    solved = train(tmp_path, solves_in_even_rows)
     sampled, put_in = shown_to_the_model(solved, 0)
     assert sampled == call("a = 17 * 23\na") + END + call("submit_final_answer(a)") + END + "Done." + END
     assert "<tool_response>\n391\n\n</tool_response>" in put_in
     assert "<tool_response>\n40\n\n</tool_response>" in shown_to_the_model(solved, 1)[1]
     assert [environment.answer for environment in solved.environments] == [("391",), ("40",)] * 2
-
-
-def test_rewards_advantages_and_the_step_follow(solved: Watched) -> None:
     row = solved.state.log_history[0]
     assert (row["rewards/answer_reward/mean"], row["reward"]) == (0.5, 0.5)
     assert (row["tools/call_frequency"], row["tools/failure_frequency"]) == (2.0, 0.0)
@@ -104,22 +98,16 @@ def test_rewards_advantages_and_the_step_follow(solved: Watched) -> None:
     assert not torch.equal(solved.model.lm_head.weight, untrained.lm_head.weight)
 
 
-def test_every_batch_begins_in_fresh_interpreters(tmp_path: Path) -> None:
-    """The second step would see the first one's name."""
-
-    def keeps(row: int, seen: Sequence[str]) -> str:
-        return [call("kept = 'kept' in dir(); kept"), "Done."][len(seen)]
-
-    trainer = train(tmp_path, keeps, steps=2)
-    assert trainer.state.global_step == 2
-    assert "<tool_response>\nFalse\n\n</tool_response>" in shown_to_the_model(trainer, 0)[1]
-
-
 def test_a_killed_kernel_is_an_observation_and_training_goes_on(tmp_path: Path) -> None:
-    def kills(row: int, seen: Sequence[str]) -> str:
-        return [call("import os; os._exit(1)"), call("17 * 23"), "Done."][len(seen)]
+    """And the second step's interpreters are fresh."""
 
-    trainer = train(tmp_path, kills)
-    assert f"<tool_response>\n{STATE_LOST}391\n\n</tool_response>" in shown_to_the_model(trainer, 3)[1]
+    def kills(row: int, seen: Sequence[str]) -> str:
+        return [call("kept = 'kept' in dir()\nkept\nimport os; os._exit(1)"), call("17 * 23"), "Done."][len(seen)]
+
+    trainer = train(tmp_path, kills, steps=2)
+    assert trainer.state.global_step == 2
+    put_in = shown_to_the_model(trainer, 3)[1]
+    assert "<tool_response>\nFalse\n" in put_in
+    assert f"<tool_response>\n{STATE_LOST}391\n\n</tool_response>" in put_in
     assert trainer.state.log_history[0]["reward"] == 0.0
     assert trainer.state.log_history[0]["tools/failure_frequency"] == 0.0

@@ -19,8 +19,8 @@ from repl_rl.integrations import shared
 from repl_rl.integrations.shared import ANSWERED, STATE_LOST, close_shared_kernels
 from repl_rl.integrations.trl import ReplEnvironment, answer_reward
 
+pytestmark = pytest.mark.more
 Small = ReplEnvironment.configured(kernel=KernelConfig(size=2, line_s=60.0))
-Hasty = ReplEnvironment.configured(kernel=KernelConfig(size=1, line_s=2.0, grace_s=60.0))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,25 +40,14 @@ def test_python_shows_what_a_terminal_shows_and_keeps_state(environment: ReplEnv
     assert environment.python("x = 6\nprint('six')\nx * 7") == "six\n42\n"
     assert environment.python("x + 1") == "7\n"
     assert environment.python("y").endswith("NameError: name 'y' is not defined\n")
-
-
-def test_what_has_run_before_an_error_stays(environment: ReplEnvironment) -> None:
     shown = environment.python("a = 1\na\n1 / 0\nb = 2")
     assert shown.startswith("1\nTraceback (most recent call last):\n")
     assert shown.endswith("ZeroDivisionError: division by zero\n")
-    assert environment.python("a, b") == "(1, 2)\n"
-
-
-def test_a_program_needs_no_blank_lines_behind_its_blocks(environment: ReplEnvironment) -> None:
     program = "def f(n):\n    total = 0\n\n    for i in range(n):\n        total += i\n    return total\nf(5); f(6)\n"
     assert environment.python(program) == "10\n15\n"
-
-
-def test_code_that_does_not_parse_is_typed_line_by_line(environment: ReplEnvironment) -> None:
-    shown = environment.python("z = 5\nz\nz z\n")
-    assert shown.startswith("5\n")
-    assert shown.endswith("SyntaxError: invalid syntax\n")
     assert environment.python("for i in range(3):\n    i") == "0\n1\n2\n"
+    shown = environment.python("z = 5\nz\nz z\n")  # does not parse, so it is typed line by line
+    assert (shown[:2], shown[-28:]) == ("5\n", "SyntaxError: invalid syntax\n")
 
 
 @pytest.mark.parametrize(
@@ -82,14 +71,6 @@ def test_reset_gives_a_fresh_kernel(environment: ReplEnvironment) -> None:
     assert environment.python("import os\nos.environ.get('MARK')\nx").endswith("NameError: name 'x' is not defined\n")
 
 
-def test_two_environments_share_nothing(environment: ReplEnvironment) -> None:
-    other = Small()
-    other.reset()
-    environment.python("x = 'mine'")
-    assert other.python("x").endswith("NameError: name 'x' is not defined\n")
-    assert environment.python("x") == "'mine'\n"
-
-
 def test_the_first_answer_ends_the_episode(environment: ReplEnvironment) -> None:
     assert environment.python("submit_final_answer(1, 'two')\nprint('never')") == ""
     assert environment.answer == ("1", "'two'")
@@ -105,14 +86,6 @@ def test_a_kernel_that_the_code_killed_is_answered_and_replaced_with_a_note(envi
     assert environment.failure is None
 
 
-def test_a_cell_that_does_not_end_is_interrupted() -> None:
-    environment = Hasty()
-    environment.reset()
-    environment.python("x = 1")
-    assert "KeyboardInterrupt" in environment.python("while True: pass")
-    assert environment.python("x") == "1\n"
-
-
 def test_output_is_cut_to_the_limit() -> None:
     short = Small.configured(max_output_chars=64)()
     short.reset()
@@ -124,21 +97,15 @@ def test_output_is_cut_to_the_limit() -> None:
 
 
 def test_a_pool_that_is_too_small_says_so_instead_of_waiting_for_ever() -> None:
+    close_shared_kernels()
     held = [Small(), Small()]
+    held[0].python("x = 'mine'")
+    assert held[1].python("x").endswith("NameError: name 'x' is not defined\n"), "they share a pool and no session"
     with pytest.raises(ConfigError, match=r"all 2 kernels are held .* KernelConfig\(size=\.\.\.\)"):
         Small()
     held.pop().reset()
     gc.collect()
     assert Small().python("3") == "3\n"
-
-
-def test_environments_of_one_configuration_share_a_pool() -> None:
-    close_shared_kernels()
-    first, second = Small(), Small()
-    assert len(shared._shared) == 1
-    assert first.python("1") == second.python("1") == "1\n"
-    ReplEnvironment.configured(kernel=KernelConfig(size=1))()
-    assert len(shared._shared) == 2
 
 
 def test_a_machine_without_kernels_stops_the_training() -> None:
@@ -158,7 +125,7 @@ def test_the_end_of_the_process_is_the_end_of_its_kernels(wait_s: float) -> None
         "from repl_rl.integrations.shared import shared_kernels\n"
         "from repl_rl.integrations.trl import ReplEnvironment\n"
         "environment = ReplEnvironment.configured(kernel=KernelConfig(size=1))()\n"
-        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool._backend._server.pid)"
+        "print(environment.python('1 + 1'), shared_kernels(environment.kernel_config)._pool.backend.server.pid)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     shown, server = done.stdout.split()

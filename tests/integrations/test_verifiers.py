@@ -17,10 +17,9 @@ from killing import kill_the_server
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.shared import STATE_LOST, shared_kernels
-from repl_rl.tasks import make_tasks
+from repl_rl.integrations.shared import shared_kernels
 
-pytestmark = pytest.mark.usefixtures("verifiers_path")
+pytestmark = [pytest.mark.more, pytest.mark.usefixtures("verifiers_path")]
 KERNEL = KernelConfig(size=2, line_s=30.0, grace_s=5.0)
 ENDING = {"lines/answer": 1.0, "lines/statement": 1.0, "lines": 3.0, "lines/expression": 1.0}
 
@@ -64,7 +63,7 @@ def messages(episode: Any) -> list[tuple[str, str]]:
     return [(message.role, message.content) for message in episode.traces[0].messages]
 
 
-def test_messages_are_lines_and_outputs_the_next_messages(tmp_path: Path) -> None:
+def test_messages_are_lines_outputs_the_next_messages_and_the_trace_holds_reward_and_metrics(tmp_path: Path) -> None:
     (episode,), requests = play(typing("x = 17 * 23", "x", "submit_final_answer(x)"), environment(tmp_path))
     system, question, *rest = messages(episode)
     assert system[1].startswith("You think inside a live Python interpreter.")
@@ -78,10 +77,6 @@ def test_messages_are_lines_and_outputs_the_next_messages(tmp_path: Path) -> Non
         ("assistant", "submit_final_answer(x)"),
     ]
     assert [request["stop"] for request in requests] == [["\n"]] * 3
-
-
-def test_the_trace_holds_reward_metrics_and_one_branch(tmp_path: Path) -> None:
-    (episode,), _ = play(typing("x = 17 * 23", "x", "submit_final_answer(x)"), environment(tmp_path))
     (trace,) = episode.traces
     assert (episode.ok, trace.reward, trace.num_turns, len(trace.branches)) == (True, 1.0, 3, 1)
     assert {name: value for name, value in trace.metrics.items() if value} == ENDING
@@ -109,32 +104,19 @@ def test_errors_and_blocks_look_as_at_a_terminal(tmp_path: Path) -> None:
 
 
 def test_several_lines_in_a_message_where_they_are_allowed(tmp_path: Path) -> None:
-    script = typing("x = 17\nx\nx * 23", "submit_final_answer(_)\n")
-    (episode,), requests = play(script, environment(tmp_path, line_by_line=False))
+    script = typing("x = 17\nx\nx * 23", "'a' * 500", "submit_final_answer(391)\n")
+    short = environment(tmp_path, line_by_line=False, dialect=DialectConfig(max_output_chars=64))
+    (episode,), requests = play(script, short)
     assert messages(episode)[3] == ("user", "17\n391\n>>>")
+    cut = messages(episode)[5][1]
+    assert ("characters left out" in cut, len(cut)) == (True, 64 + len(">>>"))
     assert episode.traces[0].reward == 1.0
     assert "stop" not in requests[0]
-
-
-def test_output_is_cut_to_the_limit(tmp_path: Path) -> None:
-    short = environment(tmp_path, dialect=DialectConfig(max_output_chars=64))
-    (episode,), _ = play(typing("'a' * 500", "submit_final_answer(1)"), short)
-    shown = messages(episode)[3][1]
-    assert len(shown) == 64 + len(">>>")
-    assert "characters left out" in shown
 
 
 def test_dialects_that_are_no_lines_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dialect 'fenced' does not go line by line here"):
         environment(tmp_path, dialect=DialectConfig(name="fenced"))
-
-
-def test_a_killed_kernel_is_an_observation(tmp_path: Path) -> None:
-    lines = ("import os; os._exit(1)", "1", "submit_final_answer(391)")
-    (episode,), _ = play(typing(*lines), environment(tmp_path))
-    assert messages(episode)[5] == ("user", f"{STATE_LOST}1\n>>>")
-    assert (episode.ok, episode.traces[0].reward) == (True, 1.0)
-    assert episode.traces[0].metrics["lines/killed"] == 1.0
 
 
 def test_more_rollouts_than_kernels_wait_for_one(tmp_path: Path) -> None:
@@ -168,22 +150,6 @@ def test_a_machine_that_fails_is_an_error_of_the_episode_and_no_reward(
     assert trace.info["repl_rl"] == {"answer": None, "kinds": ["statement", "killed"]}
 
 
-def test_a_limit_of_verifiers_ends_the_episode_in_order(tmp_path: Path) -> None:
-    env = environment(tmp_path)
-    env._agent_specs["agent"].max_turns = 2
-    (episode,), requests = play(lambda shown: "1", env)
-    assert (episode.ok, episode.traces[0].stop_condition, len(requests)) == (True, "max_turns", 2)
-    assert episode.traces[0].reward == 0.0
-
-
-def test_problems_of_our_families() -> None:
-    from repl_rl.integrations.verifiers import load_environment
-
-    env = load_environment(families=["modpow", "digit_sum"], count=3, seed=4, split="heldout")
-    expected = make_tasks(["modpow", "digit_sum"], 3, 4, "heldout")
-    assert [(task.data.prompt, task.data.answer) for task in env.taskset] == [(t.question, t.answer) for t in expected]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -201,26 +167,6 @@ def test_a_file_of_no_use_is_named(tmp_path: Path, text: str | None, said: str) 
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         list(load_environment(problems=path).taskset)
-
-
-PLUGIN = """\
-from repl_rl.integrations.verifiers import ReplEnv, ReplHarness, ReplTaskset
-
-__all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
-"""
-
-
-def test_a_module_of_two_lines_makes_it_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is what the commands and the servers of verifiers load, by name."""
-    import verifiers.v1 as vf
-
-    (tmp_path / "my_repl.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = problems(tmp_path, ("What is 17 * 23?", "391"))
-    harness = {"id": "my-repl", "kernel": {"size": 1}, "max_lines": 2}
-    config = vf.resolve_env_config({"taskset": {"id": "my-repl", "problems": rows}, "agent": {"harness": harness}})
-    (episode,), requests = play(typing("x = 391", "submit_final_answer(x)"), vf.load_environment(config))
-    assert (episode.ok, episode.traces[0].reward, requests[0]["stop"]) == (True, 1.0, ["\n"])
 
 
 def test_without_the_package_the_error_names_it() -> None:

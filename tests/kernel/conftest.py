@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -35,8 +39,14 @@ HASTY = replace(LIMITS, line_s=2.0)
 
 
 @pytest.fixture(scope="session")
-def pool(kernel_pools: Callable[..., KernelPool]) -> KernelPool:
-    return kernel_pools(LIMITS)
+def pool(request: pytest.FixtureRequest, kernel_pools: Callable[..., KernelPool]) -> KernelPool:
+    """Under `LIMITS`, or as `in_pool` says."""
+    return kernel_pools(**{"limits": LIMITS, **getattr(request, "param", {})})
+
+
+def in_pool(**options: Any) -> pytest.MarkDecorator:
+    """For a test with a pool of other limits, or of another kind."""
+    return pytest.mark.parametrize("pool", [options], indirect=True, ids=[""])
 
 
 @pytest.fixture(scope="session")
@@ -66,6 +76,26 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
             if results[-1].state_lost:
                 break
     return results
+
+
+@asynccontextmanager
+async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
+    backend = ForkBackend(profile, LIMITS, "auto")
+    await backend.open(1000)
+    try:
+        yield backend
+    finally:
+        await backend.close()
+
+
+def running(text: str) -> int:
+    """Processes whose command line holds `text`, but for the shells that clean up after a pool."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+            found += text in line and not line.startswith("/bin/sh -c")
+    return found
 
 
 def in_a_process_of_its_own(function: Callable[..., Any], *args: Any) -> Any:

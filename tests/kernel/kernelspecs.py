@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,35 +20,21 @@ from repl_rl.kernel.sandbox import SandboxKind
 
 STOCK, OWN, ECHO = "python3", "repl_rl", "echo"
 SANDBOX: dict[str, SandboxKind] = {STOCK: "none", ECHO: "none", OWN: "bwrap"}
-ECHO_KERNEL = """
-import os, sys, time
-from ipykernel.kernelapp import IPKernelApp
-from ipykernel.kernelbase import Kernel
-
-class Echo(Kernel):
-    implementation = banner = "echo"
-    implementation_version = "1"
-    language_info = {"name": "echo", "mimetype": "text/plain", "file_extension": ".txt"}
-
-    async def do_execute(self, code, silent, *args, **kwargs):
-        if code == "die":
-            os._exit(3)
-        if code == "hang":
-            try:
-                time.sleep(60)
-            except KeyboardInterrupt:
-                return {"status": "error", "ename": "Interrupted", "evalue": "", "traceback": []}
-        if code == "fail":
-            content = {"ename": "EchoError", "evalue": "no", "traceback": []}
-            self.send_response(self.iopub_socket, "error", content)
-            return {"status": "error", "execution_count": 0, **content}
-        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": code + "!"})
-        return {"status": "ok", "execution_count": 0, "payload": [], "user_expressions": {}}
-
-IPKernelApp.launch_instance(kernel_class=Echo)
-"""
-
-Use = Callable[[KernelspecKernel], Awaitable[Any]]
+REAL: dict[str, tuple[str, SandboxKind]] = {
+    "bwrap": ("fork", "bwrap"),
+    "sandlock": ("fork", "sandlock"),
+    "no sandbox": ("fork", "none"),
+    "own kernelspec": (OWN, "bwrap"),
+    "stock ipykernel": (STOCK, "none"),
+}
+"""Backends and sandboxes of real sessions."""
+SOURCES = [
+    "fake",
+    "bwrap",
+    *(pytest.param(name, marks=pytest.mark.more) for name in ("sandlock", "no sandbox", "own kernelspec")),
+    pytest.param("stock ipykernel", marks=pytest.mark.slow),
+]
+ECHO_KERNEL = Path(__file__).with_name("echo_kernel.txt").read_text()
 
 
 @pytest.fixture(autouse=True)
@@ -63,32 +49,39 @@ def kernelspecs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add_spec(folder: Path, name: str, argv: list[str], language: str = "python", **more: Any) -> None:
-    place = folder / "kernels" / name
-    place.mkdir(parents=True)
+    spec_folder = folder / "kernels" / name
+    spec_folder.mkdir(parents=True)
     spec = {"argv": argv, "display_name": name, "language": language, **more}
-    (place / "kernel.json").write_text(json.dumps(spec))
+    (spec_folder / "kernel.json").write_text(json.dumps(spec))
 
 
-async def with_kernel(name: str, use: Use, **limits: Any) -> Any:
-    backend = KernelspecBackend(name, dataclasses.replace(LIMITS, **limits), SANDBOX.get(name, "none"))
+@asynccontextmanager
+async def a_backend(name: str, sandbox: SandboxKind | None = None, **limits: Any) -> AsyncIterator[KernelspecBackend]:
+    kind = sandbox or SANDBOX.get(name, "none")
+    backend = KernelspecBackend(name, dataclasses.replace(LIMITS, **limits), kind)
     await backend.open(4000)
     try:
-        kernel = await backend.start()
-        try:
-            return await use(kernel)
-        finally:
-            await kernel.close()
+        yield backend
     finally:
         await backend.close()
 
 
-def typed(name: str, *cells: str, **limits: Any) -> list[ExecResult]:
-    async def use(kernel: KernelspecKernel) -> list[ExecResult]:
-        results = []
+@asynccontextmanager
+async def a_kernel(name: str, sandbox: SandboxKind | None = None, **limits: Any) -> AsyncIterator[KernelspecKernel]:
+    async with a_backend(name, sandbox, **limits) as backend:
+        kernel = await backend.start()
+        try:
+            yield kernel
+        finally:
+            await kernel.close()
+
+
+async def typed(name: str, *cells: str, **limits: Any) -> list[ExecResult]:
+    """The results of `cells` in a kernel of its own."""
+    results = []
+    async with a_kernel(name, **limits) as kernel:
         for cell in cells:
             results.append(await kernel.execute(cell))
             if results[-1].state_lost:
                 break
-        return results
-
-    return asyncio.run(with_kernel(name, use, **limits))
+    return results

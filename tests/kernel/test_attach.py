@@ -12,9 +12,9 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from kernel.conftest import LIMITS
 
-from repl_rl.doctor import jupyter_console
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.pool import PooledKernel
+from repl_rl.utils.machine import jupyter_console
 from repl_rl.utils.threads import BackgroundLoop
 
 BACKENDS = ["fork", "repl_rl"]
@@ -52,8 +52,12 @@ def test_jupyter_console_reads_and_changes_a_live_session(kernel: PooledKernel, 
     assert command is not None
     console = subprocess.run(
         [*command.split(), "--existing", str(loop.run(kernel.open_jupyter())), "--simple-prompt"],
-        input="x + 1\ny = 7\n", capture_output=True, text=True, timeout=300, check=True,
-    )  # fmt: skip
+        input="x + 1\ny = 7\n",
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
     assert "In [1]: 21\n" in console.stdout
     assert "keeping kernel alive" in console.stdout
     assert loop.run(kernel.execute("submit_final_answer(x, y)")).answer == ("20", "7")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import json
 import logging
@@ -47,8 +46,16 @@ VALUES = st.recursive(
     max_leaves=12,
 )
 FIELDS = (
-    "status", "error_name", "error_message", "compiled", "answer", "answer_forms", "fingerprint", "calls", "images",
-)  # fmt: skip
+    "status",
+    "error_name",
+    "error_message",
+    "compiled",
+    "answer",
+    "answer_forms",
+    "fingerprint",
+    "calls",
+    "images",
+)
 OK = {"status": "ok", "error_name": None, "compiled": True, "answer": ["'4'"], "fingerprint": "5d41"}
 REPLIES: list[dict[str, Any]] = [
     OK,
@@ -169,9 +176,9 @@ def mutated(draw: random.Random, text: bytes) -> bytes:
         elif kind == 3:
             text = text[:at] + draw.choice(b'[]{}",:\\0e-').to_bytes() + text[at:]
         else:
-            places = [index for index, byte in enumerate(text) if byte in b":[,"]
-            if places:
-                start = draw.choice(places) + 1
+            offsets = [index for index, byte in enumerate(text) if byte in b":[,"]
+            if offsets:
+                start = draw.choice(offsets) + 1
                 ends = [index for index in range(start, len(text)) if text[index] in b",]}"]
                 weights = [10 if len(value) < 100 else 1 for value in UNUSUAL]
                 text = text[:start] + draw.choices(UNUSUAL, weights)[0] + text[ends[0] if ends else len(text) :]
@@ -209,13 +216,16 @@ class Peer:
     async def exchange(self, answer: Callable[[str], bytes]) -> ExecResult | None:
         """The result of one request, if the answer is one; if it is not, the channel is closed afterwards."""
 
+        called = asyncio.Event()
+
         async def host(call: HostCall) -> HostReply:
+            called.set()
             return HostReply(value=len(call.args))
 
         answering = asyncio.create_task(asyncio.to_thread(self._answer, answer))
         with LineCalls(host, self.channel, asyncio.Lock()) as calls:
             asking = asyncio.create_task(self.channel.ask({"run": "1"}, 60, on_call=calls.take))
-            while not asking.done() and not calls._calls:
+            while not asking.done() and not called.is_set():
                 await asyncio.sleep(0)
             if asking.done():
                 reply = await asking
@@ -246,15 +256,14 @@ def framed(text: bytes) -> bytes:
     return struct.pack("!I", len(text)) + text
 
 
-def test_a_log_of_what_was_refused_keeps_no_message(caplog: pytest.LogCaptureFixture) -> None:
-    async def refuse() -> weakref.ref[PrivateChannel]:
-        peer = Peer()
-        await peer.greet()
-        assert await peer.exchange(lambda number: b"[" * 1000) is None
-        peer.close()
-        return weakref.ref(peer.channel)
-
-    channel = asyncio.run(refuse())
+async def test_a_log_of_what_was_refused_keeps_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    peer = Peer()
+    await peer.greet()
+    assert await peer.exchange(lambda number: b"[" * 1000) is None
+    peer.close()
+    channel = weakref.ref(peer.channel)
+    del peer
+    await asyncio.sleep(0)
     gc.collect()
     assert "a session is ended: a message is nested too deeply" in caplog.messages
     assert channel() is None
@@ -308,19 +317,11 @@ def fuzz_messages(count: int, seed: int) -> tuple[int, float]:
     return read, longest_s
 
 
-def test_mutated_messages_are_results_or_the_end_of_their_channel() -> None:
-    read, _ = asyncio.run(fuzz_channel(1_500, seed=0))
+async def test_mutated_messages_are_results_or_the_end_of_their_channel() -> None:
+    read, _ = await fuzz_channel(1_000, seed=0)
     assert read > 100
-    read, _ = fuzz_messages(1_500, seed=0)
+    read, _ = fuzz_messages(1_000, seed=0)
     assert read > 100
-
-
-def resident_mb() -> float:
-    """What this process holds, without what it could give back."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) / 256
 
 
 @pytest.mark.slow
@@ -331,19 +332,17 @@ def test_many_messages_neither_hold_up_the_loop_nor_grow_the_process(caplog: pyt
     caplog.set_level(logging.CRITICAL, "repl_rl")  # or pytest keeps a record of every channel that ends
     asyncio.run(fuzz_channel(20_000, seed=1))
     fuzz_messages(20_000, seed=1)
+    gc.collect()
     gc.freeze()  # a collection looks at what the messages made, not at all that the tests have made
-    before_mb, before_blocks = resident_mb(), sys.getallocatedblocks()
+    before_blocks = sys.getallocatedblocks()
     read, longest_s = asyncio.run(fuzz_channel(most, seed=2))
     read_jupyter, longest_jupyter_s = fuzz_messages(most, seed=2)
-    after_mb, after_blocks = resident_mb(), sys.getallocatedblocks()
+    gc.collect()
+    after_blocks = sys.getallocatedblocks()
     gc.unfreeze()
     print(f"{read:,} and {read_jupyter:,} read; longest pauses {longest_s:.3f}, {longest_jupyter_s:.3f} s of CPU")
-    print(
-        f"memory {before_mb:.1f} MB before, {after_mb:.1f} after; Python's blocks {before_blocks:,}, {after_blocks:,}"
-    )
-    assert max(longest_s, longest_jupyter_s) < 0.5  # ten times what BENCHMARKS.md has
+    assert max(longest_s, longest_jupyter_s) < 0.5  # of CPU time of this thread, ten times what it takes
     assert after_blocks < before_blocks + 20_000
-    assert after_mb < before_mb + 100  # a block that stays keeps an arena of 1 MiB
 
 
 def test_forms_are_one_for_each_answer_and_never_cut() -> None:

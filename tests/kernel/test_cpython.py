@@ -17,74 +17,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import yaml
 from kernel.conftest import SOAK
 
 from repl_rl.kernel import ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
 
-NAMES = """
-abc array ast asyncio.test_futures asyncio.test_locks asyncio.test_queues asyncio.test_tasks bisect bool builtin
-bytes bz2 calendar capi cmath code codeop collections compile complex contextlib copy coroutines csv ctypes
-dataclasses datetime decimal dict difflib enum exceptions file fileio float format fractions fstring functools gc
-generators genexps glob gzip hashlib heapq inspect int io itertools json list long lzma math mmap numeric_tower
-operator os pathlib pickle posix queue random re set shelve shutil signal sqlite3 statistics str string struct
-subprocess sys tempfile thread threading time traceback tuple typing unittest warnings weakref zipfile zlib
-"""
-MODULES = [f"test_{name}" for name in NAMES.split()]
-EXCEPTIONS = {
-    "64 processes and threads": ("test_pickle.*.test_unpickle_module_race", "test_queue.*.test_many_threads*"),
-    "files of limited size": ("test_io.*.test_large_file_ops", "test_mmap.LargeMmapTests.*"),
-    "no network": ("test_os.TestSendfile.*", "test_signal.WakeupFDTests.*socket*"),
-    "no memfd, no larger pipes": ("test_os.MemfdCreateTests.*", "test_subprocess.*.test_pipesizes"),
-    "no root, no other users": (
-        "test_os.ChownFileTests.test_chown_with_root",
-        "test_posix.PosixGroupsTester.*",
-        "test_shutil.TestArchives.*owner*",
-        "test_subprocess.POSIXProcessTestCase.test_user",
-        "test_subprocess.POSIXProcessTestCase.*group*",
-        "test_time.TimeTestCase.test_monotonic_settime",
-    ),
-    "no extended attributes": ("test_shutil.TestCopy.*xattr*",),
-    "a library that can't be written to": ("test_zipfile.PyZipFileTests.*",),
-    "Python is not where it was built for": ("test_subprocess.*.test_executable_without_cwd",),
-    "a Python that is started there sees no packages": ("test_pickle.*.test_buffers_numpy",),
-    "a low priority": ("test_os.ProgramPriorityTests.*",),
-}
-"""Why some tests fail or are skipped inside, and which."""
-RUN = '''
-import json, os, subprocess, sys, xml.etree.ElementTree
-def outcomes(command, folder):
-    """{name: "passed", "skipped" or "failed"} of the tests that a command runs."""
-    file = os.path.join(folder, "tests.xml")
-    command = [sys.executable, *command, "--junit-xml", file]
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if not os.path.exists(file):
-        return {"": "failed: " + done.stdout[-2000:].decode(errors="replace")}
-    found = {}
-    for case in xml.etree.ElementTree.parse(file).iter("testcase"):
-        tags = {part.tag for part in case}
-        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
-        found[name] = "failed" if found.get(name) == "failed" else outcome
-    os.remove(file)
-    return found
-
-def of_cpython(module, folder):
-    return outcomes(["-m", "test", "--timeout", "600", module], folder)
-
-def of_sympy(part, folder):
-    import sympy
-    home = os.path.dirname(os.path.dirname(sympy.__file__))
-    settings = os.path.join(folder, "pytest.ini")
-    with open(settings, "w") as file:
-        file.write("[pytest]")
-    start = f"import sys; sys.path[:] = {sys.path}; import pytest; pytest.main(sys.argv[1:])"
-    options = ["-p", "no:cacheprovider", "-m", "not slow and not tooslow", "--rootdir", home, "-c", settings]
-    return outcomes(["-c", start, *options, os.path.join(home, "sympy", *part.split("."), "tests")], folder)
-
-'''
+WORDS = yaml.safe_load(Path(__file__).with_name("cpython.yaml").read_text())
+MODULES = [f"test_{name}" for name in WORDS["modules"].split()]
+EXCEPTIONS: dict[str, list[str]] = WORDS["exceptions"]
+RUN = Path(__file__).with_name("cpython_run.txt").read_text()
+"""Defines functions that run the tests of a module and tell how each of them ended."""
 LIMITS = Limits(line_s=3000, session_s=9000, memory_mb=3000, cpu_s=3000, open_files=1024, tmp_mb=1024, file_mb=1024)
 
 
@@ -114,8 +57,12 @@ def outside(python: str, function: str, names: list[str], folder: Path) -> dict[
         done = subprocess.run(
             [python, "-c", code, name, str(folder)],
             env={"PATH": os.defpath, "HOME": str(folder), "LANG": "C.UTF-8", "TMPDIR": str(folder), "TZ": "UTC"},
-            capture_output=True, text=True, timeout=3000, check=True, cwd=folder,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=3000,
+            check=True,
+            cwd=folder,
+        )
         found |= json.loads(done.stdout)
     return found
 

@@ -7,39 +7,35 @@ import contextlib
 import logging
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors
+from kernel.conftest import (
+    LIMITS,
+    Typed,
+    a_fork_backend,
+    in_a_process_of_its_own,
+    in_one_session,
+    open_descriptors,
+)
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError, KernelStartError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource, Limits, Profile
-from repl_rl.kernel import memory as memory_module
+from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
 from repl_rl.kernel.forked.channel import PrivateChannel
-from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.rollout.execute import TrajectoryKernel
-from repl_rl.utils.threads import BackgroundLoop
-
-
-def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], **options: Any) -> KernelPool:
-    async def run() -> KernelPool:
-        async with KernelPool(options.pop("size", 3), options.pop("limits", LIMITS), **options) as pool:
-            await use(pool)
-        return pool
-
-    return asyncio.run(run())
 
 
 async def kill_the_server(pool: KernelPool) -> None:
     """And wait for the end of its sandbox. The server is the first child of the sandbox's first process."""
-    family = list(tree(pool._backend._server.pid))
+    family = list(tree(pool.backend.server.pid))
     server = family[2]
     assert b"launch.py" in Path(f"/proc/{server}/cmdline").read_bytes()
     os.kill(server, signal.SIGKILL)
@@ -52,10 +48,9 @@ def test_packages_of_the_profile_are_imported_already(typed: Typed) -> None:
     assert typed("import sys; 'sympy' in sys.modules, 'numpy' in sys.modules")[0].output == "(True, True)\n"
 
 
-def test_sessions_do_not_share_what_chance_is_made_of(source_pool: KernelPool, loop: BackgroundLoop) -> None:
+def test_sessions_do_not_share_what_chance_is_made_of(typed: Typed) -> None:
     cell = "import random, numpy; random.random(), float(numpy.random.random()), hash('a')"
-    [first], [second] = (loop.run(in_one_session(source_pool, cell)) for _ in range(2))
-    one, other = eval(first.output), eval(second.output)
+    one, other = (eval(typed(cell)[0].output) for _ in range(2))
     assert one[0] != other[0]
     assert one[1] != other[1]
     assert one[2] == other[2]
@@ -70,49 +65,49 @@ def test_a_session_starts_as_a_terminal_does(typed: Typed) -> None:
     assert last.output == "False\n"
 
 
-def test_equal_states_have_equal_fingerprints(source_pool: KernelPool, loop: BackgroundLoop) -> None:
-    first = loop.run(in_one_session(source_pool, "x = [1, 'two']", "# a thought", "x.append(3)"))
-    second = loop.run(in_one_session(source_pool, "x = [1] + ['two']", "x"))
+def test_equal_states_have_equal_fingerprints(typed: Typed) -> None:
+    first, second = typed("x = [1, 'two']", "# a thought", "x.append(3)"), typed("x = [1] + ['two']", "x")
     assert first[0].fingerprint == first[1].fingerprint == second[0].fingerprint == second[1].fingerprint
     assert first[2].fingerprint not in (None, first[0].fingerprint)
 
 
-def test_a_dead_server_is_replaced_and_its_sessions_say_that_they_are_gone(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as idle, pool.session() as busy:
-            await idle.execute("x = 1")
-            await busy.execute("x = 1")
-            running = asyncio.create_task(busy.execute("while True: pass"))
-            await asyncio.sleep(0.2)
-            await kill_the_server(pool)
-            for result in (await running, await idle.execute("x")):
-                assert (result.status, result.by_machinery) == (ExecStatus.KILLED, True)
-            assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
-
-    with caplog.at_level(logging.WARNING):
-        pool = with_pool(use, limits=Limits(line_s=30))
+async def test_a_dead_server_is_replaced_and_its_sessions_say_that_they_are_gone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with KernelPool(size=3, limits=Limits(line_s=30)) as pool, pool.session() as idle, pool.session() as busy:
+        await idle.execute("x = 1")
+        await busy.execute("x = 1")
+        running = asyncio.create_task(busy.execute("while True: pass"))
+        await asyncio.sleep(0.2)
+        await kill_the_server(pool)
+        for result in (await running, await idle.execute("x")):
+            assert (result.status, result.by_machinery) == (ExecStatus.KILLED, True)
+        assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
     assert pool.stats.restarts == 1
     assert "another one is started" in caplog.text
 
 
-def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session():
-            waiting = [asyncio.create_task(in_one_session(pool, "5")) for _ in range(4)]
-            await asyncio.sleep(0)
-            await kill_the_server(pool)
-            for results in await asyncio.gather(*waiting):
-                assert [result.output for result in results] == ["5\n"]
-
-    assert with_pool(use, warm=0).stats.restarts >= 1
+async def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
+    async with KernelPool(size=3, limits=LIMITS, warm=0) as pool, pool.session():
+        waiting = [asyncio.create_task(in_one_session(pool, "5")) for _ in range(4)]
+        await asyncio.sleep(0)
+        await kill_the_server(pool)
+        for results in await asyncio.gather(*waiting):
+            assert [result.output for result in results] == ["5\n"]
+    assert pool.stats.restarts >= 1
 
 
-def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
-    async def use() -> None:
-        backend = ForkBackend(_profile(), LIMITS, "auto")
-        await backend.open(1000)
-        server = await backend._running_server()
-        family = list(tree(server.pid))
+def bare(**changes: Any) -> Profile:
+    """A profile that preloads nothing, but for `changes`."""
+    return replace(Profile.load(), **{"preload": (), "warm_up": ""} | changes)
+
+
+@pytest.mark.more
+async def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
+    async with a_fork_backend(bare()) as backend:
+        await (await backend.start()).close()
+        family = list(tree(backend.server.pid))
         os.kill(family[2], signal.SIGKILL)
         while any(Path(f"/proc/{pid}/exe").exists() for pid in family[1:]):
             time.sleep(0.005)  # without the loop, which would read that it ended
@@ -121,24 +116,18 @@ def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
         kernel = await backend.start()
         assert (await kernel.execute("1 + 1")).output == "2\n"
         await kernel.close()
-        await backend.close()
         assert backend.restarts == 1
 
-    asyncio.run(use())
 
-
-def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with AsyncExitStack() as stack:
-            fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)
-            await fresh.start()
-            await old.execute("x = 1")
-            await kill_the_server(pool)
-            assert (await fresh.execute("1 + 1")).output == "2\n"
-            with pytest.raises(KernelDiedError, match="what it was forked from"):
-                await old.execute("x")
-
-    with_pool(use)
+async def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_aborted() -> None:
+    async with KernelPool(size=3, limits=LIMITS) as pool, AsyncExitStack() as stack:
+        fresh, old = TrajectoryKernel(pool, stack), TrajectoryKernel(pool, stack)
+        await fresh.start()
+        await old.execute("x = 1")
+        await kill_the_server(pool)
+        assert (await fresh.execute("1 + 1")).output == "2\n"
+        with pytest.raises(KernelDiedError, match="what it was forked from"):
+            await old.execute("x")
 
 
 @pytest.mark.parametrize(
@@ -148,58 +137,45 @@ def test_a_trajectory_without_state_goes_on_elsewhere_and_one_with_state_is_abor
         ("not_a_package", "import not_a_package", "can't be imported, so not preloaded in kernels: not_a_package"),
     ],
 )
-def test_what_cannot_be_preloaded_is_said_and_left_out(
+async def test_what_cannot_be_preloaded_is_said_and_left_out(
     preload: str, warm_up: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def use() -> None:
-        backend = ForkBackend(_profile(preload=(preload,), warm_up=warm_up), LIMITS, "auto")
-        await backend.open(1000)
+    caplog.set_level(logging.INFO)
+    async with a_fork_backend(bare(preload=(preload,), warm_up=warm_up)) as backend:
         kernel = await backend.start()
         assert (await kernel.execute("1")).output == "1\n"
         await kernel.close()
-        await backend.close()
-
-    with caplog.at_level(logging.INFO):
-        asyncio.run(use())
     assert said in caplog.text
 
 
-def test_a_server_that_does_not_come_up_says_what_it_printed() -> None:
-    profile = _profile(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)")
-
-    async def use() -> None:
-        backend = ForkBackend(profile, LIMITS, "auto")
-        await backend.open(1000)
-        try:
-            with pytest.raises(KernelStartError, match="the fork server ended: it printed: went wrong"):
-                await backend.start()
-        finally:
-            await backend.close()
-
-    asyncio.run(use())
+async def test_a_server_that_does_not_come_up_says_what_it_printed() -> None:
+    profile = bare(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)")
+    async with a_fork_backend(profile) as backend:
+        with pytest.raises(KernelStartError, match="the fork server ended: it printed: went wrong"):
+            await backend.start()
 
 
-def test_a_session_ends_with_its_time() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as idle, pool.session() as busy:
-            assert (await idle.execute("x = 1")).status is ExecStatus.OK
-            assert (await busy.execute("import time; time.sleep(60)")).status is ExecStatus.KILLED
-            assert (await idle.execute("x")).status is ExecStatus.KILLED
-
-    with_pool(use, limits=Limits(session_s=3.0, line_s=60))
+@pytest.mark.more
+async def test_a_session_ends_with_its_time() -> None:
+    pool = KernelPool(size=3, limits=Limits(session_s=3.0, line_s=60))
+    async with pool, pool.session() as idle, pool.session() as busy:
+        assert (await busy.execute("import time; time.sleep(60)")).status is ExecStatus.KILLED
+        await until(lambda: not idle.is_alive)
 
 
 @pytest.mark.slow
-def test_a_server_that_hangs_is_replaced() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_a_server_that_hangs_is_replaced() -> None:
+    async with KernelPool(size=3, warm=0, limits=Limits(start_s=10)) as pool:
         await in_one_session(pool, "1")
-        os.kill(list(tree(pool._backend._server.pid))[2], signal.SIGSTOP)
+        os.kill(list(tree(pool.backend.server.pid))[2], signal.SIGSTOP)
         assert [result.output for result in await in_one_session(pool, "2 + 2")] == ["4\n"]
+    assert pool.stats.restarts == 1
 
-    assert with_pool(use, warm=0, limits=Limits(start_s=10)).stats.restarts == 1
 
-
-def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.more
+async def test_a_server_that_cannot_start_is_not_started_again_and_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     launched: list[float] = []
     real = ForkServer.start
 
@@ -208,46 +184,33 @@ def test_a_server_that_cannot_start_is_not_started_again_and_again(monkeypatch: 
         return await real(*arguments)
 
     monkeypatch.setattr(ForkServer, "start", start)
-
-    async def use() -> None:
-        pool = KernelPool(2, LIMITS)
-        pool._backend._profile = _profile(warm_up="import os; os._exit(3)")
-        async with pool:
-            async with asyncio.timeout(300):
-                while not launched or pool.stats.starting:
-                    await asyncio.sleep(0.02)
-            before = len(launched)
-            await asyncio.sleep(1)
-            assert len(launched) == before <= 6
-            with pytest.raises(KernelStartError, match="the fork server ended"):
-                await in_one_session(pool, "1")
-        assert pool.stats.starting == 0
-
-    asyncio.run(use())
+    (tmp_path / "mine.toml").write_text('preload = []\nwarm_up = "import os; os._exit(3)"\n')
+    async with KernelPool(2, LIMITS, profile=str(tmp_path / "mine.toml")) as pool:
+        await until(lambda: launched and not pool.stats.starting)
+        before = len(launched)
+        await asyncio.sleep(1)
+        assert len(launched) == before <= 6
+        with pytest.raises(KernelStartError, match="the fork server ended"):
+            await in_one_session(pool, "1")
+    assert pool.stats.starting == 0
 
 
-def test_leaving_the_pool_ends_a_line_that_runs() -> None:
-    async def use() -> ExecResult:
-        async with KernelPool(1, LIMITS) as pool:
-            kernel = await pool.session().__aenter__()
-            running = asyncio.create_task(kernel.execute("import time; time.sleep(60)"))
-            await asyncio.sleep(0.2)
-        return await asyncio.wait_for(running, 300)
-
-    assert asyncio.run(use()).status is ExecStatus.KILLED
+async def test_leaving_the_pool_ends_a_line_that_runs() -> None:
+    async with KernelPool(1, LIMITS) as pool:
+        kernel = await pool.session().__aenter__()
+        running = asyncio.create_task(kernel.execute("import time; time.sleep(60)"))
+        await asyncio.sleep(0.2)
+    assert (await asyncio.wait_for(running, 300)).status is ExecStatus.KILLED
 
 
-def test_jupyter_waits_for_the_line_that_runs() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as kernel:
-            running = asyncio.create_task(kernel.execute("import time; time.sleep(0.5); 5"))
-            await asyncio.sleep(0.1)
-            first, second = await asyncio.gather(kernel.open_jupyter(), kernel.open_jupyter())
-            assert (await running).output == "5\n"
-            assert first == second
-            assert (await kernel.execute("6")).output == "6\n"
-
-    with_pool(use)
+async def test_jupyter_waits_for_the_line_that_runs() -> None:
+    async with KernelPool(size=3, limits=LIMITS) as pool, pool.session() as kernel:
+        running = asyncio.create_task(kernel.execute("import time; time.sleep(0.5); 5"))
+        await asyncio.sleep(0.1)
+        first, second = await asyncio.gather(kernel.open_jupyter(), kernel.open_jupyter())
+        assert (await running).output == "5\n"
+        assert first == second
+        assert (await kernel.execute("6")).output == "6\n"
 
 
 def test_callers_that_go_away_leave_nothing_open() -> None:
@@ -256,64 +219,46 @@ def test_callers_that_go_away_leave_nothing_open() -> None:
 
 
 def descriptors_before_and_after_callers_go_away() -> list[int]:
-    counts: list[int] = []
-
     async def give_up(pool: KernelPool) -> None:
         with contextlib.suppress(TimeoutError):
             async with pool.session() as kernel, asyncio.timeout(0.1):
                 await kernel.execute("import time; time.sleep(60)")
 
-    async def use(pool: KernelPool) -> None:
-        await give_up(pool)
-        counts.append(open_descriptors())
-        await asyncio.gather(*(give_up(pool) for _ in range(6)))
-        counts.append(open_descriptors())
-        [result] = await in_one_session(pool, "1 + 1")
-        assert result.output == "2\n"
+    async def count() -> list[int]:
+        async with KernelPool(3, LIMITS, warm=0) as pool:
+            await give_up(pool)
+            before = open_descriptors()
+            await asyncio.gather(*(give_up(pool) for _ in range(6)))
+            after = open_descriptors()
+            assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
+            return [before, after]
 
-    with_pool(use, warm=0)
-    return counts
+    return asyncio.run(count())
 
 
-def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    at_home: set[bool] = set()
+async def test_channels_are_only_touched_on_their_loop(monkeypatch: pytest.MonkeyPatch, pool: KernelPool) -> None:
+    threads: set[int] = set()
     real = PrivateChannel.look
 
     def look(channel: PrivateChannel) -> bool:
-        at_home.add(asyncio._get_running_loop() is channel._loop)
+        threads.add(threading.get_ident())
         return real(channel)
 
     monkeypatch.setattr(PrivateChannel, "look", look)
-    monkeypatch.setattr(memory_module, "_INTERVALS_S", (0.01, 0.01))
-
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as kernel:
-            for _ in range(100):
-                assert (await kernel.execute("'x' * 5000")).status is ExecStatus.OK
-            await asyncio.sleep(0.2)
-
-    with_pool(use)
-    assert at_home == {True}
+    async with pool.session() as kernel:
+        for _ in range(100):
+            assert (await kernel.execute("'x' * 5000")).status is ExecStatus.OK
+        await asyncio.sleep(0.6)  # while the memory of the sessions is looked at, in a thread
+    assert threads == {threading.get_ident()}
 
 
-def test_without_a_sandbox_children_end_with_their_session() -> None:
+async def test_without_a_sandbox_children_end_with_their_session() -> None:
     cell = "import os, subprocess as s; [s.Popen(['setsid', 'sleep', '3608']).pid, s.Popen(['sleep', '3607']).pid]"
 
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=3, limits=LIMITS, sandbox="none") as pool:
         async with pool.session() as kernel:
             children = eval((await kernel.execute(cell)).output)
             assert [Path(f"/proc/{pid}/exe").exists() for pid in children] == [True, True]
         async with asyncio.timeout(300):
             while any(Path(f"/proc/{pid}/exe").exists() for pid in children):
                 await asyncio.sleep(0.01)
-
-    with_pool(use, sandbox="none")
-
-
-@pytest.fixture
-def source_pool(pool: KernelPool) -> KernelSource:
-    return pool
-
-
-def _profile(**values: Any) -> Profile:
-    return replace(Profile.load(), **{"preload": (), "warm_up": ""} | values)

@@ -3,59 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from jupyter_client.kernelspec import KernelSpec
-from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors
-from kernel.kernelspecs import add_spec
+from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors, running
+from kernel.kernelspecs import a_backend, a_kernel, add_spec
 
-from repl_rl.errors import ConfigError, KernelStartError
-from repl_rl.kernel import ExecResult, ExecStatus, Profile
-from repl_rl.kernel.jupyter.backend import KernelspecBackend
-from repl_rl.kernel.jupyter.guest import Guest, _files_of
+from repl_rl.errors import ConfigError, KernelStartError, SandboxError
+from repl_rl.kernel import ExecStatus, Profile
+from repl_rl.kernel.jupyter.guest import Guest, files_of
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
 NAME = "told"
-KERNEL = '''
-import os, time
-from ipykernel.kernelapp import IPKernelApp
-from ipykernel.kernelbase import Kernel
-
-class Told(Kernel):
-    """Does what it is told in Python, and knows its own language by its ends: a cell ends with a full stop."""
-    implementation = banner = "told"
-    implementation_version = "1"
-    language_info = {"name": "told", "mimetype": "text/plain", "file_extension": ".txt"}
-
-    def do_is_complete(self, code):
-        if code.startswith("mute"):
-            time.sleep(600)
-        return {"status": "invalid" if code.startswith("!") else "complete" if code.endswith(".") else "incomplete"}
-
-    async def do_execute(self, code, silent, *args, **kwargs):
-        if code.startswith("!"):
-            content = {"ename": "Unreadable", "evalue": code, "traceback": []}
-            self.send_response(self.iopub_socket, "error", content)
-            return {"status": "error", "execution_count": 0, **content}
-        try:
-            text = str(eval(code.rstrip(".")))
-        except Exception as error:
-            content = {"ename": type(error).__name__, "evalue": str(error), "traceback": []}
-            return {"status": "error", "execution_count": 0, **content}
-        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text + "\\n"})
-        return {"status": "ok", "execution_count": 0, "payload": [], "user_expressions": {}}
-
-IPKernelApp.launch_instance(kernel_class=Told)
-'''
+KERNEL = Path(__file__).with_name("told_kernel.txt").read_text()
 Use = Callable[[KernelspecKernel], Awaitable[Any]]
 
 
@@ -70,31 +37,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@asynccontextmanager
-async def backend(name: str = NAME, **limits: Any) -> AsyncIterator[KernelspecBackend]:
-    backend = KernelspecBackend(name, dataclasses.replace(LIMITS, **limits), "bwrap")
-    await backend.open(4000)
-    try:
-        yield backend
-    finally:
-        await backend.close()
-
-
-async def in_one_kernel(*cells: str, **limits: Any) -> list[ExecResult]:
-    async with backend(**limits) as opened:
-        kernel = await opened.start()
-        try:
-            results = []
-            for cell in cells:
-                results.append(await kernel.execute(cell))
-                if results[-1].state_lost:
-                    break
-            return results
-        finally:
-            await kernel.close()
-
-
-def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
+async def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
     looks = (
         "sorted(os.environ.items()).",
         "sorted(os.listdir('/')).",
@@ -105,17 +48,10 @@ def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
         "open('/kernelspec/told.py', 'a').",
     )
 
-    async def use() -> tuple[list[ExecResult], str]:
-        async with backend() as opened:
-            kernel = await opened.start()
-            transport = json.loads((await kernel.open_jupyter()).read_text())["transport"]
-            results = [await kernel.execute(look) for look in looks]
-            await kernel.close()
-            return results, transport
-
-    results, transport = asyncio.run(use())
+    async with a_kernel(NAME, "bwrap") as kernel:
+        assert json.loads((await kernel.open_jupyter()).read_text())["transport"] == "ipc"
+        results = [await kernel.execute(look) for look in looks]
     environment, root, own, paths, user, processes, written = [result.output for result in results]
-    assert transport == "ipc"
     assert "('OF_SPEC', 'user of /tmp')" in environment
     assert "secret" not in environment
     assert "MPLBACKEND" not in environment
@@ -129,33 +65,21 @@ def test_it_runs_over_ipc_and_sees_nothing_of_the_host(told: Path) -> None:
     assert results[-1].error_name in ("OSError", "PermissionError")
 
 
-def test_what_it_says_of_a_source_is_passed_on() -> None:
-    async def use() -> tuple[list[str], ExecResult]:
-        async with backend() as opened:
-            kernel = await opened.start()
-            said = [await kernel.is_complete(source) for source in ("1.", "1", "1\n+ 1.", "!", "\ud800.")]
-            invalid = await kernel.execute("!")
-            await kernel.close()
-            return said, invalid
-
-    said, invalid = asyncio.run(use())
+async def test_what_it_says_of_a_source_is_passed_on() -> None:
+    async with a_kernel(NAME, "bwrap") as kernel:
+        said = [await kernel.is_complete(source) for source in ("1.", "1", "1\n+ 1.", "!", "\ud800.")]
+        invalid = await kernel.execute("!")
     assert said == ["complete", "incomplete", "complete", "invalid", "complete"]
     assert (invalid.status, invalid.output, invalid.error_name) == (ExecStatus.ERROR, "Unreadable: !\n", "Unreadable")
 
 
 @pytest.mark.slow
-def test_stock_python_runs_behind_the_walls(told: Path) -> None:
+async def test_stock_python_runs_behind_the_walls(told: Path) -> None:
     add_spec(told, "stock", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
-
-    async def use() -> list[ExecResult]:
-        async with backend("stock", line_s=5.0) as opened:
-            kernel = await opened.start()
-            cells = ("x = 20", "while True: pass", "x + 1", "import repl_rl.errors", "submit_final_answer(x)", "exit()")
-            results = [await kernel.execute(cell) for cell in cells]
-            assert not kernel.is_alive
-            return results
-
-    _, endless, kept, hidden, answer, gone = asyncio.run(use())
+    cells = ("x = 20", "while True: pass", "x + 1", "import repl_rl.errors", "submit_final_answer(x)", "exit()")
+    async with a_kernel("stock", "bwrap", line_s=5.0) as kernel:
+        _, endless, kept, hidden, answer, gone = [await kernel.execute(cell) for cell in cells]
+        assert not kernel.is_alive
     assert (endless.status, endless.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert kept.output == "21\n"
     assert hidden.error_name == "ModuleNotFoundError"
@@ -164,35 +88,23 @@ def test_stock_python_runs_behind_the_walls(told: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kernel_that_stops_answering_is_not_waited_for() -> None:
-    async def use() -> str:
-        async with backend(line_s=1.0) as opened:
-            kernel = await opened.start()
-            said = await kernel.is_complete("mute")
-            await kernel.close()
-            return said
-
-    assert asyncio.run(use()) == "unknown"
+async def test_a_kernel_that_stops_answering_is_not_waited_for() -> None:
+    async with a_kernel(NAME, "bwrap", line_s=1.0) as kernel:
+        assert await kernel.is_complete("mute") == "unknown"
 
 
 @pytest.mark.slow
-def test_memory_processes_and_files_are_limited() -> None:
-    cells = (
-        "len(bytearray(10 ** 9)).",
-        "[os.fork() == 0 and time.sleep(60) for _ in range(100)].",
-        "len([open('/dev/null') for _ in range(100)]).",
-        "open('/tmp/x', 'wb').write(bytes(64 << 20)).",
-        "6 * 7.",
-    )
-    memory, processes, files, file, alive = asyncio.run(in_one_kernel(*cells))
-    assert memory.error_name == "MemoryError"
-    assert processes.error_name == "BlockingIOError"
-    assert (files.error_name, files.error_message) == (
-        "OSError",
-        "OSError: [Errno 24] Too many open files: '/dev/null'",
-    )
-    assert (file.error_name, file.error_message) == ("OSError", "OSError: [Errno 27] File too large")
-    assert alive.output == "42\n"
+async def test_memory_processes_and_files_are_limited() -> None:
+    cells = {
+        "len(bytearray(10 ** 9)).": "MemoryError",
+        "[os.fork() == 0 and time.sleep(60) for _ in range(100)].": "BlockingIOError",
+        "len([open('/dev/null') for _ in range(100)]).": "OSError: [Errno 24] Too many open files: '/dev/null'",
+        "open('/tmp/x', 'wb').write(bytes(64 << 20)).": "OSError: [Errno 27] File too large",
+    }
+    async with a_kernel(NAME, "bwrap") as kernel:
+        for cell, message in cells.items():
+            assert ((await kernel.execute(cell)).error_message or "").startswith(message)
+        assert (await kernel.execute("6 * 7.")).output == "42\n"
 
 
 @pytest.mark.slow
@@ -206,17 +118,13 @@ def test_memory_processes_and_files_are_limited() -> None:
     ],
     ids=["a-flood", "too-long", "too-many-parts", "not-a-message"],
 )
-def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
-    async def use() -> tuple[ExecResult, ExecResult]:
-        async with backend(read_mb=1, line_s=4.0) as opened:
-            hostile, sibling = await opened.start(), await opened.start()
-            attack = await hostile.execute(cell)
-            held = await sibling.execute("6 * 7.")
-            await hostile.close()
-            await sibling.close()
-            return attack, held
-
-    attack, held = asyncio.run(use())
+async def test_hostile_messages_cost_the_session_alone(cell: str) -> None:
+    async with a_backend(NAME, "bwrap", read_mb=1, line_s=4.0) as backend:
+        hostile, sibling = await backend.start(), await backend.start()
+        attack = await hostile.execute(cell)
+        held = await sibling.execute("6 * 7.")
+        await hostile.close()
+        await sibling.close()
     assert (held.status, held.output) == (ExecStatus.OK, "42\n")
     assert attack.answer is None
     assert len(attack.output) < 2 * LIMITS.output_bytes
@@ -231,14 +139,14 @@ def test_nothing_is_left_after_it() -> None:
 def descriptors_after_each_of_three(path: str) -> list[int]:
     os.environ["JUPYTER_PATH"] = path
     sleeper = ["setsid", "sleep", f"3600.{os.getpid()}"]
-    counts: list[int] = []
 
-    async def use() -> None:
-        async with backend() as opened:
-            folder = opened._home.path
+    async def count() -> list[int]:
+        counts: list[int] = []
+        async with a_backend(NAME, "bwrap") as backend:
+            folder = backend.home.path
             before = sorted(os.listdir(folder))
             for _ in range(3):
-                kernel = await opened.start()
+                kernel = await backend.start()
                 await kernel.execute(f"__import__('subprocess').Popen({sleeper}).")
                 assert running(" ".join(sleeper[1:])) == 1
                 kernel.kill()
@@ -247,19 +155,9 @@ def descriptors_after_each_of_three(path: str) -> list[int]:
                 counts.append(open_descriptors())
             assert sorted(os.listdir(folder)) == before
         assert not folder.exists()
+        return counts
 
-    asyncio.run(use())
-    return counts
-
-
-def running(text: str) -> int:
-    found = 0
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            found += text in path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except OSError:
-            continue
-    return found
+    return asyncio.run(count())
 
 
 @pytest.mark.parametrize(
@@ -272,41 +170,35 @@ def running(text: str) -> int:
         ),
     ],
 )
-def test_a_kernel_that_dies_at_once_says_why(program: str, message: str, told: Path) -> None:
+async def test_a_kernel_that_dies_at_once_says_why(program: str, message: str, told: Path) -> None:
     add_spec(told, "bad", ["python", "-c", program, "{connection_file}"])
-
-    async def use() -> None:
-        async with backend("bad") as opened:
-            with pytest.raises(KernelStartError, match=message) as raised:
-                await opened.start()
-            assert "docs/kernelspecs.md" in str(raised.value)
-
-    asyncio.run(use())
+    with pytest.raises(KernelStartError, match=f"{message}(.|\n)*docs/kernelspecs.md"):
+        await a_kernel("bad", "bwrap").__aenter__()
 
 
-def test_a_program_that_is_not_there_is_refused_by_name(told: Path) -> None:
+async def test_a_program_that_is_not_there_is_refused_by_name(told: Path) -> None:
     add_spec(told, "bad", ["no-such-program", "{connection_file}"])
     with pytest.raises(ConfigError, match=r"kernelspec 'bad' is installed, and its program 'no-such-program' is not"):
-        asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+        await a_backend("bad", "bwrap").__aenter__()
 
 
-def test_a_program_in_the_temporary_folder_is_refused(told: Path) -> None:
+async def test_a_program_in_the_temporary_folder_is_refused(told: Path) -> None:
     program = told / "bin" / "kernel"
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
     add_spec(told, "bad", [str(program), "{connection_file}"])
     with pytest.raises(ConfigError, match=r"kernelspec 'bad' needs .*, and sessions have a /tmp of their own"):
-        asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+        await a_backend("bad", "bwrap").__aenter__()
 
 
 @pytest.mark.slow
-def test_a_kernel_that_cannot_say_is_told_of_once(told: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = told / "kernels" / NAME
+async def test_a_kernel_that_cannot_say_is_told_of_once(told: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
     text = KERNEL.replace('{"status": "invalid" if', '{"status": "unknown" if 1 else "invalid" if')
-    (folder / "told.py").write_text(text)
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(in_one_kernel("1."))
+    (told / "kernels" / NAME / "told.py").write_text(text)
+    async with a_kernel(NAME, "bwrap") as kernel:
+        await kernel.execute("1.")
     assert "'told' does not say when a cell of told is complete: each line runs as a cell of its own" in caplog.text
 
 
@@ -325,10 +217,10 @@ def test_a_shared_prefix_is_not_shown_whole(tmp_path: Path, monkeypatch: pytest.
         (shared / file).parent.mkdir(parents=True, exist_ok=True)
         (shared / file).touch(0o755)
     monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", (shared,))
-    found = _files_of(shared / "bin" / "told-kernel", "../keyrings", Profile.load())
+    found = files_of(shared / "bin" / "told-kernel", "../keyrings", Profile.load())
     assert sorted(found) == [shared / "bin" / "told-kernel", shared / "share" / "told-kernel"]
     monkeypatch.setattr("repl_rl.kernel.jupyter.guest._SHARED_PREFIXES", ())
-    assert _files_of(shared / "bin" / "told-kernel", "told", Profile.load()) == [shared]
+    assert files_of(shared / "bin" / "told-kernel", "told", Profile.load()) == [shared]
 
 
 def test_a_python_of_this_environment_is_ours() -> None:
@@ -338,15 +230,13 @@ def test_a_python_of_this_environment_is_ours() -> None:
     assert found.installation.packages
 
 
-def test_the_home_folder_is_not_shown_whole(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from repl_rl.errors import SandboxError
-
+async def test_the_home_folder_is_not_shown_whole(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(told / "ipython"))
     monkeypatch.setenv("HOME", "/usr/share/dpkg")
     add_spec(told, "bad", ["/bin/sh", "{connection_file}"], language="dpkg")
     if os.path.isdir("/usr/share/dpkg"):
         with pytest.raises(SandboxError, match="the home folder, /usr/share/dpkg, lies in /usr/share/dpkg"):
-            asyncio.run(KernelspecBackend("bad", LIMITS, "bwrap").open(4000))
+            await a_backend("bad", "bwrap").__aenter__()
 
 
 def test_a_profile_shows_more_than_the_default(tmp_path: Path) -> None:

@@ -71,8 +71,11 @@ def test_a_session_reads_alike_on_two_installations(tmp_path: Path) -> None:
         done = subprocess.run(
             [*command, "-c", code, project],
             env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment},
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         printed.append(json.loads(done.stdout.splitlines()[-1]))
     for one, two in zip(*printed, strict=True):

@@ -2,121 +2,91 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 
 import pytest
+import yaml
 from kernel.conftest import HASTY
-from kernel.kernelspecs import ECHO, OWN, STOCK, kernelspecs, typed, with_kernel
+from kernel.kernelspecs import ECHO, OWN, STOCK, a_kernel, kernelspecs, typed
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus
-from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 from repl_rl.kernel.jupyter.messages import ANSWER_MIME
 
 __all__ = ["kernelspecs"]
-
-
-async def gone(kernel: KernelspecKernel) -> None:
-    async with asyncio.timeout(300):
-        while kernel.is_alive:
-            await asyncio.sleep(0.02)
+CASES = yaml.safe_load(Path(__file__).with_name("kernelspec.yaml").read_text())
 
 
 def summary(result: ExecResult) -> tuple[str, str, str | None, bool, tuple[str, ...] | None]:
     return (result.status.value, result.output, result.error_name, result.compiled, result.answer)
 
 
-@pytest.mark.parametrize("name", [STOCK, OWN])
-def test_python_kernels_keep_their_state(name: str) -> None:
-    results = typed(name, "x = 20", "x += 1", "x * 2", "_ + 1", "print('é 漢字 🎉')")
-    assert [result.output for result in results] == ["", "", "42\n", "43\n", "é 漢字 🎉\n"]
-    assert {result.status for result in results} == {ExecStatus.OK}
-
-
-@pytest.mark.parametrize("name", [STOCK, OWN])
-def test_how_cells_of_python_kernels_end(name: str) -> None:
-    cells = {
-        "1 / 0": ("error", "ZeroDivisionError", True),
-        "x = = 1": ("error", "SyntaxError", False),
-        "return 1": ("error", "SyntaxError", False),
-        "'": ("error", "SyntaxError", False),
-        "def f():\n\tx\n        y\n": ("error", "TabError", False),
-        "f(": ("incomplete", None, True),
-        "for i in range(3):": ("incomplete", None, True),
-        "eval('1 +')": ("error", "SyntaxError", True),
-        "exec('return 1')": ("error", "SyntaxError", True),
-        "raise SyntaxError('x')": ("error", "SyntaxError", True),
-        "import ast; ast.parse('(')": ("error", "SyntaxError", True),
-        "'alive'": ("ok", None, True),
-    }
-    results = typed(name, *cells)
-    assert [(result.status, result.error_name, result.compiled) for result in results] == list(cells.values())
+@pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
+async def test_how_cells_of_python_kernels_end(name: str) -> None:
+    results = await typed(name, *(case["cell"] for case in CASES["ends"]))
+    found = [{"status": each.status, "error": each.error_name, "compiled": each.compiled} for each in results]
+    assert [{"cell": case["cell"], **each} for case, each in zip(CASES["ends"], found, strict=True)] == CASES["ends"]
     assert [result.output for result in results if result.status is ExecStatus.INCOMPLETE] == ["", ""]
 
 
-def test_a_traceback_of_ipykernel_has_no_colours() -> None:
-    [result] = typed(STOCK, "1 / 0")
+@pytest.mark.slow
+async def test_a_traceback_of_ipykernel_has_no_colours() -> None:
+    [result] = await typed(STOCK, "1 / 0")
     assert "\x1b" not in result.output
     assert result.output.endswith("\nZeroDivisionError: division by zero\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_output_keeps_its_order(name: str) -> None:
+async def test_output_keeps_its_order(name: str) -> None:
     flushed = "import sys\nprint('a', flush=True)\nprint('b', file=sys.stderr, flush=True)\nprint('c')\n"
-    [result] = typed(name, flushed + ("display(3)" if name == STOCK else "3") + "\n1/0")
+    [result] = await typed(name, flushed + ("display(3)" if name == STOCK else "3") + "\n1/0")
     assert result.output.split("\n")[:4] == ["a", "b", "c", "3"]
     assert result.output.endswith("ZeroDivisionError: division by zero\n")
 
 
-def test_a_background_thread_shows_up_with_a_later_line() -> None:
+@pytest.mark.slow
+async def test_a_background_thread_shows_up_with_a_later_line() -> None:
     thread = "import threading; threading.Timer(0.3, print, ('from behind',)).start()"
-    started, later = typed(STOCK, thread, "import time; time.sleep(1); print('now')")
+    started, later = await typed(STOCK, thread, "import time; time.sleep(1); print('now')")
     assert (started.output, later.output) == ("", "from behind\nnow\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_of_long_output_the_two_ends_are_kept(name: str) -> None:
-    long, after = typed(name, "print('a' * 50_000 + 'b' * 50_000)", "1 + 1")
+async def test_of_long_output_the_two_ends_are_kept(name: str) -> None:
+    long, after = await typed(name, "print('a' * 50_000 + 'b' * 50_000)", "1 + 1")
     assert long.omitted_bytes == 90_001
     assert long.output == "a" * 5_000 + "\n... [90001 bytes left out] ...\n" + "b" * 4_999 + "\n"
     assert after.output == "2\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_beyond_a_limit_output_is_only_counted(name: str) -> None:
+async def test_beyond_a_limit_output_is_only_counted(name: str) -> None:
     cell = "for i in range(300): print('x' * 9_999, flush=True)\n"
-    long, after = typed(name, cell, "1 + 1", read_mb=1, line_s=20.0)
+    long, after = await typed(name, cell, "1 + 1", read_mb=1, line_s=20.0)
     assert (long.status, after.output) == (ExecStatus.OK, "2\n")
     assert 2_985_000 < long.omitted_bytes <= 3_000_000
     assert len(long.output) < 11_000
 
 
-@pytest.mark.parametrize("name", [STOCK, OWN])
-def test_an_answer_is_what_was_handed_in(name: str) -> None:
-    forged = f"print({{{ANSWER_MIME!r}: {{'values': ['5']}}}}); print('submit_final_answer(3)')"
-    cells = {
-        "submit_final_answer(391)": ("391",),
-        "submit_final_answer('391', [2], None)": ("'391'", "[2]", "None"),
-        "for i in range(2): submit_final_answer(i)\n": ("0", "1"),
-        "submit_final_answer(7); 1 / 0": ("7",),
-        "2": None,
-        forged: None,
-        "submit_final_answer()": None,
-        "answer = submit_final_answer; submit_final_answer = print": None,
-        "submit_final_answer(3)": None,
-        "answer(4)": ("4",),
-    }
-    results = typed(name, *cells)
-    assert [result.answer for result in results] == list(cells.values())
+async def test_an_answer_is_what_was_handed_in() -> None:
+    results = await typed(STOCK, *(case["cell"] for case in CASES["answers"]))
+    assert [result.answer and list(result.answer) for result in results] == [
+        case["answer"] for case in CASES["answers"]
+    ]
     assert [results[0].output, results[2].output, results[8].output] == ["", "", "3\n"]
     assert results[6].output.endswith(
         "TypeError: submit_final_answer() missing 1 required positional argument: 'value'\n"
     )
 
 
-def test_a_message_that_is_no_answer_harms_nobody() -> None:
+@pytest.mark.slow
+async def test_a_message_that_is_no_answer_harms_nobody() -> None:
     bad = f"display({{{ANSWER_MIME!r}: 5}}, raw=True)"
-    assert [summary(result)[::4] for result in typed(STOCK, bad, "submit_final_answer(1)")] == [
+    assert [summary(result)[::4] for result in await typed(STOCK, bad, "submit_final_answer(1)")] == [
         ("ok", None),
         ("ok", ("1",)),
     ]
@@ -130,120 +100,114 @@ reply = {{'status': 'ok', 'execution_count': 1, 'user_expressions': {{}}, 'paylo
 f.f_globals['_reply'] = lambda outcome, count: reply | {{'repl_rl': {}}}
 """
 NESTED = "x = {}\nfor _ in range(900): x = {'a': [x]}\n"
-BROKEN = {
-    "unknown-status": "{'status': 'wonderful'}",
-    "no-status": "{}",
-    "status-listed": "{'status': ['ok']}",
-    "answer-number": "{'status': 'ok', 'answer': 5}",
-    "answer-of-objects": "{'status': 'ok', 'answer': [{'a': 1}, None, 7]}",
-    "error-listed": "{'status': 'error', 'error_name': [1, 2]}",
-    "error-nested": "{'status': 'error', 'error_name': x}",
-    "status-nested": "{'status': x}",
-    "fingerprint-object": "{'status': 'ok', 'fingerprint': {}}",
-    "message-number": "{'status': 'error', 'error_message': 3}",
-}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "error-nested")) for name in BROKEN]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "status-listed")) for name in CASES["broken"]]
 )
-def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> None:
-    code = NESTED + "\n" + FORGE.format(BROKEN[name])
-    results = typed(OWN, code, "'next'", line_s=3.0)
+async def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> None:
+    code = NESTED + "\n" + FORGE.format(CASES["broken"][name])
+    results = await typed(OWN, code, "'next'", line_s=3.0)
     assert results[-1].status in (ExecStatus.KILLED, ExecStatus.TIMEOUT)
     assert all(result.answer is None for result in results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("field", ["error_name", "answer"])
-def test_a_forged_reply_of_20_mb_does_not_come_in(field: str) -> None:
+async def test_a_forged_reply_of_20_mb_does_not_come_in(field: str) -> None:
     text = "'x' * (20 << 20)"
     forged = f"{{'status': 'ok', '{field}': {f'[{text}]' if field == 'answer' else text}}}"
-    results = typed(OWN, FORGE.format(forged), line_s=3.0)
+    results = await typed(OWN, FORGE.format(forged), line_s=3.0)
     assert results[-1].status in (ExecStatus.KILLED, ExecStatus.TIMEOUT)
 
 
-def test_long_answers_are_cut() -> None:
-    [result] = typed(OWN, FORGE.format("{'status': 'ok', 'answer': ['x' * 10 ** 6] * 3, 'error_name': 'y' * 10 ** 6}"))
+@pytest.mark.slow
+async def test_long_answers_are_cut() -> None:
+    [result] = await typed(
+        OWN, FORGE.format("{'status': 'ok', 'answer': ['x' * 10 ** 6] * 3, 'error_name': 'y' * 10 ** 6}")
+    )
     assert ([len(text) for text in result.answer or ()], len(result.error_name or "")) == ([10_000] * 3, 10_000)
 
 
-@pytest.mark.parametrize("name", [STOCK, OWN])
-def test_an_exit_loses_the_state(name: str) -> None:
-    async def use(kernel: KernelspecKernel) -> ExecResult:
+@pytest.mark.more
+async def test_an_exit_loses_the_state() -> None:
+    async with a_kernel(STOCK) as kernel:
         result = await kernel.execute("submit_final_answer(5); exit()")
         assert not kernel.is_alive
         with pytest.raises(KernelDiedError, match="take a new session"):
             await kernel.execute("1")
         with pytest.raises(KernelDiedError):
             await kernel.open_jupyter()
-        return result
-
-    assert summary(asyncio.run(with_kernel(name, use))) == ("killed", "", "SystemExit", True, ("5",))
+    assert summary(result) == ("killed", "", "SystemExit", True, ("5",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_a_crash_is_a_result(name: str) -> None:
-    [result] = typed(name, "import os, time; print('begun', flush=True); time.sleep(0.5); os._exit(1)")
+async def test_a_crash_is_a_result(name: str) -> None:
+    [result] = await typed(name, "import os, time; print('begun', flush=True); time.sleep(0.5); os._exit(1)")
     assert summary(result) == ("killed", "begun\n", None, True, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_a_death_between_two_cells_is_the_result_of_the_second(name: str) -> None:
-    async def use(kernel: KernelspecKernel) -> ExecResult:
+async def test_a_death_between_two_cells_is_the_result_of_the_second(name: str) -> None:
+    async with a_kernel(name) as kernel:
         await kernel.execute("import os, threading; threading.Timer(0.2, os._exit, (1,)).start()")
-        await gone(kernel)
-        return await kernel.execute("1")
-
-    assert asyncio.run(with_kernel(name, use)).status is ExecStatus.KILLED
+        await until(lambda: not kernel.is_alive)
+        assert (await kernel.execute("1")).status is ExecStatus.KILLED
 
 
-def test_a_death_before_the_first_cell_is_the_machinerys_failure() -> None:
-    async def use(kernel: KernelspecKernel) -> None:
-        kernel._process.kill()
-        await gone(kernel)
+@pytest.mark.slow
+async def test_a_death_before_the_first_cell_is_the_machinerys_failure() -> None:
+    async with a_kernel(STOCK) as kernel:
+        kernel.kill()
+        await until(lambda: not kernel.is_alive)
         with pytest.raises(KernelDiedError, match="take a new session"):
             await kernel.execute("1")
 
-    asyncio.run(with_kernel(STOCK, use))
 
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_an_endless_loop_is_interrupted_and_the_state_survives(name: str) -> None:
-    _, stopped, after = typed(name, "x = 5", "print('begun')\nwhile True: pass\n", "x", line_s=HASTY.line_s)
+async def test_an_endless_loop_is_interrupted_and_the_state_survives(name: str) -> None:
+    _, stopped, after = await typed(name, "x = 5", "print('begun')\nwhile True: pass\n", "x", line_s=HASTY.line_s)
     assert (stopped.status, stopped.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert stopped.output.startswith("begun\n")
     assert stopped.duration_s >= HASTY.line_s
     assert after.output == "5\n"
 
 
-def test_an_endless_flood_is_interrupted_too() -> None:
-    flood, after = typed(STOCK, "while True: display('x' * 1000)\n", "1 + 1", line_s=HASTY.line_s, grace_s=30.0)
+@pytest.mark.slow
+async def test_an_endless_flood_is_interrupted_too() -> None:
+    flood, after = await typed(STOCK, "while True: display('x' * 1000)\n", "1 + 1", line_s=HASTY.line_s, grace_s=30.0)
     assert (flood.status, flood.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
     assert after.output.endswith("2\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_what_ignores_the_interrupt_is_killed(name: str) -> None:
+async def test_what_ignores_the_interrupt_is_killed(name: str) -> None:
     begun = "import time\nprint('begun', flush=True)\n"
-    [killed] = typed(
+    [killed] = await typed(
         name, begun + "while True:\n    try: time.sleep(60)\n    except BaseException: pass\n", line_s=HASTY.line_s
     )
     assert summary(killed) == ("killed", "begun\n", None, True, None)
     assert killed.duration_s >= HASTY.line_s + HASTY.grace_s
 
 
-def test_nobody_is_asked_for_input() -> None:
-    [result] = typed(STOCK, "input('name? ')")
+@pytest.mark.slow
+async def test_nobody_is_asked_for_input() -> None:
+    [result] = await typed(STOCK, "input('name? ')")
     assert (result.status, result.error_name) == (ExecStatus.ERROR, "StdinNotImplementedError")
 
 
-def test_a_kernel_of_another_language() -> None:
-    said, failed, code, after = typed(ECHO, "hello", "fail", "submit_final_answer(1)", "again")
+@pytest.mark.more
+async def test_a_kernel_of_another_language() -> None:
+    said, failed, code, after = await typed(ECHO, "hello", "fail", "submit_final_answer(1)", "again")
     assert summary(said) == ("ok", "hello!", None, True, None)
     assert summary(failed) == ("error", "EchoError: no\n", "EchoError", True, None)
     assert summary(code) == ("ok", "submit_final_answer(1)!", None, True, None)
     assert after.output == "again!"
-    assert [result.status for result in typed(ECHO, "hang", "die", line_s=2.0)] == [
+    assert [result.status for result in await typed(ECHO, "hang", "die", line_s=2.0)] == [
         ExecStatus.TIMEOUT,
         ExecStatus.KILLED,
     ]

@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -18,15 +16,12 @@ from typing import Any
 import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
-from kernel.conftest import LIMITS, in_a_process_of_its_own, open_descriptors
-from kernel.kernelspecs import ECHO, OWN, SANDBOX, STOCK, add_spec, kernelspecs, typed, with_kernel
+from kernel.conftest import in_a_process_of_its_own, open_descriptors, running
+from kernel.kernelspecs import ECHO, OWN, STOCK, a_backend, a_kernel, add_spec, kernelspecs
+from waiting import until
 
 from repl_rl.errors import ConfigError, KernelStartError
-from repl_rl.kernel import ExecResult, ExecStatus, Limits
-from repl_rl.kernel.jupyter.backend import KernelspecBackend
-from repl_rl.kernel.jupyter.kernel import KernelspecKernel
-from repl_rl.kernel.results import Backend
-from repl_rl.utils.threads import BackgroundLoop
+from repl_rl.kernel import ExecStatus
 
 __all__ = ["kernelspecs"]
 
@@ -50,18 +45,15 @@ SLEEP = f"sleep 3600.{os.getpid()}"
 SLEEPER = f"import subprocess; sleeper = subprocess.Popen({['setsid', *SLEEP.split()]})"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
-def test_a_stock_client_attaches(name: str, loop: BackgroundLoop) -> None:
-    backend = KernelspecBackend(name, LIMITS, SANDBOX[name])
-    loop.run(backend.open(4000))
-    kernel = loop.run(backend.start())
-    loop.run(kernel.execute("x = 20"))
-    connection_file = loop.run(kernel.open_jupyter())
-    assert connection_file == loop.run(kernel.open_jupyter())
-    shown = attached(connection_file, "x += 1; print('theirs')")
-    own: ExecResult = loop.run(kernel.execute("print(x)"))
-    loop.run(kernel.close())
-    loop.run(backend.close())
+async def test_a_stock_client_attaches(name: str) -> None:
+    async with a_kernel(name) as kernel:
+        await kernel.execute("x = 20")
+        file = await kernel.open_jupyter()
+        assert file == await kernel.open_jupyter()
+        shown = await asyncio.to_thread(attached, file, "x += 1; print('theirs')")
+        own = await kernel.execute("print(x)")
     assert shown == ("x += 1; print('theirs')!" if name == ECHO else "theirs\n")
     # What our own kernel prints to its terminal is a terminal's: it shows what an attached client made it print.
     assert own.output == {STOCK: "21\n", OWN: "theirs\n21\n", ECHO: "print(x)!"}[name]
@@ -82,6 +74,7 @@ def attached(connection_file: Path, cell: str) -> str:
     return "".join(shown)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", [STOCK, OWN, ECHO])
 def test_nothing_is_left_after_the_close(name: str) -> None:
     counts = in_a_process_of_its_own(descriptors_after_each_of_three, name)
@@ -89,34 +82,34 @@ def test_nothing_is_left_after_the_close(name: str) -> None:
 
 
 def descriptors_after_each_of_three(name: str) -> list[int]:
-    counts: list[int] = []
+    async def count() -> list[int]:
+        counts: list[int] = []
+        async with a_backend(name) as backend:
+            folder = backend.home.path
+            before = sorted(os.listdir(folder))
+            for number in (1, 2, 3):
+                kernel = await backend.start()
+                await kernel.execute(SLEEPER)
+                until(lambda: running(SLEEP) == (name != ECHO))
+                assert (running(f"{folder}/{number}") > 0) is (name != OWN)
+                await kernel.close()
+                await kernel.close()
+                assert (running(SLEEP), running(f"{folder}/{number}")) == (0, 0)
+                counts.append(open_descriptors())
+            assert sorted(os.listdir(folder)) == before
+        assert (running(str(folder)), folder.exists()) == (0, False)
+        return counts
 
-    async def use() -> tuple[list[str], list[str], Path]:
-        backend = KernelspecBackend(name, LIMITS, SANDBOX[name])
-        await backend.open(4000)
-        folder = backend._home.path
-        before = sorted(os.listdir(folder))
-        for number in (1, 2, 3):
-            kernel = await backend.start()
-            await kernel.execute(SLEEPER)
-            assert eventually(lambda: running(SLEEP) == (name != ECHO))
-            assert (running(f"{folder}/{number}") > 0) is (name != OWN)
-            await kernel.close()
-            await kernel.close()
-            assert (running(SLEEP), running(f"{folder}/{number}")) == (0, 0)
-            counts.append(open_descriptors())
-        after = sorted(os.listdir(folder))
-        await backend.close()
-        return before, after, folder
-
-    before, after, folder = asyncio.run(use())
-    assert before == after
-    assert (running(str(folder)), folder.exists()) == (0, False)
-    return counts
+    return asyncio.run(count())
 
 
 @pytest.mark.parametrize(
-    ("name", "sandbox"), [(STOCK, "none"), (OWN, "bwrap"), pytest.param(STOCK, "bwrap", marks=pytest.mark.slow)]
+    ("name", "sandbox"),
+    [
+        (OWN, "bwrap"),
+        pytest.param(STOCK, "none", marks=pytest.mark.more),
+        pytest.param(STOCK, "bwrap", marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_outlives_the_owner(name: str, sandbox: str) -> None:
     command = [sys.executable, "-c", OWNER, name, sandbox, SLEEPER]
@@ -125,62 +118,44 @@ def test_nothing_outlives_the_owner(name: str, sandbox: str) -> None:
             assert owner.stdout is not None
             folder = Path(owner.stdout.readline().strip()).parent
             assert folder.is_dir()
-            assert eventually(lambda: running(SLEEP) == 1)
+            until(lambda: running(SLEEP) == 1)
         finally:
             owner.send_signal(signal.SIGKILL)
-    assert eventually(lambda: (running(SLEEP), running(str(folder)), folder.exists()) == (0, 0, False))
+    until(lambda: (running(SLEEP), running(str(folder)), folder.exists()) == (0, 0, False))
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 300.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (is_met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_met
+FAR = {"metadata": {"kernel_provisioner": {"provisioner_name": "elsewhere"}}}
+REFUSED = {
+    "pyton3": r"no kernelspec 'pyton3'; did you mean 'python3'\? Installed are echo, .*repl_",
+    "far": "'far' needs a kernel provisioner that is not installed",
+}
 
 
-def running(text: str) -> int:
-    """Processes whose command line holds `text`."""
-    return sum(text in line for line in command_lines())
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_kernelspec_that_can_not_be_had_is_refused(name: str, kernelspecs: Path) -> None:
+    add_spec(kernelspecs, "far", ["far"], **FAR)
+    with pytest.raises(ConfigError, match=REFUSED[name]):
+        await a_backend(name).__aenter__()
 
 
-def command_lines() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-        except OSError:
-            continue
-        if not line.startswith("/bin/sh -c"):  # the reaper and the guard
-            yield line
-
-
-def test_an_unknown_kernelspec_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(
-        ConfigError, match=r"no kernelspec 'pyton3'; did you mean 'python3'\? Installed are echo, .*repl_"
-    ):
-        asyncio.run(KernelspecBackend("pyton3", LIMITS, "none").open(4000))
-
-
-def test_a_kernelspec_without_its_provisioner_is_refused(kernelspecs: Path) -> None:
-    metadata = {"kernel_provisioner": {"provisioner_name": "far-away"}}
-    add_spec(kernelspecs, "far", ["far"], metadata=metadata)
-    with pytest.raises(ConfigError, match="'far' needs a kernel provisioner that is not installed"):
-        asyncio.run(KernelspecBackend("far", LIMITS, "none").open(4000))
-
-
-def test_a_kernel_without_walls_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        typed(ECHO, "x")
-    assert "WITHOUT a sandbox" in caplog.text
-
-
-def test_a_kernelspec_with_its_own_provisioner_needs_a_user_who_wants_no_sandbox(
-    kernelspecs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A provisioner of another package is installed."""
     entry = EntryPoint("elsewhere", f"{__name__}:Elsewhere", KernelProvisionerFactory.GROUP_NAME)
     monkeypatch.setitem(KernelProvisionerFactory.instance().provisioners, "elsewhere", entry)
-    add_spec(kernelspecs, "remote", ["far"], metadata={"kernel_provisioner": {"provisioner_name": "elsewhere"}})
+
+
+@pytest.mark.usefixtures("elsewhere")
+async def test_a_kernelspec_with_its_own_provisioner_needs_a_user_who_wants_no_sandbox(kernelspecs: Path) -> None:
+    add_spec(kernelspecs, "remote", ["far"], **FAR)
     with pytest.raises(ConfigError, match=r"'remote' is launched by its own provisioner 'elsewhere'.*sandbox: none`"):
-        asyncio.run(KernelspecBackend("remote", LIMITS).open(4000))
+        await a_backend("remote", "auto").__aenter__()
+
+
+async def test_a_kernel_without_walls_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with a_backend(ECHO):
+        assert "WITHOUT a sandbox" in caplog.text
 
 
 @pytest.mark.slow
@@ -192,47 +167,29 @@ def test_a_kernelspec_with_its_own_provisioner_needs_a_user_who_wants_no_sandbox
         (None, "'bad' could not be launched: .*nowhere"),
     ],
 )
-def test_a_kernel_that_does_not_start_says_why(program: str | None, message: str, kernelspecs: Path) -> None:
+async def test_a_kernel_that_does_not_start_says_why(program: str | None, message: str, kernelspecs: Path) -> None:
     argv = ["/nowhere/kernel"] if program is None else [sys.executable, "-c", program]
     add_spec(kernelspecs, "bad", [*argv, "{connection_file}"])
-
-    async def start() -> list[str]:
-        backend = KernelspecBackend("bad", Limits(start_s=5.0), "none")
-        await backend.open(4000)
-        try:
-            with pytest.raises(KernelStartError, match=message):
-                await backend.start()
-            return [name for name in os.listdir(backend._home.path) if name.startswith("1")]
-        finally:
-            await backend.close()
-
-    assert asyncio.run(start()) == []
+    async with a_backend("bad", start_s=5.0) as backend:
+        with pytest.raises(KernelStartError, match=message):
+            await backend.start()
+        assert [name for name in os.listdir(backend.home.path) if name.startswith("1")] == []
 
 
-def test_our_own_kernel_is_held_to_the_limits() -> None:
-    [result] = typed(OWN, "x = bytearray(10 ** 9)")
-    assert (result.status, result.error_name) == (ExecStatus.ERROR, "MemoryError")
-
-
-@pytest.mark.parametrize(("name", "transport"), [(STOCK, "ipc"), (OWN, "ipc"), (ECHO, "tcp")])
-def test_ports_are_for_those_that_may_not_know_sockets(name: str, transport: str) -> None:
-    async def use(kernel: KernelspecKernel) -> str:
-        return str(json.loads((await kernel.open_jupyter()).read_text())["transport"])
-
-    assert asyncio.run(with_kernel(name, use)) == transport
-
-
-def test_many_kernels_come_up_at_once() -> None:
-    async def use() -> list[str]:
-        backend: Backend = KernelspecBackend(OWN, LIMITS)
-        await backend.open(4000)
+async def test_our_own_kernel_is_held_to_the_limits_and_many_come_up_at_once() -> None:
+    async with a_backend(OWN) as backend:
         kernels = await asyncio.gather(*(backend.start() for _ in range(4)))
         results = await asyncio.gather(*(kernel.execute(f"{n} + 1") for n, kernel in enumerate(kernels)))
+        assert [result.output for result in results] == ["1\n", "2\n", "3\n", "4\n"]
+        assert (await kernels[0].execute("x = bytearray(10 ** 9)")).error_name == "MemoryError"
         await asyncio.gather(*(kernel.close() for kernel in kernels))
-        await backend.close()
-        return [result.output for result in results]
 
-    assert asyncio.run(use()) == ["1\n", "2\n", "3\n", "4\n"]
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "transport"), [(STOCK, "ipc"), (OWN, "ipc"), (ECHO, "tcp")])
+async def test_ports_are_for_those_that_may_not_know_sockets(name: str, transport: str) -> None:
+    async with a_kernel(name) as kernel:
+        assert json.loads((await kernel.open_jupyter()).read_text())["transport"] == transport
 
 
 class Elsewhere(LocalProvisioner):  # type: ignore[misc]
@@ -245,21 +202,15 @@ class Elsewhere(LocalProvisioner):  # type: ignore[misc]
         return dict(await super().launch_kernel(cmd, **kwargs))
 
 
-def test_a_kernelspecs_own_provisioner_launches_and_ends_its_kernels(
-    kernelspecs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entry = EntryPoint("elsewhere", f"{__name__}:Elsewhere", KernelProvisionerFactory.GROUP_NAME)
-    monkeypatch.setitem(KernelProvisionerFactory.instance().provisioners, "elsewhere", entry)
+@pytest.mark.more
+@pytest.mark.usefixtures("elsewhere")
+async def test_a_kernelspecs_own_provisioner_launches_and_ends_its_kernels(kernelspecs: Path) -> None:
     argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    add_spec(kernelspecs, "remote", argv, metadata={"kernel_provisioner": {"provisioner_name": "elsewhere"}})
-    folders: list[str] = []
-
-    async def use(kernel: KernelspecKernel) -> list[ExecResult]:
-        folders.append(str((await kernel.open_jupyter()).parent))
-        cells = "submit_final_answer(1 + 1)", "while True: pass", "import os; os._exit(0)"
-        return [await kernel.execute(cell) for cell in cells]
-
-    results = asyncio.run(with_kernel("remote", use, line_s=2.0))
+    add_spec(kernelspecs, "remote", argv, **FAR)
+    cells = "submit_final_answer(1 + 1)", "while True: pass", "import os; os._exit(0)"
+    async with a_kernel("remote", line_s=2.0) as kernel:
+        folder = (await kernel.open_jupyter()).parent
+        results = [await kernel.execute(cell) for cell in cells]
     assert [(result.status, result.answer) for result in results] == [
         (ExecStatus.OK, ("2",)),
         (ExecStatus.TIMEOUT, None),
@@ -267,4 +218,4 @@ def test_a_kernelspecs_own_provisioner_launches_and_ends_its_kernels(
     ]
     [words] = Elsewhere.launched
     assert not {"cwd", "stdout", "stderr"} & words.keys()
-    assert running(folders[0]) == 0
+    assert running(str(folder)) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import signal
@@ -17,11 +16,13 @@ from pathlib import Path
 import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import LIMITS, in_one_session, open_descriptors
+from kernel.conftest import LIMITS, running
+from waiting import until
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
 from repl_rl.kernel.paths import kernels_folder
+from repl_rl.kernel.processes import tree
 from repl_rl.utils.threads import BackgroundLoop
 
 CGROUPS = Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory")
@@ -44,20 +45,13 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module", autouse=True)
-def temporary(pool: KernelPool) -> Iterator[Path]:
+def temporary(pool: KernelPool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for the pools of these tests alone: those of other tests come and go in the usual one."""
+    tmp_path_factory.getbasetemp()  # pytest's own folders stay where they are
     with tempfile.TemporaryDirectory(prefix="repl-rl-") as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", folder)
         patch.setattr(tempfile, "tempdir", None)
         yield Path(folder)
-
-
-def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += map(int, task.read_text().split())
-    return found[1:]
 
 
 def alive(pids: list[int]) -> list[str]:
@@ -65,30 +59,26 @@ def alive(pids: list[int]) -> list[str]:
     return [text for line in lines if line.exists() and (text := line.read_bytes().replace(b"\0", b" ").decode())]
 
 
-def wait_until_gone(pids: list[int], folder: Path, seconds: float = 300.0) -> tuple[list[str], bool]:
-    deadline = time.monotonic() + seconds
-    while (alive(pids) or folder.exists()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return alive(pids), folder.exists()
-
-
 @pytest.mark.parametrize(
     ("signum", "state"),
-    [(signal.SIGKILL, "idle"), (signal.SIGKILL, "busy"), (signal.SIGTERM, "idle"), (signal.SIGINT, "idle")],
+    [
+        (signal.SIGKILL, "idle"),
+        pytest.param(signal.SIGKILL, "busy", marks=pytest.mark.more),
+        pytest.param(signal.SIGTERM, "idle", marks=pytest.mark.more),
+        pytest.param(signal.SIGINT, "idle", marks=pytest.mark.more),
+    ],
 )
 def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
     with owner_of_a_pool(state) as (owner, folder):
-        deadline = time.monotonic() + 300
-        while not {"sleep 3600 ", "sleep 3601 "} <= set(alive(descendants(owner.pid))):
-            assert time.monotonic() < deadline, "the sleeping processes did not come up"
-            time.sleep(0.05)
-        pids = descendants(owner.pid)
+        until(lambda: {"sleep 3600 ", "sleep 3601 "} <= set(alive(list(tree(owner.pid)))))
+        _, *pids = tree(owner.pid)
         owner.send_signal(signum)
         owner.wait(timeout=600)
-    assert wait_until_gone(pids, folder) == ([], False)
+    until(lambda: not alive(pids) and not folder.exists())
     assert [str(group) for root in CGROUPS for group in root.rglob(f"repl-rl-{owner.pid}-*")] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after_s", [0.3, 0.6, 0.9, 1.2])
 def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s: float, tmp_path: Path) -> None:
     command = [sys.executable, "-c", OWNER, "idle"]
@@ -96,15 +86,7 @@ def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as owner:
         time.sleep(after_s)
         owner.kill()
-    deadline = time.monotonic() + 300
-    while (left := [*tmp_path.iterdir(), *processes_that_name(tmp_path)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert left == []
-
-
-def processes_that_name(folder: Path) -> list[bytes]:
-    lines = (_read(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
-    return [line for line in lines if bytes(folder) in line]
+    until(lambda: not list(tmp_path.iterdir()) and not running(str(tmp_path)))
 
 
 @contextmanager
@@ -121,40 +103,23 @@ def owner_of_a_pool(state: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             owner.kill()
 
 
-def test_the_folder_is_private_and_gone_after_the_pool() -> None:
-    async def look() -> tuple[Path, int, list[int]]:
-        async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
-            await kernel.execute("import subprocess as s; p = s.Popen(['sleep', '3600'], start_new_session=True)")
-            folder = (await kernel.open_jupyter()).parent
-            sleeping = [pid for pid in descendants(os.getpid()) if alive([pid]) == ["sleep 3600 "]]
-            return folder, folder.stat().st_mode & 0o777, sleeping
-
-    folder, mode, sleeping = asyncio.run(look())
-    assert len(sleeping) == 1
-    assert mode == 0o700
+async def test_the_folder_is_private_and_gone_after_the_pool() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
+        await kernel.execute("import subprocess as s; p = s.Popen(['sleep', '3600'], start_new_session=True)")
+        folder = (await kernel.open_jupyter()).parent
+        sleeping = [pid for pid in tree(pool.backend.server.pid) if alive([pid]) == ["sleep 3600 "]]
+        assert len(sleeping) == 1
+        assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
     assert alive(sleeping) == []
 
 
-def test_a_session_leaves_nothing_in_the_folder(pool: KernelPool, loop: BackgroundLoop) -> None:
-    async def names() -> tuple[list[str], list[str]]:
-        async with pool.session() as kernel:
-            connection_file = await kernel.open_jupyter()
-            folder, stem = connection_file.parent, connection_file.stem
-            during = [name for name in os.listdir(folder) if re.fullmatch(rf"{stem}\D.*", name)]
-        return during, [name for name in os.listdir(folder) if re.fullmatch(rf"{stem}\D.*", name)]
-
-    during, after = loop.run(names())
+async def test_a_session_leaves_nothing_in_the_folder(pool: KernelPool) -> None:
+    async with pool.session() as kernel:
+        file = await kernel.open_jupyter()
+        during = [name for name in os.listdir(file.parent) if re.fullmatch(rf"{file.stem}\D.*", name)]
     assert len(during) == 6  # the connection file and five sockets
-    assert after == []
-
-
-def test_descriptors_are_given_back(pool: KernelPool, loop: BackgroundLoop) -> None:
-    loop.run(in_one_session(pool, "1"))
-    before = open_descriptors()
-    for _ in range(6):
-        loop.run(in_one_session(pool, "1", "exit()"))
-    assert open_descriptors() <= before + 4 * pool.size
+    assert [name for name in os.listdir(file.parent) if re.fullmatch(rf"{file.stem}\D.*", name)] == []
 
 
 def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop: BackgroundLoop) -> None:
@@ -186,45 +151,30 @@ def test_a_stock_client_reads_and_changes_a_live_session(pool: KernelPool, loop:
     loop.run(session.__aexit__(None, None, None))
 
 
-@pytest.mark.parametrize("transport", ["ipc", "tcp"])
-def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["ipc", pytest.param("tcp", marks=pytest.mark.slow)])
+async def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: Path) -> None:
     register()
     (tmp_path / "repl_rl").symlink_to(kernels_folder() / "python")
-    specs = KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False)
-
-    async def use() -> tuple[str, bool]:
-        manager = AsyncKernelManager(
-            kernel_name="repl_rl",
-            kernel_spec_manager=specs,
-            transport=transport,
-            connection_file=str(tmp_path / "k.json"),
-        )
-        await manager.start_kernel()
-        client = manager.client()
-        client.start_channels()
-        try:
-            await client.wait_for_ready(timeout=600)
-            reply = await client.execute("submit_final_answer(5)", reply=True, timeout=600)
-            await manager.interrupt_kernel()
-            alive = await manager.is_alive()
-        finally:
-            client.stop_channels()
-            await manager.shutdown_kernel(now=True)
-            manager.context.destroy(linger=0)
-        return reply["content"]["repl_rl"]["answer"][0], alive
-
-    assert asyncio.run(use()) == ("5", True)
+    manager = AsyncKernelManager(
+        kernel_name="repl_rl",
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[str(tmp_path)], ensure_native_kernel=False),
+        transport=transport,
+        connection_file=str(tmp_path / "k.json"),
+    )
+    await manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    try:
+        await client.wait_for_ready(timeout=600)
+        reply = await client.execute("submit_final_answer(5)", reply=True, timeout=600)
+        assert reply["content"]["repl_rl"]["answer"] == ["5"]
+        await manager.interrupt_kernel()
+        assert await manager.is_alive()
+    finally:
+        client.stop_channels()
+        await manager.shutdown_kernel(now=True)
+        manager.context.destroy(linger=0)
 
 
 def test_no_folder_of_a_pool_is_left_by_these_tests(temporary: Path) -> None:
-    deadline = time.monotonic() + 60
-    while (left := list(temporary.glob("repl-rl-*"))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left == []
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    until(lambda: not list(temporary.glob("repl-rl-*")))

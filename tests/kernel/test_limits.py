@@ -1,74 +1,52 @@
-"""What code in a kernel can use up, and what becomes of it and of the kernel then."""
+"""What code in a kernel can use up, and what becomes of it and of the kernel then; `attacks` tries many more ways."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 
 import pytest
-from kernel.conftest import HASTY, LIMITS, Typed
+from kernel.conftest import HASTY, LIMITS, Typed, in_pool
 
 from repl_rl.errors import ConfigError
-from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile
-from repl_rl.kernel.processes import send_signal
-from repl_rl.utils.threads import BackgroundLoop
-
-FILL = "n = 0\nwhile True:\n    n += 1\n    with open('{}/%d' % n, 'wb') as f: _ = f.write(bytes(10 ** 6))\n"
+from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
 
 
 def test_an_endless_loop_is_interrupted_and_the_state_survives(typed_in_haste: Typed) -> None:
-    _, stopped, after = typed_in_haste("x = 5", "print('begun')\nwhile True: pass\n", "x")
+    handling = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    'handled'\n"
+    _, stopped, handled, after = typed_in_haste(
+        "x = 5; import time", "print('begun')\nwhile True: pass\n", handling, "x"
+    )
     assert (stopped.status, stopped.error_name, stopped.state_lost) == (ExecStatus.TIMEOUT, "KeyboardInterrupt", False)
     assert stopped.output.startswith("begun\nTraceback (most recent call last):\n")
     assert stopped.output.endswith('  File "<stdin>", line 2, in <module>\nKeyboardInterrupt\n')
     assert stopped.duration_s >= HASTY.line_s
+    assert (handled.status, handled.error_name, handled.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
     assert after.output == "5\n"
 
 
-def test_a_sleeping_child_is_left_behind_by_the_interrupt(typed_in_haste: Typed) -> None:
-    stopped, after = typed_in_haste("import subprocess; subprocess.run(['sleep', '60'])", "'alive'")
-    assert (stopped.status, stopped.error_name) == (ExecStatus.TIMEOUT, "KeyboardInterrupt")
-    assert after.output == "'alive'\n"
-
-
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "import time\nwhile True:\n    try: time.sleep(60)\n    except KeyboardInterrupt: pass\n",
-        "import signal; _ = signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass\n",
-        "sum(range(10 ** 12))",
-    ],
-    ids=["swallowing", "ignoring", "in C"],
-)
-def test_what_ignores_the_interrupt_is_killed(cell: str, typed_in_haste: Typed) -> None:
-    [killed] = typed_in_haste("print('begun')\n" + cell)
+@pytest.mark.more
+def test_what_ignores_the_interrupt_is_killed(typed_in_haste: Typed) -> None:
+    [killed] = typed_in_haste("print('begun')\nsum(range(10 ** 12))")
     assert (killed.status, killed.output, killed.state_lost) == (ExecStatus.KILLED, "begun\n", True)
     assert killed.duration_s >= HASTY.line_s + HASTY.grace_s
 
 
-def test_an_interrupt_that_the_code_handles_in_time_is_a_timeout(typed_in_haste: Typed) -> None:
-    handling = "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    'handled'\n"
-    _, stopped, after = typed_in_haste("import time", handling, "'alive'")
-    assert (stopped.status, stopped.error_name, stopped.output) == (ExecStatus.TIMEOUT, None, "'handled'\n")
-    assert after.output == "'alive'\n"
+@pytest.mark.slow
+@in_pool(limits=Limits(line_s=3.0, grace_s=30.0))
+async def test_time_in_which_the_whole_machine_stands_still_is_given_back(pool: KernelPool) -> None:
+    async with pool.session() as kernel:
 
+        def pause() -> None:
+            os.kill(kernel.kernel.pid, signal.SIGSTOP)
+            time.sleep(7)
+            os.kill(kernel.kernel.pid, signal.SIGCONT)
 
-def test_time_in_which_the_whole_machine_stands_still_is_given_back(loop: BackgroundLoop) -> None:
-    async def paused() -> tuple[ExecResult, ExecResult]:
-        async with KernelPool(1, Limits(line_s=3.0, grace_s=30.0), sandbox="bwrap") as pool, pool.session() as kernel:
-            pidfd = kernel._kernel._pidfd  # type: ignore[attr-defined]
-
-            def pause() -> None:
-                send_signal(pidfd, signal.SIGSTOP)
-                time.sleep(7)
-                send_signal(pidfd, signal.SIGCONT)
-
-            asyncio.get_running_loop().call_later(0.2, pause)
-            awake = await kernel.execute("import time\nfor _ in range(10): time.sleep(0.1)\n")
-            return awake, await kernel.execute("while True: pass\n")
-
-    awake, endless = loop.run(paused())
+        asyncio.get_running_loop().call_later(0.2, pause)
+        awake = await kernel.execute("import time\nfor _ in range(10): time.sleep(0.1)\n")
+        endless = await kernel.execute("while True: pass\n")
     assert (awake.status, endless.status) == (ExecStatus.OK, ExecStatus.TIMEOUT)
     assert awake.duration_s >= 7
 
@@ -80,20 +58,11 @@ def test_memory_is_limited_and_the_session_survives(typed: Typed) -> None:
     assert [results[3].output, results[4].output] == ["True\n", "2\n"]
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "import os; os._exit(0)",
-        "import os; os.abort()",
-        "import ctypes; ctypes.string_at(0)",
-    ],
-    ids=["exit", "abort", "segfault"],
-)
+@pytest.mark.parametrize("cell", ["import os; os._exit(0)", "import os; os.abort()"], ids=["exit", "abort"])
 def test_a_kernel_that_dies_says_what_it_had_printed(cell: str, typed: Typed) -> None:
     [killed] = typed(f"print('begun')\n{cell}")
     assert (killed.status, killed.state_lost) == (ExecStatus.KILLED, True)
     assert killed.output.startswith("begun\n")
-    assert killed.duration_s < LIMITS.line_s
 
 
 def test_a_death_between_two_lines_is_the_doing_of_the_first(typed: Typed) -> None:
@@ -117,50 +86,11 @@ def test_output_is_capped_and_keeps_both_ends(typed: Typed) -> None:
     assert f"[{result.omitted_bytes} bytes left out]" in result.output
 
 
-def test_endless_output_runs_out_of_time(typed_in_haste: Typed) -> None:
-    stopped, after = typed_in_haste("while True: print('x' * 1000)\n", "1 + 1")
-    assert stopped.status is ExecStatus.TIMEOUT
-    assert len(stopped.output) < LIMITS.output_bytes + 100
-    assert "KeyboardInterrupt\n" in stopped.output
-    assert after.output == "2\n"
-
-
-@pytest.mark.parametrize(
-    ("cell", "name"),
-    [
-        ("import os, time\nwhile True: os.fork() or time.sleep(60)\n", "BlockingIOError"),
-        ("from threading import *\nwhile True: Thread(target=Event().wait, daemon=True).start()\n", "RuntimeError"),
-        ("files = []\nwhile True: files.append(open('/dev/null'))\n", "OSError"),
-        ("with open('/tmp/big', 'wb') as f:\n    while True: _ = f.write(bytes(10 ** 6))\n", "OSError"),
-        (FILL.format("/tmp"), "OSError"),
-        (FILL.format("/dev/shm"), "OSError"),
-    ],
-    ids=["forks", "threads", "descriptors", "one file", "many files", "shared memory"],
-)
-def test_bombs_go_off_inside(cell: str, name: str, typed: Typed) -> None:
-    stopped, after = typed(cell, "1 + 1")
-    assert (stopped.status, stopped.error_name) == (ExecStatus.ERROR, name)
-    assert after.output == "2\n"
-
-
-def test_signals_to_everything_reach_nobody_else(typed: Typed) -> None:
-    cell = "import os, signal\nfor pid in (1, -1):\n    try: os.kill(pid, signal.SIGKILL)\n    except OSError: pass\n"
-    _, after = typed(cell, "1 + 1")
-    assert after.output == "2\n"
-
-
 def test_a_forked_child_does_not_answer_for_its_parent(typed: Typed) -> None:
     forked, after = typed("import os; pid = os.fork(); print('both'); submit_final_answer(1) if pid else None", "1 + 1")
     assert (forked.status, forked.answer) == (ExecStatus.OK, ("1",))
     assert forked.output.startswith("both\n")
     assert sorted(after.output.split()) in (["2"], ["2", "both"])  # the child prints when it gets to it
-
-
-def test_what_background_threads_print_shows_up_with_a_later_line(typed: Typed) -> None:
-    started, later = typed(
-        "import threading; t = threading.Timer(0.1, print, ('from behind',)); t.start()", "t.join(); 'now'"
-    )
-    assert (started.output, later.output) == ("", "from behind\n'now'\n")
 
 
 def test_closing_the_descriptors_harms_only_the_session(typed: Typed) -> None:

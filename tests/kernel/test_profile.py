@@ -6,8 +6,10 @@ import logging
 import os
 import re
 from pathlib import Path
+from string import Template
 
 import pytest
+import yaml
 from kernel.conftest import LIMITS, in_one_session
 from kernel.kernelspecs import STOCK
 
@@ -20,8 +22,9 @@ from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.rollout.setup import limits_of, make_pool
 from repl_rl.run.folder import new_run
 from repl_rl.run.resume import open_run
-from repl_rl.utils.threads import BackgroundLoop
 
+PACKAGE = Path(repl_rl.__file__).parent
+REFUSED = yaml.safe_load(Path(__file__).with_name("profiles.yaml").read_text())
 MINE = """
 python_path = ["modules"]
 preload = ["shapes"]
@@ -49,33 +52,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def output_of(loop: BackgroundLoop, pool: KernelPool, *cells: str) -> str:
+async def output_of(pool: KernelPool, *cells: str) -> str:
     """Of all cells, typed into one session."""
-
-    async def run() -> str:
-        async with pool:
-            return "".join(result.output for result in await in_one_session(pool, *cells))
-
-    return loop.run(run())
+    async with pool:
+        return "".join(result.output for result in await in_one_session(pool, *cells))
 
 
 @pytest.mark.parametrize(
     ("backend", "sandbox"),
     [("fork", "bwrap"), ("fork", "sandlock"), ("fork", "none"), ("repl_rl", "bwrap"), (STOCK, "none")],
 )
-def test_sessions_import_own_modules_and_read_data(
-    backend: str, sandbox: SandboxKind, folder: Path, loop: BackgroundLoop
-) -> None:
+async def test_sessions_import_own_modules_and_read_data(backend: str, sandbox: SandboxKind, folder: Path) -> None:
     if sandbox == "sandlock" and (problem := landlock.problem()):
         pytest.skip(problem)
     pool = KernelPool(1, LIMITS, backend=backend, sandbox=sandbox, profile=str(folder / "mine.toml"))
-    shown = output_of(
-        loop, pool,
+    shown = await output_of(
+        pool,
         "import sys; print('shapes' in sys.modules)",
         "import shapes; print(shapes.area(4))",
         "print(open('data/table.csv').read() + open('table').read())",
         "import os; print(os.environ.get('MODE'), sorted(os.listdir()))",
-    )  # fmt: skip
+    )
     is_preloaded, mode = backend == "fork", "measured" if backend != STOCK else None
     assert shown == f"{is_preloaded}\n8\na,b\na,b\n\n{mode} ['data', 'table']\n"
 
@@ -91,12 +88,10 @@ def test_keys_that_are_left_out_are_the_default_s(folder: Path) -> None:
     assert (mine.preload, mine.warm_up) == (default.preload, default.warm_up)
 
 
-def test_a_module_that_can_not_be_preloaded_is_a_warning(
-    folder: Path, loop: BackgroundLoop, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_module_that_can_not_be_preloaded_is_a_warning(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "mine.toml").write_text('preload = ["shpaes"]')
     with caplog.at_level(logging.WARNING):
-        output_of(loop, KernelPool(1, LIMITS, profile=str(folder / "mine.toml")), "1")
+        await output_of(KernelPool(1, LIMITS, profile=str(folder / "mine.toml")), "1")
     assert caplog.messages == ["can't be imported, so not preloaded in kernels: shpaes"]
 
 
@@ -139,49 +134,14 @@ def test_a_missing_profile_is_one_message_before_anything_starts(
     )
 
 
-PACKAGE = Path(repl_rl.__file__).parent
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            'python_path = ["moduls"]',
-            "python_path names 'moduls', and there is no {folder}/moduls; "
-            "relative paths start at the profile's own folder",
-        ),
-        (
-            'python_path = ["data/table.csv"]',
-            "python_path names 'data/table.csv', and {folder}/data/table.csv is a file; "
-            "name the folder that it lies in",
-        ),
-        (
-            'mounts = {data = "/no/such"}',
-            "mounts.data names '/no/such', and there is no /no/such; relative paths start at the profile's own folder",
-        ),
-        (
-            f'mounts = {{data = "{PACKAGE.parent}"}}',
-            f"mounts.data names '{PACKAGE.parent}', and sessions must not see repl_rl and its graders in {PACKAGE}; "
-            "name a folder that holds only what they may read",
-        ),
-        (
-            f'python_path = ["{PACKAGE}/rewards"]',
-            f"python_path names '{PACKAGE}/rewards', and sessions must not see repl_rl and its graders in {PACKAGE}; "
-            "name a folder that holds only what they may read",
-        ),
-        (
-            'read_only = ["/usr", "/"]',
-            f"read_only names '/', and sessions must not see repl_rl and its graders in {PACKAGE}; "
-            "name a folder that holds only what they may read",
-        ),
-        ('mounts = {p = "/proc"}', "mounts.p names '/proc', which belongs to Linux itself; name a folder of files"),
-    ],
-)
-def test_what_can_not_be_shown_is_refused(text: str, message: str, folder: Path) -> None:
+@pytest.mark.parametrize("case", REFUSED["not_shown"], ids=lambda case: case["text"])
+def test_what_can_not_be_shown_is_refused(case: dict[str, str], folder: Path) -> None:
+    known = {"folder": folder, "package": PACKAGE, "checkout": PACKAGE.parent}
+    text, message = (Template(case[name]).substitute(known) for name in ("text", "message"))
     (folder / "mine.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         KernelPool(profile=str(folder / "mine.toml"))
-    assert str(caught.value) == f"sandbox profile {folder}/mine.toml: " + message.format(folder=folder)
+    assert str(caught.value) == f"sandbox profile {folder}/mine.toml: {message}"
 
 
 def test_the_folder_of_the_sessions_own_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,46 +165,38 @@ def test_a_mount_is_found_by_one_plain_name(name: str, folder: Path) -> None:
         Profile.load(str(folder / "mine.toml"))
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('pythonpath = ["x"]', " has ['pythonpath'], which no profile has; did you mean 'python_path'?"),
-        ('mounts = ["data"]', " can't be read: TypeError(\"mounts = ['data'] is not a table of strings\")"),
-        ("mounts = {data = 1}", " can't be read: TypeError(\"mounts = {'data': 1} is not a table of strings\")"),
-        ("python_path = [", " can't be read: TOMLDecodeError('Invalid value (at end of document)')"),
-    ],
-)
-def test_a_profile_that_is_not_one_is_refused(text: str, message: str, folder: Path) -> None:
-    (folder / "mine.toml").write_text(text)
+@pytest.mark.parametrize("case", REFUSED["broken"], ids=lambda case: case["text"])
+def test_a_profile_that_is_not_one_is_refused(case: dict[str, str], folder: Path) -> None:
+    (folder / "mine.toml").write_text(case["text"])
     with pytest.raises(ConfigError) as caught:
         Profile.load(str(folder / "mine.toml"))
-    assert str(caught.value) == f"sandbox profile {folder}/mine.toml{message}"
+    assert str(caught.value) == f"sandbox profile {folder}/mine.toml{case['message']}"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="sessions of an ordinary user may read what this user may")
-def test_what_is_closed_to_the_sessions_users_is_refused(folder: Path, loop: BackgroundLoop) -> None:
+async def test_what_is_closed_to_the_sessions_users_is_refused(folder: Path) -> None:
     (folder / "data").chmod(0o700)
     with pytest.raises(SandboxError) as caught:
-        output_of(loop, KernelPool(1, sandbox="bwrap", profile=str(folder / "mine.toml")))
+        await output_of(KernelPool(1, sandbox="bwrap", profile=str(folder / "mine.toml")))
     assert str(caught.value) == (
         f"{folder}/data can't be read in sessions, which run as users of their own; "
         f"let all users read it (`chmod -R a+rX {folder}/data`)"
     )
 
 
-def test_kernels_that_could_not_find_what_is_shown_are_refused(
-    folder: Path, loop: BackgroundLoop, monkeypatch: pytest.MonkeyPatch
+async def test_kernels_that_could_not_find_what_is_shown_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = Profile.load(str(folder / "mine.toml"))
     with pytest.raises(ConfigError) as caught:
-        loop.run(KernelspecBackend("repl_rl", LIMITS, "none", profile=profile).open(4000))
+        await KernelspecBackend("repl_rl", LIMITS, "none", profile=profile).open(4000)
     assert str(caught.value) == (
         f"sandbox profile {folder}/mine.toml has mounts, and without a sandbox kernels of 'repl_rl' have no folder of "
         "their own to find them in; take `kernel.backend: fork`"
     )
     monkeypatch.setattr("repl_rl.kernel.jupyter.backend._LOCAL", "another-provisioner")
     with pytest.raises(ConfigError) as caught:
-        loop.run(KernelspecBackend(STOCK, LIMITS, "none", profile=profile).open(4000))
+        await KernelspecBackend(STOCK, LIMITS, "none", profile=profile).open(4000)
     assert str(caught.value) == (
         f"sandbox profile {folder}/mine.toml has mounts or python_path, and kernels of '{STOCK}' may run on another "
         "machine, where these folders are not; take another profile"

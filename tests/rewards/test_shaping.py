@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_trajectories import line, made
 
-from repl_rl.config import RewardsConfig, parse_config
+from repl_rl.config import RewardsConfig
 from repl_rl.config.rewards import Schedule, ShapingConfig
-from repl_rl.errors import ConfigError
 from repl_rl.rewards import RewardTable
 from repl_rl.rewards.history import History, no_history
 from repl_rl.rewards.shaping import shaped, split_over_cells
@@ -41,7 +40,7 @@ def test_clip_caps_and_weight_by_hand(shaping: dict[str, Any], expected: tuple[f
     assert held((1.0, -2.0, 1.0, -4.0), **shaping) == expected
 
 
-def test_a_gain_can_not_be_made_up_behind_the_cap_by_losing_first() -> None:
+def test_a_gain_can_not_be_made_up_beyond_the_cap_by_losing_first() -> None:
     assert math.fsum(held((0.5, -0.5, 0.5, 0.5), caps={"gain": 0.5})) == 0.0
 
 
@@ -113,28 +112,6 @@ def test_the_step_moves_the_shaping_and_leaves_the_outcome_alone() -> None:
         (0.0, 1.0),
     ]
     assert table.score(session, 1.0) == table.score(session, 1.0, 0)
-
-
-@pytest.mark.parametrize(
-    ("shaping", "message"),
-    [
-        ({"weight": {"end": 0.0}}, r"^rewards\.shaping\.weight: .*needs both: end, and the steps"),
-        ({"weight": {"steps": 5}}, r"^rewards\.shaping\.weight: .*needs both"),
-        ({"weight": -1}, r"^rewards\.shaping\.weight\.start: .*greater than or equal to 0"),
-        ({"weight": {"form": 1}}, r"^unknown key 'rewards\.shaping\.weight\.form'; "),
-        ({"clip": [0.1, 0.5]}, r"clip \[0\.1, 0\.5\] has to hold 0"),
-        ({"clip": 0.5}, r"^rewards\.shaping\.clip: "),
-        ({"decay": 1.5}, r"^rewards\.shaping\.decay: .*less than or equal to 1"),
-        ({"caps": {"gain": -1}}, r"^rewards\.shaping\.caps\.gain: .*greater than or equal to 0"),
-        ({"caps": {"loss": math.nan}}, r"^rewards\.shaping\.caps\.loss: "),
-        ({"caps": {"gian": 1}}, r"^unknown key 'rewards\.shaping\.caps\.gian'; did you mean 'gain'\?"),
-        ({"mode": "potental"}, r"^rewards\.shaping\.mode: .*'additive' or 'potential'"),
-        ({"mode": "potential", "blocks": "split"}, r"blocks: split pays a line for what comes after it"),
-    ],
-)
-def test_shaping_that_makes_no_sense(shaping: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config({"rewards": {"shaping": shaping}})
 
 
 AMOUNTS = st.floats(-10, 10)

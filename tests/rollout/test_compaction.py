@@ -172,7 +172,7 @@ def test_records_are_written_and_read(play: Play, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "made.jsonl", [made])
     assert list(read_jsonl(tmp_path / "made.jsonl")) == [made]
     text = (tmp_path / "made.jsonl").read_text()
-    place = made.compactions[0].place
+    place = made.compactions[0].start
     for spoilt in (text.replace(f'"place": {place}', '"place": 3'), text.replace(f'"place": {place}', '"place": "x"')):
         (tmp_path / "spoilt.jsonl").write_text(spoilt)
         [shown] = read_jsonl(tmp_path / "spoilt.jsonl", notes := [])

@@ -162,5 +162,5 @@ def sandboxed(word: str) -> str:
 
 
 def test_groups_are_not_rolled_out_anew_with_environments() -> None:
-    with pytest.raises(ConfigError, match=r"train.redraws 2 can't be had with environment 'shops:Shop'"):
+    with pytest.raises(ConfigError, match=r"environment 'shops:Shop' and train.redraws 2 exclude one another"):
         parse_config({"environment": "shops:Shop", "train": {"redraws": 2}})

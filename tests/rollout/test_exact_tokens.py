@@ -148,7 +148,7 @@ def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
     vllm: Any = engine._engine
     with vllm.paused():
         assert vllm._running == {}
-        assert (vllm.admission.admitted, vllm.admission.taken_tokens) == (0, 0)
+        assert (vllm.admission.admitted, vllm.admission.taken) == (0, 0)
         scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
         assert scheduler.requests == scheduler.parked == {}
         assert not scheduler.has_unfinished_requests()
@@ -158,7 +158,7 @@ async def test_sessions_ask_the_engine_that_samples_them(
     engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool, monkeypatch: Any
 ) -> None:
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
-    monkeypatch.setattr(engine._engine.admission, "capacity_tokens", CONTEXT_TOKENS)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
     problems = make_tasks(None, 6, seed=5, split="heldout")
     asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
     tasks = [Task(f"t{number}", "Solve?", "", metadata={"context": asked}) for number in range(6)]

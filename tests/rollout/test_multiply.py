@@ -50,7 +50,7 @@ def session(a: int, b: int, rng: Random) -> list[tuple[str, bool]]:
     if way == "guess":
         return [(prompt, False), (f" submit_final_answer({rng.choice([10, 500, 1000, 5000])})\n", True)]
     call = f"multiply({a}, {b})" if way == "right" else f"multiply({a})"
-    interpreter = load_interpreter().Interpreter()
+    interpreter = load_interpreter().PythonInterpreter()
     interpreter.namespace["multiply"] = multiply
     answer = "_" if way == "right" else "1000"
     shown = f"{interpreter.run(call).output}>>>"

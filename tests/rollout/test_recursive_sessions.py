@@ -71,7 +71,7 @@ def play(loop: BackgroundLoop, pool: KernelPool) -> Callable[..., Trajectory]:
     def play(script: Script, task: Task = TASK, **options: Any) -> Trajectory:
         engine = engine_of(script)
         [trajectory] = loop.run(rollout_of(engine, pool, **{"depth": 2, "tokens": 9000, **options}).many([task]))
-        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
         assert pool._places is not None
         assert (pool._places.waiting, pool._places._taken.total()) == (0, 0)
         return trajectory
@@ -370,7 +370,7 @@ def test_records_of_sessions_are_written_and_read(play: Play, tmp_path: Any) -> 
         ({"subcalls": {"session_tokens": 0}}, "subcalls.session_tokens"),
         (
             {"subcalls": {"train": True, "model": "http://h:1"}},
-            "the answers are those of http://h:1, and only what the",
+            "subcalls: train and model 'http://h:1' exclude one another",
         ),
     ],
 )

@@ -47,7 +47,7 @@ def play(loop: BackgroundLoop, kernel_pools: Pools) -> Play:
     def play(typed: Sequence[str], task: Task = TASK, engine: AskedEngine | None = None, **budgets: Any) -> Trajectory:
         engine = engine or AskedEngine(vocabularies.nano(), typed)
         [trajectory] = loop.run(Rollout(engine, pool, asking(**budgets)).many([task]))
-        assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+        assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
         return trajectory
 
     return play

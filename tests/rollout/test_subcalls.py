@@ -113,7 +113,7 @@ async def test_trajectories_with_ten_sub_calls_each_end_at_any_capacity(count: i
     answers = f"{[f'about {prompt}' for prompt in prompts]}\n"
     assert {trajectory.lines[0].shown for trajectory in trajectories} == {answers}
     assert sum(len(line.subcalls) for each in trajectories for line in each.lines) == 10 * count
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
     assert engine.held.total() == 0
     if capacity_tokens == 1:
         assert dict(engine.most) == {0: 1, 1: 1}
@@ -151,7 +151,7 @@ async def test_sub_calls_end_with_the_line_that_asked() -> None:
     assert held[-1] == 0
     [first, _] = last.trajectory.lines  # type: ignore[union-attr]
     assert [(call.prompt, call.error_name) for call in first.subcalls] == [(name, "cancelled") for name in "abcd"]
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 @pytest.mark.parametrize("ends", ["closed", "cut", "failing"])
@@ -185,7 +185,7 @@ async def test_a_batch_that_ends_in_the_middle_leaves_nothing_at_the_engine(ends
                 waiting.cancel()
                 await asyncio.wait([waiting])
     assert engine.held.total() == 0
-    assert (engine.admission.admitted, engine.admission.taken_tokens) == (0, 0)
+    assert (engine.admission.admitted, engine.admission.taken) == (0, 0)
 
 
 class Noting:

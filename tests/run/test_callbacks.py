@@ -10,20 +10,22 @@ import pytest
 from rich.console import Console
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
-from repl_rl.run.callbacks import StopInTime, WarnWhenFlat
+from repl_rl.run.callbacks import StopEarly, WarnWhenFlat
 from repl_rl.run.progress import Progress
 
 
-@pytest.mark.parametrize(("limit_s", "is_over"), [(0.0, True), (math.inf, False)])
-def test_training_ends_with_a_checkpoint_behind_the_step_that_is_over_the_time(
-    tmp_path: Path, limit_s: float, is_over: bool
+@pytest.mark.parametrize(("limit_s", "asked"), [(0.0, False), (math.inf, False), (math.inf, True)])
+def test_training_ends_with_a_checkpoint_after_the_step_in_which_time_is_over_or_it_was_asked_to(
+    tmp_path: Path, limit_s: float, asked: bool
 ) -> None:
     arguments, state = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerState()
-    callback = StopInTime(limit_s)
+    callback = StopEarly(limit_s)
     callback.on_train_begin(arguments, state, TrainerControl())
-    assert not callback.is_over
+    if asked:
+        callback.request()
     control = callback.on_step_end(arguments, state, TrainerControl())
-    assert (control.should_training_stop, control.should_save, callback.is_over) == (is_over, is_over, is_over)
+    ends = asked or limit_s == 0
+    assert (control.should_training_stop, control.should_save, callback.is_over) == (ends, ends, limit_s == 0)
 
 
 @pytest.mark.parametrize(
@@ -54,4 +56,13 @@ def test_a_run_in_which_every_group_is_flat_is_warned_about_once_with_the_ways_o
         f"note: nothing to learn from up to {where}: all rollouts of a problem had the same outcome, for all 2 "
         f"problems of the step, {count}. Ways out: {problems} (tasks), more rollouts of each (train.group_size), or a "
         "higher sampling.temperature; rewards for lines alone teach nothing about the answer\n"
+    )
+
+
+def test_a_step_is_one_line_however_narrow_the_console() -> None:
+    file = io.StringIO()
+    row = {"step": 12, "solve_rate": 0.5, "reward": 0.4, "lines_per_trajectory": 3.0, "error_rate": 0.25}
+    Progress(Console(file=file, width=40)).step({**row, "tokens_per_s": 1234.5, "seconds": 9.0})
+    assert file.getvalue() == (
+        "step   12  solved  50.0%  reward +0.400  lines  3.0  errors 25.0%   1234 tok/s     9.0 s\n"
     )

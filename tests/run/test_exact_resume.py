@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from commands import begin, finish, is_complete, rollouts, wait_until
 from safetensors.torch import load_file
-
-from repl_rl.trajectory import Trajectory, read_jsonl
+from small import without_times
 
 # Three problems and two a step: an epoch is one step, so that the order has to be right behind the first epoch too.
 TINY: dict[str, Any] = {
@@ -37,39 +32,6 @@ INSIDE_A_BATCH: dict[str, Any] = {
     "tasks": {"train": 5},
     "train": {**TINY["train"], "micro_batch": 2, "trl": {"num_iterations": 3}},
 }
-
-
-def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "repl_rl.cli", "train", *arguments]
-    return subprocess.Popen(command, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
-    return output
-
-
-def kill_behind(checkpoint: Path, process: subprocess.Popen[str]) -> None:
-    """Kill it as soon as the checkpoint is complete."""
-    deadline = time.monotonic() + 300
-    while not (checkpoint / "trainer_state.json").exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-def facts(trajectory: Trajectory) -> Any:
-    """All of a trajectory but its times."""
-    record = trajectory.to_dict()
-    lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
-    return {key: value for key, value in record.items() if not key.endswith("_s")} | {"lines": lines}
-
-
-def rollouts(run: Path) -> dict[str, list[Any]]:
-    return {path.name: [facts(t) for t in read_jsonl(path)] for path in sorted((run / "rollouts").iterdir())}
 
 
 def assert_same_bits(one: object, other: object, where: str = "") -> None:
@@ -97,11 +59,15 @@ def assert_same_bits(one: object, other: object, where: str = "") -> None:
 def test_a_killed_and_resumed_run_equals_one_run_through(config: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
     through, killed = tmp_path / "runs" / "tiny", tmp_path / "runs" / "tiny-2"
-    finish(begin(tmp_path, "tiny.yaml"))
-    kill_behind(killed / "checkpoints" / "checkpoint-2", begin(tmp_path, "tiny.yaml"))
-    assert "resuming from step 2" in finish(begin(tmp_path, "--resume", str(killed)))
+    finish(begin(tmp_path, "train", "tiny.yaml"))
+    process = begin(tmp_path, "train", "tiny.yaml")
+    wait_until(lambda: is_complete(killed / "checkpoints" / "checkpoint-2"), process)
+    process.kill()
+    process.communicate()
+    assert "resuming from step 2" in finish(begin(tmp_path, "train", "--resume", str(killed)))
 
-    assert rollouts(killed) == rollouts(through)
+    for step in range(1, 5):
+        assert [*map(without_times, rollouts(killed, step))] == [*map(without_times, rollouts(through, step))]
     assert_same_bits(*(load_file(run / "model" / "model.safetensors") for run in (killed, through)))
     for name in ("optimizer.pt", "scheduler.pt", "position_0.pt"):
         stored = [torch.load(run / "checkpoints" / "checkpoint-4" / name) for run in (killed, through)]

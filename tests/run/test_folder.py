@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from repl_rl.config import load_config
@@ -57,25 +56,11 @@ def test_a_folder_with_nothing_but_a_config_is_removed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["quickstart-2"]
 
 
-def test_evaluations_without_settings_get_those_of_their_run(tmp_path: Path) -> None:
+def test_the_newest_evaluation_with_these_settings_counts(tmp_path: Path) -> None:
     folder = new_run(load_config("quickstart"), tmp_path)
-    for row in ({"kind": "eval", "step": 0}, {"kind": "train", "step": 1}, {"kind": "eval", "step": 1}):
+    few, many = ({"kind": "eval", "step": 0, "settings": {"problems": count}} for count in (2, 3))
+    for row in (few, {"kind": "train", "step": 1}, many):
         folder.append(row)
-    folder.label_evaluations({"problems": 2})
-    folder.append({"kind": "eval", "step": 0, "settings": {"problems": 3}})
-    folder.label_evaluations({"problems": 4})
-    assert list(folder.rows()) == [
-        {"settings": {"problems": 2}, "kind": "eval", "step": 0},
-        {"kind": "train", "step": 1},
-        {"settings": {"problems": 2}, "kind": "eval", "step": 1},
-        {"kind": "eval", "step": 0, "settings": {"problems": 3}},
-    ]
-    assert folder.evaluation(0, {"problems": 2}) == {"settings": {"problems": 2}, "kind": "eval", "step": 0}
-    assert folder.evaluation(0) == {"kind": "eval", "step": 0, "settings": {"problems": 3}}
+    assert folder.evaluation(0, {"problems": 2}) == few
+    assert folder.evaluation(0) == many
     assert folder.evaluation(0, {"problems": 4}) is None
-
-
-def test_metrics_stay_one_json_object_per_line(tmp_path: Path) -> None:
-    folder = new_run(load_config("quickstart"), tmp_path)
-    folder.append({"kind": "train", "step": 1, "note": "line\u2028separator"})
-    assert [json.loads(line) for line in folder.metrics_path.read_text().split("\n")[:-1]] == list(folder.rows())

@@ -52,16 +52,6 @@ def table_rows(folder: Path, split: str) -> list[dict[str, Any]]:
     return list(data)
 
 
-def without_house(where: Path) -> dict[str, str]:
-    """An environment in which nothing finds this checkout."""
-    return {
-        "PATH": os.environ["PATH"],
-        "HOME": str(where),
-        "HF_HOME": str(where / "hf"),
-        "HF_HUB_OFFLINE": "1",
-    }
-
-
 def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run" / "model" / "training_args.bin").write_bytes(b"pickled")
     assert main(["push", "run", "--to", "./out/pushed/"]) == 0
@@ -77,18 +67,14 @@ def test_a_folder_gets_model_card_and_rollouts(here: Path, capsys: pytest.Captur
     assert (pushed / "model/model.safetensors").read_bytes() == (STORED / "model/model.safetensors").read_bytes()
     assert (pushed / "model/curve.svg").read_text().startswith("<svg")
     assert load_config(str(pushed / "model/run_config.yaml")).train.steps == 2
-
-
-def test_the_cards_say_what_was_measured_and_how(here: Path) -> None:
-    assert main(["push", "run", "--to", "./out"]) == 0
-    card = (here / "out/model/README.md").read_text(encoding="utf-8")
-    assert header(here / "out/model/README.md")["library_name"] == "transformers"
+    card = (pushed / "model/README.md").read_text(encoding="utf-8")
+    assert header(pushed / "model/README.md")["library_name"] == "transformers"
     assert "![Learning curve: the share of problems solved, by step](curve.svg)" in card
     assert "| all | 2 | 0.0% | 0.0% |\n| product | 1 | 0.0% | 0.0% |" in card
     assert ">>> # Compute the product of 3485 and 5655.\n>>>" in card
-    assert "from_pretrained('./out/model')" in card
+    assert "from_pretrained('./out/pushed/model')" in card
     assert "estimator: return_to_go" in card
-    assert header(here / "out/rollouts/README.md")["configs"][0]["data_files"] == [
+    assert header(pushed / "rollouts/README.md")["configs"][0]["data_files"] == [
         {"split": "train", "path": "data/train-00000-of-00001.parquet"},
         {"split": "heldout", "path": "data/heldout-00000-of-00001.parquet"},
     ]
@@ -107,7 +93,7 @@ def test_rows_are_trajectories_to_the_token(here: Path) -> None:
     assert rows[0]["reward"] == pytest.approx(sum(line.reward or 0.0 for line in stored[0][1].lines))
 
 
-def test_rows_hold_what_old_records_do_not(here: Path) -> None:
+def test_rows_hold_what_few_trajectories_have(here: Path) -> None:
     """Branches, weights that changed, calls, answers, and text that no file can hold."""
     path = here / "run/rollouts/step_00002.jsonl"
     record = json.loads(path.read_text().splitlines()[0])
@@ -203,12 +189,24 @@ def test_a_run_without_rollouts_gives_a_model_alone(here: Path, capsys: pytest.C
     assert "A rollout" not in (here / "out/model/README.md").read_text()
 
 
+def said_by(program: str, here: Path, tmp_path: Path) -> list[str]:
+    """What a program prints that can't import this package."""
+    without = "import sys\nsys.modules['repl_rl'] = None  # importing it fails\n"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", without + program],
+        cwd=here,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path), "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
 @pytest.mark.slow
 def test_others_load_it_without_this_package(here: Path, tmp_path: Path) -> None:
     assert main(["push", "run", "--to", "./out"]) == 0
     program = """
-import sys
-sys.modules["repl_rl"] = None  # importing it fails
 from datasets import load_dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -222,11 +220,7 @@ longer = model.generate(ids, max_new_tokens=2, do_sample=False)
 print(ids[0].tolist() == row["prompt_ids"], longer.shape[1] - ids.shape[1])
 print([name for name in sys.modules if name.startswith("repl_rl.")])
 """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=here, env=without_house(tmp_path), capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
+    assert said_by(program, here, tmp_path) == [
         "{'train': 8, 'heldout': 4} ['step', 'task_id', 'transcript']",
         "True 2",
         "[]",
@@ -242,8 +236,6 @@ def test_a_run_of_adapters_gives_merged_weights_and_the_adapter(here: Path, tmp_
     assert (settings["r"], settings["base_model_name_or_path"]) == (2, "model")
     assert "and alone in the folder `adapter`, for PEFT." in (here / "out/model/README.md").read_text()
     program = """
-import sys
-sys.modules["repl_rl"] = None
 import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
@@ -253,10 +245,7 @@ own = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("model", dt
 ids = torch.tensor([[5, 6, 7]])
 print(torch.allclose(whole(ids).logits, own(ids).logits, atol=1e-5))
 """
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program], cwd=here, env=without_house(tmp_path), capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+    assert said_by(program, here, tmp_path) == ["True"]
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -278,14 +267,9 @@ class Hub(BaseHTTPRequestHandler):
         if self.path == "/api/repos/create":
             asked = json.loads(sent)
             kind = asked.get("type", "model")
-            self.made.append(
-                (
-                    kind,
-                    f"{asked['organization']}/{asked['name']}",
-                    asked.get("private") or asked.get("visibility") == "private",
-                )
-            )
-            self.answer({"url": f"https://huggingface.co/{asked['organization']}/{asked['name']}"})
+            name, is_private = f"{asked['organization']}/{asked['name']}", asked.get("visibility") == "private"
+            self.made.append((kind, name, asked.get("private") or is_private))
+            self.answer({"url": f"https://huggingface.co/{name}"})
         elif "/preupload/" in self.path:
             files = [{"path": file["path"], "uploadMode": "regular"} for file in json.loads(sent)["files"]]
             self.answer({"files": [{**file, "shouldIgnore": False, "oid": None} for file in files]})
@@ -293,7 +277,6 @@ class Hub(BaseHTTPRequestHandler):
             rows = [json.loads(line)["value"] for line in sent.splitlines() if b'"file"' in line]
             repository = self.path.removeprefix("/api/").split("/commit/")[0]
             self.commits[repository] = {row["path"]: base64.b64decode(row["content"]) for row in rows}
-            address = f"https://huggingface.co/me/typist/commit/{'1' * 40}"
             address = f"https://huggingface.co/me/typist/commit/{'1' * 40}"
             self.answer({"success": True, "commitOid": "1" * 40, "commitUrl": address})
         else:
@@ -336,6 +319,11 @@ def push_to(hub: str, here: Path, token: str, *more: str) -> subprocess.Complete
 
 @pytest.mark.slow
 def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
+    """A token that the hub refuses is an error before anything is made."""
+    refused = push_to(hub, here, "hf_wrong")
+    assert (refused.returncode, Hub.made) == (2, [])
+    assert "--to me/typist" in refused.stderr
+    assert "https://huggingface.co/settings/tokens" in refused.stderr
     done = push_to(hub, here, "hf_right", "--private")
     assert done.returncode == 0, done.stderr
     assert Hub.made == [("dataset", "me/typist-rollouts", True), ("model", "me/typist", True)]
@@ -350,12 +338,3 @@ def test_a_hub_gets_two_repositories(here: Path, hub: str) -> None:
     assert yaml.safe_load(card.split("---")[1])["datasets"] == ["me/typist-rollouts"]
     assert "from_pretrained('me/typist')" in card
     assert "https://huggingface.co/datasets/me/typist-rollouts" in card
-
-
-@pytest.mark.slow
-def test_a_token_that_the_hub_refuses_is_an_error_before_anything_is_made(here: Path, hub: str) -> None:
-    done = push_to(hub, here, "hf_wrong")
-    assert done.returncode == 2
-    assert "--to me/typist" in done.stderr
-    assert "https://huggingface.co/settings/tokens" in done.stderr
-    assert Hub.made == []

@@ -1,4 +1,4 @@
-"""`repl-rl rollout`: a problem of one's own, graded, from a run's folder, without a file; bad input before loading."""
+"""`repl-rl rollout`: a problem of one's own, graded, from a run's folder, without a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.trajectory import read_jsonl
 
+pytestmark = pytest.mark.more
 STORED = Path(__file__).parent / "stored"
 
 
@@ -42,29 +43,3 @@ def test_one_problem_needs_neither_a_file_nor_an_answer(capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert shown.endswith("\n1 trajectory\n")
     assert sorted(path.name for path in Path().iterdir()) == ["model", "run", "sample.yaml", "step_00003.jsonl"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give a config or --model"),
-        (["sample.yaml", "-n", "0"], "-n 0: give at least one rollout"),
-        (
-            ["sample.yaml", "--answer", "2"],
-            "--answer '2' belongs to a --task; held-out problems have their own answers",
-        ),
-        (["--model", "runs/none"], "there is no run 'runs/none'; there is nothing in runs"),
-        (["sample.yaml", "--set", "rewards.functions=[no_module:f]"], None),
-        (["sample.yaml", "--attach", "-n", "2"], "--attach is for one rollout at a time; leave out -n 2"),
-    ],
-)
-def test_bad_input_is_one_message_before_a_model_is_loaded(
-    arguments: list[str],
-    message: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("repl_rl.rollout.service.make_engine", lambda *_, **__: pytest.fail("an engine was loaded"))
-    assert main(["rollout", *arguments]) == 2
-    shown = capsys.readouterr().err
-    assert shown == f"repl-rl: {message}\n" if message else shown.startswith("repl-rl: rewards.functions")

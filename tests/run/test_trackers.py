@@ -23,19 +23,14 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from repl_rl.config import Config, load_config, parse_config
 from repl_rl.config.train import TRACKERS as KNOWN
 from repl_rl.errors import ConfigError
-from repl_rl.run import trackers as tracker_kinds
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.resume import MAY_CHANGE
 from repl_rl.run.trackers import (
     COLUMNS,
-    PACKAGES,
     SampledRollout,
     Trackers,
     as_code,
-    of_file,
     open_trackers,
     require_trackers,
-    shortened,
     spread,
 )
 from repl_rl.trajectory import read_jsonl
@@ -44,7 +39,7 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where `tracked.py` has been: without an account, a home or a network."""
     folder = tmp_path_factory.mktemp("tracked")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "TRACKIO_", "HF_"))}
@@ -118,21 +113,21 @@ def _row(items: Iterable[Any]) -> dict[str, Any]:
 def wandb_records(data: bytes) -> Iterator[bytes]:
     """The records of a log in LevelDB's format: blocks of 32 KiB, chunks of checksum, length, type and bytes."""
     header_bytes, block_bytes = 7, 32 * 1024
-    place, parts = header_bytes, b""
-    while place + header_bytes <= len(data):
-        if block_bytes - place % block_bytes < header_bytes:
-            place += block_bytes - place % block_bytes
+    at, parts = header_bytes, b""
+    while at + header_bytes <= len(data):
+        if block_bytes - at % block_bytes < header_bytes:
+            at += block_bytes - at % block_bytes
             continue
-        _, length, kind = struct.unpack("<IHB", data[place : place + header_bytes])
-        place += header_bytes + length
-        parts += data[place - length : place]
+        _, length, kind = struct.unpack("<IHB", data[at : at + header_bytes])
+        at += header_bytes + length
+        parts += data[at - length : at]
         if kind in (1, 4):  # whole, or the last part of several
             yield parts
             parts = b""
 
 
-def trackio_rows(place: Path, project: str, table: str) -> Iterator[dict[str, Any]]:
-    connection = sqlite3.connect(place / "runs" / "tiny" / "trackers" / "trackio" / f"{project}.db")
+def trackio_rows(tracked: Path, project: str, table: str) -> Iterator[dict[str, Any]]:
+    connection = sqlite3.connect(tracked / "runs" / "tiny" / "trackers" / "trackio" / f"{project}.db")
     try:
         connection.row_factory = sqlite3.Row
         for row in connection.execute(f"SELECT * FROM {table}").fetchall():
@@ -172,8 +167,8 @@ def near(pairs: list[tuple[int, float]]) -> list[tuple[int, Any]]:
 
 
 @pytest.mark.slow
-def test_tensorboard_has_each_step_once_though_step_2_ran_twice(place: Path) -> None:
-    run = place / "runs" / "tiny"
+def test_tensorboard_has_each_step_once_and_the_config_and_rollouts(tracked: Path) -> None:
+    run = tracked / "runs" / "tiny"
     events = tensorboard(run / "trackers" / "tensorboard")
     assert len(list((run / "trackers" / "tensorboard").iterdir())) == 2
     rewards = metrics(run, "train", "reward")
@@ -182,12 +177,6 @@ def test_tensorboard_has_each_step_once_though_step_2_ran_twice(place: Path) -> 
     assert scalars(events, "train/lines_per_trajectory") == near(metrics(run, "train", "lines_per_trajectory"))
     assert scalars(events, "eval/solve_rate") == near(metrics(run, "eval", "solve_rate"))
     assert [step for step, _ in metrics(run, "eval", "solve_rate")] == [0, 3]
-
-
-@pytest.mark.slow
-def test_tensorboard_shows_the_config_and_a_sample_of_rollouts(place: Path) -> None:
-    run = place / "runs" / "tiny"
-    events = tensorboard(run / "trackers" / "tensorboard")
     assert texts(events, "config")[0] == as_code((run / "config.yaml").read_text())
     shown = texts(events, "train/rollouts")
     assert list(shown) == [1, 3]
@@ -198,8 +187,8 @@ def test_tensorboard_shows_the_config_and_a_sample_of_rollouts(place: Path) -> N
 
 
 @pytest.mark.slow
-def test_wandb_goes_on_with_the_run_of_the_folder(place: Path) -> None:
-    run = place / "runs" / "tiny"
+def test_wandb_goes_on_with_the_run_of_the_folder_and_has_its_config_and_rollouts(tracked: Path) -> None:
+    run = tracked / "runs" / "tiny"
     first, resumed = wandb_runs(run / "trackers")
     assert first.id == resumed.id == (run / "trackers" / "wandb.id").read_text()
     for sitting in (first, resumed):
@@ -208,22 +197,11 @@ def test_wandb_goes_on_with_the_run_of_the_folder(place: Path) -> None:
     assert [step for step, _ in first.column("eval/solve_rate")] == [0, 2]
     assert [step for step, _ in resumed.column("eval/solve_rate")] == [3]
     assert [*first.column("train/reward")[:1], *resumed.column("train/reward")] == metrics(run, "train", "reward")
-
-
-@pytest.mark.slow
-def test_wandb_has_the_config_that_the_run_resolved(place: Path) -> None:
-    first, resumed = wandb_runs(place / "runs" / "tiny" / "trackers")
-    assert resumed.config["repl_rl"] == load_config(str(place / "runs" / "tiny" / "config.yaml")).model_dump(
+    assert resumed.config["repl_rl"] == load_config(str(tracked / "runs" / "tiny" / "config.yaml")).model_dump(
         mode="json"
     )
     assert (first.config["repl_rl"]["train"]["steps"], resumed.config["repl_rl"]["train"]["steps"]) == (2, 3)
     assert first.config["learning_rate"] == 1e-3
-
-
-@pytest.mark.slow
-def test_wandb_has_tables_of_rollouts(place: Path) -> None:
-    run = place / "runs" / "tiny"
-    first, resumed = wandb_runs(run / "trackers")
     tables = first.tables("train/rollouts") | resumed.tables("train/rollouts")
     assert list(tables) == [1, 3]
     assert list(first.tables("eval/rollouts") | resumed.tables("eval/rollouts")) == [0, 2, 3]
@@ -235,9 +213,9 @@ def test_wandb_has_tables_of_rollouts(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_trackio_goes_on_with_the_run_of_the_name(place: Path) -> None:
-    run = place / "runs" / "tiny"
-    rows = list(trackio_rows(place, "tiny", "metrics"))
+def test_trackio_goes_on_with_the_run_of_the_name_and_has_its_rollouts(tracked: Path) -> None:
+    run = tracked / "runs" / "tiny"
+    rows = list(trackio_rows(tracked, "tiny", "metrics"))
     assert len({row["run_id"] for row in rows}) == 1
     assert {row["run_name"] for row in rows} == {"tiny"}
     logged = [(row["metrics"]["train/global_step"], row["metrics"]) for row in rows]
@@ -245,14 +223,10 @@ def test_trackio_goes_on_with_the_run_of_the_name(place: Path) -> None:
     assert [step for step, _ in rewards] == [1, 2, 2, 3]
     assert [rewards[0], *rewards[2:]] == metrics(run, "train", "reward")
     assert [step for step, values in logged if "eval/solve_rate" in values] == [0, 2, 3]
-    (config,) = [row["config"] for row in trackio_rows(place, "tiny", "configs")]
+    (config,) = [row["config"] for row in trackio_rows(tracked, "tiny", "configs")]
     assert config["repl_rl"]["train"]["report_to"] == TRACKERS
     assert config["repl_rl"]["budget"] == load_config(str(run / "config.yaml")).budget.model_dump(mode="json")
-
-
-@pytest.mark.slow
-def test_trackio_has_traces_of_rollouts(place: Path) -> None:
-    traces = list(trackio_rows(place, "tiny", "traces"))
+    traces = list(trackio_rows(tracked, "tiny", "traces"))
     assert sorted((row["metadata"]["step"], row["key"]) for row in traces) == [
         *[(0, "eval/rollouts")] * 2,
         *[(1, "train/rollouts")] * 3,
@@ -260,7 +234,7 @@ def test_trackio_has_traces_of_rollouts(place: Path) -> None:
         *[(3, "eval/rollouts")] * 2,
         *[(3, "train/rollouts")] * 3,
     ]
-    trajectory = next(read_jsonl(place / "runs" / "tiny" / "rollouts" / "step_00001.jsonl"))
+    trajectory = next(read_jsonl(tracked / "runs" / "tiny" / "rollouts" / "step_00001.jsonl"))
     trace = next(row for row in traces if row["key"] == "train/rollouts")
     assert trace["messages"][0] == {"role": "user", "content": trajectory.prompt}
     assert trace["messages"][1] == {"role": "assistant", "content": trajectory.lines[0].text}
@@ -269,65 +243,56 @@ def test_trackio_has_traces_of_rollouts(place: Path) -> None:
 
 
 @pytest.mark.slow
-def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(place: Path) -> None:
-    assert "failed, and training goes on" not in (place / "said").read_text()
-    (run,) = wandb_runs(place / "hostile" / "trackers")
+def test_hostile_text_reaches_every_tracker_made_harmless_and_bounded(tracked: Path) -> None:
+    assert "failed, and training goes on" not in (tracked / "said").read_text()
+    (run,) = wandb_runs(tracked / "hostile" / "trackers")
     (table,) = run.tables("train/rollouts").values()
     shown = [dict(zip(COLUMNS, row, strict=True)) for row in table["data"]]
     assert [row["lines"] for row in shown] == [3, 1000]
     assert shown[0]["transcript"].startswith("¶ \\ud800\\x00\\x1b[31m\\x85\\u202e</pre><script>")
     assert 10_000 < len(shown[1]["transcript"]) < 20_100
-    text = texts(tensorboard(place / "hostile" / "trackers" / "tensorboard"), "train/rollouts")[1]
+    text = texts(tensorboard(tracked / "hostile" / "trackers" / "tensorboard"), "train/rollouts")[1]
     assert all(line.startswith("    ") or line in ("", "---") for line in text.split("\n"))
-    messages = [row["messages"] for row in trackio_rows(place, "hostile", "traces")]
+    messages = [row["messages"] for row in trackio_rows(tracked, "hostile", "traces")]
     assert [len(each) for each in messages] == [1 + 2 * 3, 1 + 2 * 200 + 1]
     assert messages[1][201] == {"role": "system", "content": "[800 lines left out]"}
     assert all(HOSTILE not in message["content"] for each in messages for message in each)
 
 
 @pytest.mark.slow
-def test_trackers_and_logged_completions_are_as_with_trl_without_a_run_folder(place: Path) -> None:
-    (run,) = wandb_runs(place)
+def test_trackers_and_logged_completions_are_as_with_trl_without_a_run_folder(tracked: Path) -> None:
+    (run,) = wandb_runs(tracked)
     assert [step for step, _ in run.column("train/reward")] == [1]
-    table = completions(run)
+    entry = next(row["completions"] for row in run.rows if "completions" in row)
+    table = json.loads((run.files / entry["path"]).read_text())
     assert table["columns"][:3] == ["step", "prompt", "completion"]
     assert [row[1] for row in table["data"]] == ["What is a?", "What is a?"]
-    logged = [row["metrics"] for row in trackio_rows(place, "plain", "metrics")]
+    logged = [row["metrics"] for row in trackio_rows(tracked, "plain", "metrics")]
     assert any("completions" in row for row in logged)
     assert [row["train/global_step"] for row in logged if "train/reward" in row] == [1]
-    assert len(list((place / "plain" / "completions").glob("*.parquet"))) == 1
+    assert len(list((tracked / "plain" / "completions").glob("*.parquet"))) == 1
 
 
-def completions(run: WandbRun) -> Any:
-    entry = next(row["completions"] for row in run.rows if "completions" in row)
-    return json.loads((run.files / entry["path"]).read_text())
+def with_tensorboard(folder: Path, **settings: Any) -> RecordedTrainer:
+    settings = {"per_device_train_batch_size": 2, "report_to": ["tensorboard"], **settings}
+    return recorded_trainer(folder, recorded, make_tasks_named("a"), **settings)
 
 
+@pytest.mark.more
 def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunFolder(tmp_path)
-    trainer = recorded_trainer(
-        tmp_path,
-        recorded,
-        make_tasks_named("a"),
-        per_device_train_batch_size=2,
-        use_cpu=True,
-        max_steps=3,
-        report_to=["tensorboard"],
-    )
+    trainer = with_tensorboard(tmp_path, max_steps=3)
 
-    class FullDisk:
-        def __getattr__(self, name: str) -> Any:
-            raise OSError(28, "No space left on device")
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
 
     with (
         caplog.at_level(logging.WARNING, "repl_rl"),
-        open_trackers(trainer, Config(), folder) as trackers,
+        open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers,
     ):
-        (tracker,) = trackers._trackers.values()
-        tracker.callback.tb_writer.close()
-        tracker.callback.tb_writer = FullDisk()
+        for name in ("add_scalar", "add_text", "flush"):
+            monkeypatch.setattr(f"torch.utils.tensorboard.SummaryWriter.{name}", fail)
         trainer.train()
         trackers.evaluated({"step": 3, "solve_rate": 0.5, "problems": 2, "seconds": 1.0, "families": {}}, [])
     assert trainer.state.global_step == 3
@@ -338,12 +303,7 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     ]
 
 
-def with_tensorboard(folder: Path) -> RecordedTrainer:
-    return recorded_trainer(
-        folder, recorded, make_tasks_named("a"), per_device_train_batch_size=2, use_cpu=True, report_to=["tensorboard"]
-    )
-
-
+@pytest.mark.more
 def test_a_tracker_that_cannot_be_started_stops_the_run(tmp_path: Path) -> None:
     (tmp_path / "trackers").write_text("a file, where a folder has to be")
     trainer = with_tensorboard(tmp_path)
@@ -352,12 +312,12 @@ def test_a_tracker_that_cannot_be_started_stops_the_run(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.more
 def test_only_the_main_process_has_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = with_tensorboard(tmp_path)
     monkeypatch.setenv("RANK", "1")
-    with open_trackers(trainer, Config(), RunFolder(tmp_path)) as trackers:
+    with open_trackers(trainer, Config(), RunFolder(tmp_path)):
         monkeypatch.delenv("RANK")
-        assert trackers._trackers == {}
         trainer.train()
     kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
     assert Trackers in kinds
@@ -367,22 +327,6 @@ def test_only_the_main_process_has_trackers(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_trackers_are_those_of_transformers() -> None:
     assert set(KNOWN) == set(INTEGRATION_TO_CALLBACK)
-    assert set(PACKAGES) == set(KNOWN) - {"kubeflow"}
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ({"report_to": ["wandbb"]}, "train.report_to: no tracker 'wandbb'; did you mean 'wandb'?"),
-        ({"report_to": ["none", "wandb"]}, "train.report_to: no tracker 'none'; "),
-        ({"trl": {"report_to": "wandb"}}, "name trackers in train.report_to, not here (got report_to: 'wandb')"),
-        ({"report_rollouts_every": -1}, "train.report_rollouts_every: "),
-    ],
-)
-def test_what_no_tracker_is_called_is_refused(train: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config({"train": train})
-    assert message in str(caught.value)
 
 
 def test_one_name_needs_no_list_and_two_of_a_name_are_one() -> None:
@@ -393,8 +337,7 @@ def test_one_name_needs_no_list_and_two_of_a_name_are_one() -> None:
     assert Config().train.report_to == ()
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(tracker_kinds.PACKAGES, "dvclive", ("no_such_module", "dvclive"))  # type: ignore[index]
+def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it() -> None:
     require_trackers(["tensorboard", "trackio", "wandb", "kubeflow"])
     with pytest.raises(ConfigError) as caught:
         require_trackers(["tensorboard", "dvclive"])
@@ -403,26 +346,12 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_brings_it(monkeypa
     )
 
 
-def test_trackers_may_change_when_a_run_is_resumed() -> None:
-    keys = ("train.report_to", "train.report_rollouts", "train.report_rollouts_every")
-    assert set(keys) <= set(MAY_CHANGE)
-
-
 @pytest.mark.parametrize(
     ("length", "count", "expected"),
     [(0, 3, []), (2, 3, [0, 1]), (3, 3, [0, 1, 2]), (64, 4, [0, 16, 32, 48]), (5, 2, [0, 2]), (7, 1, [0])],
 )
 def test_a_sample_is_spread_over_the_step(length: int, count: int, expected: list[int]) -> None:
     assert spread(range(length), count) == expected
-
-
-def test_a_step_without_rollouts_of_its_own_has_no_sample(tmp_path: Path) -> None:
-    assert of_file(tmp_path / "step_00002.jsonl", 2, 16) == []
-
-
-def test_what_is_too_long_is_cut_in_the_middle() -> None:
-    assert shortened("abcdefgh", 8) == "abcdefgh"
-    assert shortened("abcdefghi", 4) == "ab\n[5 characters left out]\nhi"
 
 
 def test_markdown_of_an_indented_block_is_the_text_itself() -> None:

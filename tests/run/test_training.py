@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,9 +18,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from commands import begin, finish, is_complete, rollouts, rows, wait_until
 from prometheus_client.parser import text_string_to_metric_families
-
-from repl_rl.trajectory import Trajectory, read_jsonl
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -37,28 +34,10 @@ SMALL = {
 }
 
 
-def repl_rl(*arguments: str, cwd: Path, scratch: Path | None = None) -> subprocess.Popen[str]:
-    """The command line in a process of its own; with `scratch` its temporary files go there, compiled code excepted."""
-    command = [sys.executable, "-m", "repl_rl.cli", *arguments]
+def scratched(scratch: Path) -> dict[str, str]:
+    """An environment in which temporary files go to `scratch`, compiled code excepted."""
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}")
-    own = {} if scratch is None else {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": cache}
-    return subprocess.Popen(
-        command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | own
-    )
-
-
-def finish(process: subprocess.Popen[str], timeout_s: float = 240) -> str:
-    output, _ = process.communicate(timeout=timeout_s)
-    return output
-
-
-def rollouts(run: Path, step: int) -> list[Trajectory]:
-    return list(read_jsonl(run / "rollouts" / f"step_{step:05d}.jsonl"))
-
-
-def rows(run: Path, kind: str) -> list[dict[str, object]]:
-    parsed = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [row for row in parsed if row["kind"] == kind]
+    return {"TMPDIR": str(scratch), "TORCHINDUCTOR_CACHE_DIR": cache}
 
 
 @pytest.fixture
@@ -93,12 +72,11 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as listening:
         listening.bind(("", 0))
         port = listening.getsockname()[1]
-    process = repl_rl("train", "small.yaml", "--set", f"train.metrics_port={port}", cwd=folder)
+    process = begin(folder, "train", "small.yaml", "--set", f"train.metrics_port={port}")
     scraper = threading.Thread(target=scrape, args=(process, port, folder / "scraped"))
     scraper.start()
     output = finish(process)
     scraper.join()
-    assert process.returncode == 0, output
     assert "held-out problems" in output
     return folder / "runs" / "small"
 
@@ -146,8 +124,8 @@ def test_groups_share_a_problem_and_their_advantages_are_centred(whole_run: Path
 )
 def test_the_sampler_has_the_trainers_weights_in_every_step(whole_run: Path) -> None:
     for row in rows(whole_run, "train"):
-        assert row["sampling/sampling_logp_difference/max"] < 1e-3  # type: ignore[operator]
-        assert row["grad_norm"] > 0  # type: ignore[operator]
+        assert row["sampling/sampling_logp_difference/max"] < 1e-3
+        assert row["grad_norm"] > 0
 
 
 @pytest.mark.slow
@@ -156,24 +134,14 @@ def test_killed_in_mid_training_it_resumes_with_the_same_problems_and_leaves_not
 ) -> None:
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     run = tmp_path / "runs" / "small"
-    process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
-    deadline = time.monotonic() + 300
-    while not (run / "checkpoints" / "checkpoint-2" / "trainer_state.json").exists():
-        assert process.poll() is None, finish(process)
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = begin(tmp_path, "train", "small.yaml", environment=scratched(scratch))
+    wait_until(lambda: is_complete(run / "checkpoints" / "checkpoint-2"), process)
     assert len(left_over(scratch)) > 2, "kernels have to be there before they can be gone"
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.communicate()
-    deadline = time.monotonic() + 300
-    while left_over(scratch) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_over(scratch) == set()
-
-    resumed = repl_rl("train", "--resume", str(run), cwd=tmp_path, scratch=scratch)
-    output = finish(resumed)
-    assert resumed.returncode == 0, output
-    assert "resuming from step 2" in output
+    wait_until(lambda: not left_over(scratch))
+    resumed = begin(tmp_path, "train", "--resume", str(run), environment=scratched(scratch))
+    assert "resuming from step 2" in finish(resumed)
     assert [row["step"] for row in rows(run, "train")] == [1, 2, 3, 4]
     for step in (1, 2, 3, 4):
         problems = [trajectory.task_id for trajectory in rollouts(run, step)]
@@ -186,15 +154,10 @@ def test_an_interrupt_saves_a_checkpoint_and_says_how_to_resume(tmp_path: Path, 
     config = {**SMALL, "train": {**SMALL["train"], "steps": 50, "save_steps": 50}}  # type: ignore[dict-item]
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
     run = tmp_path / "runs" / "small"
-    process = repl_rl("train", "small.yaml", cwd=tmp_path, scratch=scratch)
-    deadline = time.monotonic() + 300
-    while not (run / "rollouts" / "step_00002.jsonl").exists():
-        assert process.poll() is None, finish(process)
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    process = begin(tmp_path, "train", "small.yaml", environment=scratched(scratch))
+    wait_until((run / "rollouts" / "step_00002.jsonl").exists, process)
     process.send_signal(signal.SIGINT)
-    output = finish(process)
-    assert process.returncode == 130, output
+    output = finish(process, code=130)
     saved = sorted(path.name for path in (run / "checkpoints").glob("checkpoint-*"))
     assert len(saved) == 1
     assert "go on with: repl-rl train --resume" in output

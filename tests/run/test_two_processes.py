@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from commands import rollouts, rows
 from engine.serving import servers
 from sharded import DEEPSPEED, NO_DEEPSPEED
 from transformers import AutoModelForCausalLM
 
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.trajectory import Trajectory, read_jsonl
+from repl_rl.trajectory import Trajectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,10 +41,7 @@ SMALL: dict[str, Any] = {
     "eval": {"problems": 6},
 }
 ENGINE = {"backend": "transformers", "context_tokens": 384, "places": 16, "deterministic": True}
-TRAIN = {
-    "steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1,
-    "learning_rate": 1e-3,
-}  # fmt: skip
+TRAIN = {"steps": 2, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4, "processes": 2, "save_steps": 1}
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,11 @@ KINDS = {
 
 def train(kind: Kind, folder: Path, *arguments: str) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [sys.executable, *launch, *kind.program, "train", *arguments]
+    own = {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else {}
     done = subprocess.run(
-        [sys.executable, *launch, *kind.program, "train", *arguments],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(DEEPSPEED)} if "zero3" in kind.program else None,
-        capture_output=True, text=True, timeout=900, check=False,
-    )  # fmt: skip
+        command, cwd=folder, env=os.environ | own, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -110,10 +107,6 @@ def runs(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [folder / "runs" / name for name in ("through", "again")]
 
 
-def rows(run: Path, kind: str) -> list[dict[str, Any]]:
-    return [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["kind"] == kind]
-
-
 def off_by(model: Any, trajectory: Trajectory) -> float:
     """The most that a sampled log-probability differs from the model's, at temperature 1."""
     ids = torch.tensor([[*trajectory.prompt_ids, *trajectory.completion_ids]])
@@ -135,7 +128,7 @@ def test_what_is_saved_is_the_whole_model_that_was_evaluated_last(kind: Kind, ru
         model = AutoModelForCausalLM.from_pretrained(run / "model", dtype=torch.float32).eval()
         nano = AutoModelForCausalLM.from_pretrained(NANO_PATH, dtype=torch.float32).eval()
         assert not (run / "model" / "adapter_config.json").exists()
-        last, first = (list(read_jsonl(run / "eval" / f"step_0000{step}.jsonl")) for step in (2, 0))
+        last, first = (rollouts(run, step, "eval") for step in (2, 0))
         of_model, of_nano = (max(off_by(each, trajectory) for trajectory in last) for each in (model, nano))
         assert of_model < min(kind.drift, of_nano / 2)
         assert max(off_by(nano, trajectory) for trajectory in first) < kind.drift
@@ -148,5 +141,5 @@ def test_a_resumed_run_ends_as_one_that_ran_through(kind: Kind, runs: list[Path]
     assert through.keys() == again.keys()
     for name, weight in through.items():
         assert torch.allclose(weight, again[name], atol=1e-6), name
-    first, second = (list(read_jsonl(run / "rollouts" / "step_00002.jsonl")) for run in runs)
+    first, second = (rollouts(run, 2) for run in runs)
     assert [t.completion_ids for t in first] == [t.completion_ids for t in second]

@@ -37,13 +37,13 @@ TINY: dict[str, Any] = {
 HOSTILE = "\ud800\x00\x1b[31m\x85\u202e</pre><script>alert(1)</script>\r\n    | --- |\n\n# not a heading\n```\n"
 
 
-def hostile(task: Any, place: int) -> Any:
+def hostile(task: Any, index: int) -> Any:
     """One trajectory of hostile text and one of 1,000 lines."""
     import dataclasses
 
     from recorded import recorded
 
-    made = recorded(task, place, lines=1000 if place else 3)
+    made = recorded(task, index, lines=1000 if index else 3)
     lines = tuple(dataclasses.replace(line, text=HOSTILE, output=HOSTILE, error_name=HOSTILE) for line in made.lines)
     return dataclasses.replace(made, task_id=HOSTILE + task.id, prompt=HOSTILE, lines=lines)
 
@@ -66,9 +66,7 @@ def follow_hostile_rollouts() -> None:
 
     folder = RunFolder(Path("hostile"))
     names = {"report_to": TRACKERS, "project": "hostile", "run_name": "hostile"}
-    trainer = recorded_trainer(
-        folder.path, hostile, make_tasks_named("a"), per_device_train_batch_size=2, use_cpu=True, **names
-    )
+    trainer = recorded_trainer(folder.path, hostile, make_tasks_named("a"), per_device_train_batch_size=2, **names)
     with open_trackers(trainer, parse_config({"name": "hostile"}), folder):
         trainer.train()
 
@@ -77,9 +75,7 @@ def as_with_trl() -> None:
     from recorded import make_tasks_named, recorded, recorded_trainer
 
     names = {"report_to": TRACKERS, "project": "plain", "run_name": "plain", "log_completions": True}
-    trainer = recorded_trainer(
-        Path("plain"), recorded, make_tasks_named("a"), per_device_train_batch_size=2, use_cpu=True, **names
-    )
+    trainer = recorded_trainer(Path("plain"), recorded, make_tasks_named("a"), per_device_train_batch_size=2, **names)
     trainer.train()
 
 

@@ -16,11 +16,11 @@ import pytest
 from repl_rl.errors import RewardError
 from repl_rl.tasks import confined
 from repl_rl.tasks.confined import Call, Confined
-from repl_rl.tasks.grading import _EQUAL
+from repl_rl.tasks.grading import EQUAL
 
-RIGHT: Call = (_EQUAL, ["x+1", ["1 + x"]])
-WRONG: Call = (_EQUAL, ["x+1", ["2 + x"]])
-RAISES: Call = (_EQUAL, [r"\frac{", None])
+RIGHT: Call = (EQUAL, ["x+1", ["1 + x"]])
+WRONG: Call = (EQUAL, ["x+1", ["2 + x"]])
+RAISES: Call = (EQUAL, [r"\frac{", None])
 CRASHES: Call = ("os:abort", [])
 ENDS: Call = ("os:_exit", [0])
 FILLS: Call = ("builtins:bytearray", [3 << 30])
@@ -40,17 +40,17 @@ def test_verdicts_come_in_order(checker: Confined) -> None:
 
 
 @pytest.mark.parametrize("bad", [CRASHES, ENDS, FILLS], ids=["crashes", "ends", "fills"])
-@pytest.mark.parametrize("place", [0, 3, 8])
-def test_what_ends_its_process_costs_its_own_verdict(checker: Confined, bad: Call, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 3, 8])
+def test_what_ends_its_process_costs_its_own_verdict(checker: Confined, bad: Call, index: int) -> None:
     calls, expected = [RIGHT] * 9, [True] * 9
-    calls[place], expected[place] = bad, None
+    calls[index], expected[index] = bad, None
     assert checker.ask(calls) == expected
     assert checker.ask([bad] * 5) == [None] * 5
 
 
 @pytest.mark.slow
 def test_processor_time_is_bounded(checker: Confined) -> None:
-    slow: Call = (_EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
+    slow: Call = (EQUAL, ["[0, 1]", ["Union(" + ", ".join(f"Interval({n}, {n}.5)" for n in range(390)) + ")"]])
     assert checker.ask([RIGHT, slow, RIGHT, slow, RIGHT]) == [True, None, True, None, True]
 
 
@@ -59,6 +59,7 @@ def test_so_is_time_on_the_clock(checker: Confined) -> None:
     assert checker.ask([RIGHT, ("time:sleep", [10_000]), RIGHT]) == [True, None, True]
 
 
+@pytest.mark.more
 def test_a_program_that_was_killed_is_started_again(checker: Confined) -> None:
     assert checker.ask([RIGHT]) == [True]
     before = checker.pid
@@ -67,36 +68,40 @@ def test_a_program_that_was_killed_is_started_again(checker: Confined) -> None:
     assert checker.pid != before
 
 
+@pytest.mark.more
 def test_a_program_that_ends_twice_is_an_error(checker: Confined) -> None:
     with pytest.raises(RewardError, match="ended twice on the same 2 calls"):
         checker.ask([RIGHT, ("no_such_module:function", [])])
     assert checker.ask([RIGHT]) == [True]
 
 
+@pytest.mark.more
 def test_several_threads_take_turns(checker: Confined) -> None:
     with ThreadPoolExecutor(6) as threads:
         assert list(threads.map(lambda _: checker.ask([RIGHT, WRONG]), range(12))) == [[True, False]] * 12
 
 
+@pytest.mark.more
 def test_a_forked_process_has_a_program_of_its_own() -> None:
     assert confined.ask([RIGHT]) == [True]
-    assert confined._confined is not None
-    before = confined._confined.pid
+    assert confined.current is not None
+    before = confined.current.pid
 
     def ask_again() -> None:
         assert confined.ask([RIGHT]) == [True]
-        assert confined._confined is not None
-        assert confined._confined.pid != before
-        confined._confined.close()
+        assert confined.current is not None
+        assert confined.current.pid != before
+        confined.current.close()
 
     child = multiprocessing.get_context("fork").Process(target=ask_again)
     child.start()
     child.join()
     assert child.exitcode == 0
     assert confined.ask([RIGHT]) == [True]
-    assert confined._confined.pid == before
+    assert confined.current.pid == before
 
 
+@pytest.mark.more
 def test_closing_ends_the_program() -> None:
     made = Confined()
     made.close()
@@ -104,12 +109,14 @@ def test_closing_ends_the_program() -> None:
         os.kill(made.pid, 0)
 
 
+@pytest.mark.more
 def test_a_program_that_does_not_come_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined.sys, "executable", "/bin/false")
     with pytest.raises(RewardError, match=r"did not come up \(exit status 1\)"):
         Confined()
 
 
+@pytest.mark.more
 def test_modules_in_the_working_directory_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("sympy", "repl_rl", "json"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")

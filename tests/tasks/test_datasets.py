@@ -1,24 +1,27 @@
-"""Data sets through `load_tasks`: real files of every kind, and what is said where they don't fit."""
+"""Data sets through `load_tasks`: files of every kind and format, dates, and what is said where one does not fit."""
 
 import csv
 import json
 import subprocess
 import sys
+from datetime import date
+from pathlib import Path
 
 import pytest
+import yaml
 from datasets import Dataset, DatasetDict
 
-from repl_rl.config import ColumnsConfig, TasksConfig, parse_config
+from repl_rl.config import TasksConfig, dump_config, load_config, parse_config
 from repl_rl.errors import ConfigError
 from repl_rl.run.held_out import heldout_tasks
-from repl_rl.tasks import PRESETS, load_tasks, make_tasks
+from repl_rl.tasks import PRESETS, grade, load_tasks, make_tasks
+from repl_rl.tasks.formats import FORMATS, period_of
 
+HERE = Path(__file__).parent
+FILES = HERE / "formats"
+EXPECTED = yaml.safe_load((FILES / "expected.yaml").read_text(encoding="utf-8"))
+REFUSED = yaml.safe_load((HERE / "refused.yaml").read_text(encoding="utf-8"))
 ROWS = [{"question": f"What is {n} + 1000?", "answer": f"It is {n + 1000}.\n#### {n + 1000:,}"} for n in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
 
 
 def _write(path, rows):
@@ -37,7 +40,13 @@ def _write(path, rows):
 
 
 def _load(folder, split="train", count=1000, seed=0, **config):
-    return load_tasks(TasksConfig(folder=str(folder), **config), split, seed, count)
+    return load_tasks(TasksConfig.model_validate({"folder": str(folder), **config}), split, seed, count)
+
+
+def _formatted(name, split="train", **config):
+    """The problems of one side of a file in a format of its own, in the file's order."""
+    tasks = _load(FILES / f"{name}.jsonl", split, format=name, **config)
+    return sorted(tasks, key=lambda task: int(task.metadata["where"].split()[-1]))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
@@ -50,6 +59,11 @@ def test_gsm8k_from_files_of_every_kind(tmp_path, suffix):
     )
     assert {task.id for task in train} == {f"gsm8k-train-{number}" for number in range(40)}
     assert {task.id for task in _load(tmp_path, "heldout", dataset="gsm8k")} == {f"gsm8k-test-{n}" for n in range(3)}
+
+
+def test_a_file_that_ends_in_json_may_hold_json_lines(tmp_path):
+    (tmp_path / "train.json").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert {task.answer for task in _load(tmp_path, dataset="gsm8k")} == {str(number + 1000) for number in range(40)}
 
 
 def test_a_folder_as_the_hub_lays_it_out(tmp_path):
@@ -128,35 +142,29 @@ def test_a_run_takes_its_heldout_problems_from_the_set(tmp_path):
     assert all(task.id.startswith("gsm8k-test-") for task in tasks)
 
 
-GOOD = {"question": "Q", "answer": "#### 1"}
+@pytest.mark.parametrize("case", REFUSED["rows"], ids=[case["says"] for case in REFUSED["rows"]])
+def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, case):
+    name, file = case.get("format"), tmp_path / "rows.jsonl"
+    good = '{"question": "Q", "answer": "#### 1", "seen": "2020"}'
+    if name is not None:
+        good = (FILES / f"{name}.jsonl").read_text().splitlines()[0]
+    file.write_text(f"{good}\n\n{case['line']}\n")
+    keys = {"format": name, **case.get("keys", {})}
+    if "before" not in keys:
+        keys["heldout"] = 1e-9
+    with pytest.raises(ConfigError) as caught:
+        _load(file, **keys)
+    assert str(caught.value).startswith(f"{file}, line {case.get('at', 3)}: ")
+    assert case["says"] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("rows", "config", "message"),
-    [
-        (
-            [{"prompt": "Q", "answer": "1"}],
-            {},
-            "no column 'question' for tasks.columns.question; it has prompt, answer",
-        ),
-        ([GOOD], {"columns": {"id": "uid"}}, "no column 'uid' for tasks.columns.id; it has question, answer"),
-        (
-            [GOOD, {"question": "Q2", "answer": "no"}],
-            {"answer_pattern": "#### (.*)"},
-            "row 1: .*finds no answer in 'no'",
-        ),
-        ([{"question": "Q", "answer": "x"}], {"answer_pattern": "boxed"}, "row 0: .*'boxed' finds no answer in 'x'"),
-        ([GOOD, {"question": "Q", "answer": " "}], {}, "row 1: the answer is empty"),
-        ([{"question": "Q", "answer": r"\frac{1}{"}], {}, r"task 'rows-train-0': the reference answer '.*frac\{1\}\{'"),
-        ([{"question": "Q", "answer": None}, GOOD], {}, "row 0: column 'answer' holds None"),
-        ([{**GOOD, "id": 1}, {**GOOD, "id": 1}], {"columns": {"id": "id"}}, "two problems of the id 'rows-train-1'"),
-    ],
-)
-def test_rows_that_do_not_fit_are_named(tmp_path, rows, config, message):
-    folder = tmp_path / "rows"
-    _write(folder / "train.jsonl", rows)
-    with pytest.raises(ConfigError, match=message):
-        _load(folder, heldout="test", **config)
+def test_two_problems_of_one_id_and_answers_that_cannot_be_graded_are_named(tmp_path):
+    _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": "1", "id": 1}] * 2)
+    with pytest.raises(ConfigError, match=r"two problems of the id '.*-train-1'"):
+        _load(tmp_path, heldout="test", columns={"id": "id"})
+    _write(tmp_path / "train.jsonl", [{"question": "Q", "answer": r"\frac{1}{"}])
+    with pytest.raises(ConfigError, match=r"task '.*-train-0': the reference answer '.*frac\{1\}\{'"):
+        _load(tmp_path, heldout="test")
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path):
@@ -166,18 +174,17 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     with pytest.raises(ConfigError, match="no split 'train'; it holds test"):
         _load(tmp_path, dataset="gsm8k")
     (tmp_path / "train.parquet").write_bytes(b"no parquet")
-    with pytest.raises(ConfigError, match=r"train\.parquet can't be read as parquet"):
+    with pytest.raises(ConfigError, match=r"train\.parquet: can't be read as parquet"):
         _load(tmp_path, dataset="gsm8k")
     _write(tmp_path / "train.csv", ROWS)
     with pytest.raises(ConfigError, match="split 'train' as csv and parquet"):
         _load(tmp_path, dataset="gsm8k")
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl", "json", "csv"])
 @pytest.mark.parametrize("key", ["dataset", "folder"])
-def test_one_file_is_a_data_set(tmp_path, suffix, key):
+def test_one_file_is_a_data_set(tmp_path, key):
     """It goes by its own name, and a share of it is held out."""
-    path = tmp_path / f"sums.{suffix}"
+    path = tmp_path / "sums.jsonl"
     _write(path, ROWS)
     config = TasksConfig(**{key: str(path)}, answer_pattern=r"####\s*(.+)")
     assert not config.is_from_hub
@@ -251,73 +258,153 @@ def test_sets_without_training_problems_say_what_to_train_on(tmp_path):
 
 
 def test_a_preset_may_hold_out_another(tmp_path, monkeypatch):
+    row = {"problem": "P", "answer": "1", "unique_id": "u/1", "subject": "Algebra"}
     asked = []
-    monkeypatch.setattr("repl_rl.tasks.datasets.load_hub", lambda *names: asked.append(names) or Dataset.from_list(
-        [{"problem": "P", "answer": "1", "unique_id": "u/1", "subject": "Algebra"}]
-    ))  # fmt: skip
+
+    def load_hub(*names):
+        asked.append(names)
+        return Dataset.from_list([row])
+
+    monkeypatch.setattr("repl_rl.tasks.datasets.load_hub", load_hub)
     tasks = load_tasks(TasksConfig(dataset="math", heldout="math-500"), "heldout", 0, 5)
     assert asked == [("HuggingFaceH4/MATH-500", None, "test")]
     assert [(task.id, task.answer, task.family) for task in tasks] == [("math-500-test-u/1", "1", "Algebra")]
 
 
-OFFLINE = [*PRESETS, "nobody/nothing"]
-
-
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory):
-    """What loading says of each data set offline and with an empty cache, in one process: `datasets` loads slowly."""
+def test_offline_and_not_cached_says_what_to_do(tmp_path):
+    """Of each data set, in one process: `datasets` loads slowly."""
+    names = [*PRESETS, "nobody/nothing"]
     program = (
         "import json; from repl_rl.config import TasksConfig; from repl_rl.tasks import load_tasks\n"
         "from repl_rl.errors import *\n"
         "said = {}\n"
-        f"for name in {OFFLINE!r}:\n"
+        f"for name in {names!r}:\n"
         "    try: load_tasks(TasksConfig(dataset=name), 'heldout', 0, 1)\n"
         "    except ConfigError as error: said[name] = str(error)\n"
         "print(json.dumps(said))"
     )
-    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hub")), "PATH": "/usr/bin:/bin"}
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
     environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    said = json.loads(done.stdout.splitlines()[-1])
+    for name in names:
+        hub = PRESETS[name].hub if name in PRESETS else name
+        assert f"data set {hub!r} is neither in the cache nor within reach" in said[name]
+        assert "set tasks.folder" in said[name]
 
 
-@pytest.mark.parametrize("name", OFFLINE)
-def test_offline_and_not_cached_says_what_to_do(name, refused):
-    hub = PRESETS[name].hub if name in PRESETS else name
-    assert f"data set {hub!r} is neither in the cache nor within reach" in refused[name]
-    assert "set tasks.folder" in refused[name]
+@pytest.mark.parametrize("case", REFUSED["sections"], ids=[case["says"] for case in REFUSED["sections"]])
+def test_sections_that_make_no_sense(case):
+    with pytest.raises(ConfigError) as caught:
+        parse_config({"tasks": case["tasks"]})
+    assert case["says"] in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dataset": "x.csv", "folder": "y"}, "dataset 'x.csv' and folder 'y' are two places; leave one of them out"),
-        ({"dataset": "gsm8k", "families": ["gcd"]}, r"families \['gcd'\] and a data set are both named"),
-        ({"heldout": 0.5}, "heldout is for data sets"),
-        ({"answer_pattern": "(x)"}, "answer_pattern is for data sets"),
-        ({"dataset": "x", "heldout": 1.5}, "heldout 1.5 is not a share"),
-        ({"dataset": "x", "answer_pattern": "x"}, "'x' has 0 groups"),
-        ({"dataset": "x", "answer_pattern": "("}, "is not a regular expression"),
-        ({"dataset": "x", "columns": {"qestion": "q"}}, "unknown key 'tasks.columns.qestion'; did you mean 'question'"),
-    ],
-)
-def test_sections_that_make_no_sense(values, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_config({"tasks": values})
-
-
-def test_a_column_may_hold_the_context_of_a_problem(tmp_path) -> None:
+def test_a_column_may_hold_the_context_of_a_problem(tmp_path):
     file = tmp_path / "documents.jsonl"
     rows = [
         {"question": "Who?", "answer": "7", "doc": "Ada has 7."},
-        {"question": "What?", "answer": "8", "doc": "It is 8."},
+        {"question": "What?", "answer": "8", "doc": ["It", "is", 8]},
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    config = TasksConfig(dataset=str(file), heldout=0.01, columns=ColumnsConfig(context="doc"))
-    tasks = load_tasks(config, "train", 0, 8)
+    _write(file, rows)
+    tasks = _load(file, heldout=1e-9, columns={"context": "doc"})
     assert {task.question: task.metadata["context"] for task in tasks} == {row["question"]: row["doc"] for row in rows}
-    with pytest.raises(
-        ConfigError, match=r"no column 'document' for tasks.columns.context; it has question, answer, doc"
-    ):
-        load_tasks(TasksConfig(dataset=str(file), columns=ColumnsConfig(context="document")), "train", 0, 8)
+    with pytest.raises(ConfigError, match=r"no column 'document' for tasks\.columns\.context; it has question, answer"):
+        _load(file, columns={"context": "document"})
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_answers_in_a_format_are_found_and_graded(name):
+    tasks, submitted = _formatted(name, heldout=1e-9), EXPECTED[name]["submitted"]
+    assert [task.answer for task in tasks] == EXPECTED[name]["answers"]
+    assert [grade(task, (text,)) for task, text in zip(tasks, submitted, strict=True)] == [1.0] * len(tasks)
+    shifted = submitted[1:] + submitted[:1]
+    assert [grade(task, (text,)) for task, text in zip(tasks, shifted, strict=True)] == [0.0] * len(tasks)
+
+
+def test_questions_families_and_ids_in_a_format():
+    tasks = _formatted("olympiadbench", heldout=1e-9)
+    assert tasks[1].question == "A right triangle has legs $3$ and $5$.\n\nFind its area."
+    assert [task.family for task in tasks] == ["Algebra", "Geometry", "Number Theory", "Combinatorics"]
+    assert tasks[0].id == "olympiadbench-train-1606"
+    assert _formatted("math", heldout=1e-9)[1].family == "Prealgebra"
+    assert _formatted("minif2f", heldout=1e-9)[0].question == (
+        "Let $x+3=10$. Show that $x=7$.\nState this in Lean as theorem own_sum_of_two, without a proof."
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["'theorem own_let : let y := 2; y + y = 5'", "theorem", "'", "['theorem']", "'\\ud800'", "1"]
+)
+def test_a_theorem_is_compared_as_text(text):
+    task = _formatted("minif2f", heldout=1e-9)[2]
+    assert grade(task, (text,)) == 0.0
+    assert grade(task, (repr(task.answer), repr(task.answer))) == 0.0
+
+
+def test_columns_of_a_format_may_have_other_names(tmp_path):
+    file = tmp_path / "own.jsonl"
+    file.write_text('{"q": "1 + 1?", "a": "#### 2"}\n\n{"q": "1 + 2?", "a": "#### 3"}\n')
+    tasks = _load(file, format="gsm8k", heldout=1e-9, columns={"question": "q", "answer": "a"})
+    assert {(task.question, task.answer, task.metadata["where"]) for task in tasks} == {
+        ("1 + 1?", "2", f"{file}, line 1"),
+        ("1 + 2?", "3", f"{file}, line 3"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("keys", "train", "heldout"),
+    [
+        ({"before": "2024-01-01"}, ["2022-I-1", "2023-II-4"], ["2024-I-2", "2025-I-3"]),
+        ({"before": 2023, "after": 2025}, ["2022-I-1"], ["2025-I-3"]),
+        ({"after": "2024-06-01"}, ["2022-I-1", "2023-II-4"], ["2025-I-3"]),  # a year that it cuts is on neither side
+    ],
+)
+def test_dates_decide_what_is_held_out(keys, train, heldout):
+    for split, expected in (("train", train), ("heldout", heldout)):
+        assert [task.id for task in _formatted("aime", split, **keys)] == [f"aime-train-{name}" for name in expected]
+
+
+def test_dates_are_for_other_sets_and_presets_too(tmp_path):
+    days = ("2024-05-31", "2024-06-01T12:00:00", "2024-06")
+    _write(tmp_path / "own.jsonl", [{"question": f"{n}?", "answer": "1", "seen": day} for n, day in enumerate(days)])
+    keys = {"before": "2024-06-01", "columns": {"date": "seen"}}
+    assert [task.question for task in _load(tmp_path / "own.jsonl", **keys)] == ["0?"]
+    assert sorted(task.question for task in _load(tmp_path / "own.jsonl", "heldout", **keys)) == ["1?", "2?"]
+    (tmp_path / "aime").mkdir()
+    (tmp_path / "aime" / "train.jsonl").write_text((FILES / "aime.jsonl").read_text())
+    keys = {"dataset": "aime", "after": 2024, "columns": {"date": "year"}}
+    assert sorted(task.answer for task in _load(tmp_path / "aime", "heldout", **keys)) == ["030", "903"]
+    assert sorted(task.answer for task in _load(tmp_path / "aime", "train", **keys)) == ["001", "90"]
+
+
+@pytest.mark.parametrize(
+    ("value", "days"),
+    [
+        (2024, ("2024-01-01", "2024-12-31")),
+        ("2024", ("2024-01-01", "2024-12-31")),
+        (2024.0, ("2024-01-01", "2024-12-31")),
+        ("2024-02", ("2024-02-01", "2024-02-29")),
+        ("2024-12", ("2024-12-01", "2024-12-31")),
+        ("2024-02-29T10:00:00Z", ("2024-02-29", "2024-02-29")),
+        (date(2024, 2, 3), ("2024-02-03", "2024-02-03")),
+    ],
+)
+def test_periods(value, days):
+    assert tuple(map(str, period_of(value))) == days
+
+
+@pytest.mark.parametrize("value", ["2023-02-29", "2024-13", "24", "", True, None, 2024.5, [2024]])
+def test_what_is_not_a_date(value):
+    with pytest.raises(ValueError):
+        period_of(value)
+
+
+def test_dates_come_back_from_a_runs_config(tmp_path):
+    config = parse_config({"tasks": {"dataset": "a.jsonl", "format": "aime", "after": 2024}})
+    (tmp_path / "config.yaml").write_text(dump_config(config))
+    assert load_config(str(tmp_path / "config.yaml")) == config
+    assert config.tasks.before == date(2024, 1, 1)
+    changed = load_config(str(tmp_path / "config.yaml"), ("tasks.before=2023-06-01",))
+    assert (changed.tasks.before, changed.tasks.after) == (date(2023, 6, 1), date(2024, 1, 1))

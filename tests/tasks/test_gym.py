@@ -10,16 +10,37 @@ from collections import deque
 from typing import Any
 
 import pytest
-from test_worlds import typed
 
-from repl_rl.config import BranchConfig
+from repl_rl.config import BranchConfig, BudgetConfig, DialectConfig
+from repl_rl.engine import load_vocabulary
 from repl_rl.errors import DependencyError
+from repl_rl.kernel import KernelPool, Limits
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scripted import ScriptedPolicy
+from repl_rl.rollout.setup import Extensions, RolloutSetup
 from repl_rl.tasks import grade, make_tasks
+from repl_rl.tasks import puzzles as gym
 from repl_rl.tasks.make import KNOWN
-from repl_rl.tasks.worlds import gym
-from repl_rl.trajectory import Task
+from repl_rl.tools.environments import environment_factory
+from repl_rl.trajectory import Task, Trajectory
 
-FAMILIES = [family.name for family in gym.FAMILIES]
+FAMILIES = list(gym.PUZZLE_FAMILIES)
+
+
+async def typed(task: Task, lines: list[str], config: BranchConfig | None = None) -> list[Trajectory]:
+    """The session, or the trees, in which these lines are typed."""
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    setup = RolloutSetup(
+        vocabulary,
+        DialectConfig(),
+        context_tokens=20_000,
+        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
+        extensions=Extensions(environment=environment_factory(KNOWN[task.family].environment)),
+    )
+    async with KernelPool(4, Limits(line_s=60.0)) as pool:
+        rollout = Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup)
+        return await rollout.many([task] * (config.group_size if config else 1), branch=config)
 
 
 def puzzle_of(family: str) -> gym.Puzzle:
@@ -67,15 +88,15 @@ def way_out(task: Task) -> list[tuple[str, int]]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("rush_hour-20", "rush_hour-40")])
-def test_its_own_solution_opens_a_puzzle_within_the_length(family: str) -> None:
+async def test_its_own_solution_opens_a_puzzle_within_the_length(family: str) -> None:
     [task] = make_tasks(family, 1, seed=2, split="train")
     lines = [*solution(task), " submit_final_answer(1)\n"]
     assert len(lines) <= int(family.rpartition("-")[2])
-    [trajectory] = typed(task, lines)
+    [trajectory] = await typed(task, lines)
     assert len(trajectory.lines) == len(lines)
     assert trajectory.environment_reward == 1.0
     assert not [line for line in trajectory.lines if line.error_name]
-    [shorter] = typed(task, [*lines[: len(lines) // 2 - 1], lines[-1]])
+    [shorter] = await typed(task, [*lines[: len(lines) // 2 - 1], lines[-1]])
     assert shorter.environment_reward == 0.0
     assert grade(task, ("1",)) == 0.0
 
@@ -83,10 +104,10 @@ def test_its_own_solution_opens_a_puzzle_within_the_length(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("reasoning_gym")
 @pytest.mark.parametrize("family", ["quantum_lock-10", "jugs-10", "tower_of_hanoi-10", "sokoban-10", "rush_hour-10"])
-def test_a_puzzle_forks_with_its_session(family: str) -> None:
+async def test_a_puzzle_forks_with_its_session(family: str) -> None:
     [task] = make_tasks(family, 1, seed=3, split="train")
     first, *others = solution(task)
-    root, *branches = typed(
+    root, *branches = await typed(
         task, [first, *others, " submit_final_answer(1)\n"], BranchConfig(roots=1, branches=3, within=2)
     )
     assert root.environment_reward == 1.0
@@ -111,9 +132,9 @@ def test_a_puzzle_forks_with_its_session(family: str) -> None:
         ("jugs-10", [("fill", "Z"), ("empty", ""), ("pour", "A", "A"), ("pour", "A", "Z")]),
         ("tower_of_hanoi-10", [("move", 9, 1), ("move", 1, 9), ("move", 0, 0)]),
         ("sokoban-10", [("go", "UU"), ("go", "")]),
-        ("rush_hour-10", [("slide", car, 1) for car in ("x", "AB", "")] + [("slide", "A", 0), ("slide", "A", 99)]),
+        ("rush_hour-10", [("slide", *to) for to in (("x", 1), ("AB", 1), ("", 1), ("A", 0), ("A", 99))]),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_move_says_so_and_changes_nothing(family: str, calls: list[tuple[Any, ...]]) -> None:
     [task] = make_tasks(family, 1, seed=4, split="heldout")
     puzzle = puzzle_of(family)

@@ -1,6 +1,8 @@
 """Task sets: right answers, disjoint splits, balance, order."""
 
 import re
+import subprocess
+import sys
 from collections import Counter
 from functools import reduce
 from operator import mul
@@ -9,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from repl_rl.config import parse_config
 from repl_rl.errors import ConfigError
-from repl_rl.tasks import FAMILIES, make_tasks, split_of
+from repl_rl.tasks import FAMILIES, SYMBOLIC_FAMILIES, environment_of, grade, make_tasks, split_of
+from repl_rl.tasks.families import EASY_FAMILIES
 
 
 def _binomial(n, k):
@@ -35,31 +39,48 @@ SECOND_METHOD = {
     "binomial": _binomial,
     "range_sum": lambda a, b: sum(range(a, b + 1)),
     "square_sum": lambda a, b: sum(n * n for n in range(a, b + 1)),
+    "small_sum": lambda a, b: len([*range(a), *range(b)]),
+    "small_difference": lambda a, b: len(range(b, a)),
+    "small_product": lambda a, b: sum([a] * b),
+    "small_remainder": lambda a, m: next(rest for rest in range(m) if (a - rest) / m == (a - rest) // m),
 }
+NUMBERS = FAMILIES | EASY_FAMILIES
 
 
 def _problems(tasks):
     return {(task.family, tuple(sorted(task.metadata["operands"]))) for task in tasks}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NUMBERS)
 def test_answers_agree_with_a_second_method(family):
-    for task in make_tasks([family], 40, 0, "train"):
+    for task in make_tasks([family], 40, 0, "train") + make_tasks([family], 20, 0, "heldout"):
         assert task.answer == str(SECOND_METHOD[family](*task.metadata["operands"]))
+        if family in EASY_FAMILIES:
+            assert task.answer != "0"
+            assert all(3 <= operand <= 2999 for operand in task.metadata["operands"])
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", NUMBERS)
 def test_each_phrasing_states_every_operand(family):
     tasks = make_tasks([family], 60, 3, "heldout")
     for task in tasks:
         numbers = map(int, re.findall(r"\d+", task.question))
         assert sorted(numbers) == sorted(task.metadata["operands"])
     words = {re.sub(r"\d+", "#", task.question) for task in tasks}
-    assert len(words) == len(FAMILIES[family].phrasings) >= 3
+    assert len(words) == len(NUMBERS[family].phrasings) >= 3
 
 
-def test_there_are_at_least_eight_families():
-    assert len(FAMILIES) >= 8
+@pytest.mark.parametrize("family", EASY_FAMILIES)
+def test_there_are_easy_problems_enough(family):
+    """For a run of some hundred steps, and for held-out figures with narrow intervals."""
+    assert len({task.id for task in make_tasks([family], 1500, 1, "train")}) == 1500
+    assert len({task.id for task in make_tasks([family], 240, 1, "heldout")}) == 240
+
+
+def test_no_list_means_the_ten_number_families():
+    assert {task.family for task in make_tasks(None, 100, 0, "train")} == set(FAMILIES)
+    assert len(FAMILIES) == 10
+    assert not set(FAMILIES) & {*SYMBOLIC_FAMILIES, *EASY_FAMILIES}
 
 
 @pytest.mark.slow
@@ -88,43 +109,114 @@ def test_seeds_differ():
 
 
 def test_only_the_families_that_were_asked_for():
-    tasks = make_tasks(["gcd", "lcm"], 5, 0, "train")
-    assert [task.family for task in tasks] == ["gcd", "lcm", "gcd", "lcm", "gcd"]
+    tasks = make_tasks(["gcd", "limit-1"], 5, 0, "train")
+    assert [task.family for task in tasks] == ["gcd", "limit-1", "gcd", "limit-1", "gcd"]
     assert tasks[0].id.startswith("gcd-train-")
 
 
-def test_an_unknown_family_is_named_with_its_nearest():
-    with pytest.raises(ConfigError, match=r"'binomal', did you mean 'binomial'.*product, remainder"):
-        make_tasks(["binomal"], 1, 0, "train")
-    with pytest.raises(ConfigError, match="unknown task family 'zzz'; Known families: product"):
-        make_tasks(["zzz"], 1, 0, "train")
-    with pytest.raises(
-        ConfigError, match=r"unknown task family 'gcd,lcm'; several are written as a list, \[gcd, lcm\]. K"
-    ):
-        make_tasks("gcd,lcm", 1, 0, "train")
+@pytest.mark.parametrize(
+    ("family", "message"),
+    [
+        ("binomal", r"'binomal', did you mean 'binomial'.*product, remainder"),
+        ("zzz", "unknown task family 'zzz'; Known families: product"),
+        ("gcd,lcm", r"unknown task family 'gcd,lcm'; several are written as a list, \[gcd, lcm\]. K"),
+        ("smal_sum", r"unknown task family 'smal_sum', did you mean 'small_sum' or 'square_sum'\?.*small_product"),
+        ("integral1", "'integral1', did you mean 'integral-1'"),
+        ("rg-chain_sums", "'rg-chain_sums', did you mean 'rg-chain_sum' or 'rg-decimal_chain_sum'"),
+    ],
+)
+def test_an_unknown_family_is_named_with_its_nearest(family, message):
+    with pytest.raises(ConfigError, match=message):
+        make_tasks(family, 1, 0, "train")
 
 
 def test_one_family_needs_no_list():
     assert make_tasks("gcd", 3, 0, "train") == make_tasks(["gcd"], 3, 0, "train")
 
 
-@pytest.mark.parametrize("count", [0, -1])
-def test_an_empty_set_is_refused(count):
-    with pytest.raises(ConfigError, match="empty task set"):
-        make_tasks(None, count, 0, "train")
-
-
-def test_an_empty_list_of_families_is_refused():
-    with pytest.raises(ConfigError, match="empty task set"):
-        make_tasks([], 1, 0, "train")
-
-
-def test_an_unknown_split_is_refused():
-    with pytest.raises(ConfigError, match="unknown split 'test'"):
-        make_tasks(None, 1, 0, "test")
+@pytest.mark.parametrize(
+    ("families", "count", "split", "message"),
+    [
+        (None, 0, "train", "empty task set"),
+        (None, -1, "train", "empty task set"),
+        ([], 1, "train", "empty task set"),
+        (None, 1, "test", "unknown split 'test'"),
+    ],
+)
+def test_what_gives_no_tasks_is_refused(families, count, split, message):
+    with pytest.raises(ConfigError, match=message):
+        make_tasks(families, count, 0, split)
 
 
 @pytest.mark.slow
 def test_a_family_that_runs_out_says_so():
     with pytest.raises(ConfigError, match=r"'binomial' has no heldout problem left after \d+; ask for fewer"):
         make_tasks(["binomial"], 50_000, 0, "heldout")
+
+
+def test_neither_tasks_nor_numbers_load_sympy():
+    program = (
+        "import sys; from repl_rl.tasks import grade, make_tasks\n"
+        "task = make_tasks(None, 1, 0, 'train')[0]; grade(task, (task.answer,))\n"
+        "print(sorted({'sympy', 'math_verify', 'datasets', 'torch'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
+    assert done.stdout == "[]\n"
+
+
+OWN = """
+from repl_rl.tasks import Family
+
+doubled = Family("doubled", lambda rng: (rng.randint(1, 10**6),), lambda number: 2 * number, ("Twice {0}?",))
+
+
+def factors(count):
+    if count < 2:
+        raise ValueError("give 2 or more")
+    return Family(
+        f"factors-{count}",
+        lambda rng: (count * rng.randint(2, 10**6),),
+        lambda number: "",
+        (f"Which {count} numbers above 1 have the product {{0}}?",),
+        environment="own_families:World",
+        accepts=lambda submitted, number: len(submitted) == count and eval("*".join(submitted)) == number,
+    )
+"""
+
+
+@pytest.fixture
+def own_families(tmp_path, monkeypatch):
+    (tmp_path / "own_families.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.more
+def test_families_by_import_path_make_grade_and_split_as_shipped_ones(own_families):
+    names = ["own_families:doubled", "own_families:factors-2"]
+    first, second = make_tasks(names, 2, 0, "train")
+    [number] = first.metadata["operands"]
+    assert (first.family, first.id, first.answer) == (names[0], f"doubled-train-{number}", str(2 * number))
+    assert grade(first, [str(2 * number)]) == 1.0
+    [number] = second.metadata["operands"]
+    answers = (["2", str(number // 2)], ["2", "2"], ["2", "2", str(number // 4)])
+    assert [grade(second, answer) for answer in answers] == [1.0, 0.0, 0.0]
+    assert not _problems(make_tasks(names, 60, 1, "heldout")) & _problems(make_tasks(names, 60, 1, "train"))
+    assert environment_of(names[1:]) == "own_families:World"
+    with pytest.raises(ConfigError, match="factors-2 needs own_families:World, gcd needs no environment"):
+        environment_of(["own_families:factors-2", "gcd"])
+    assert parse_config({"tasks": {"families": names}}).import_paths == names
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_families:dubled", "own_families:dubled' can't be imported .*did you mean 'doubled'"),
+        ("own_families:factors-1", "'own_families:factors-1' raised ValueError: give 2 or more"),
+        ("own_families:factors", "'own_families:factors' is function, not a repl_rl.tasks.Family"),
+        ("nowhere:gcd", "'nowhere:gcd' can't be imported .*looked in"),
+        ("own_families.py:doubled", "names a file; write its module: own_families:doubled"),
+    ],
+)
+def test_an_import_path_that_leads_to_no_family_is_refused(name, message, own_families):
+    with pytest.raises(ConfigError, match=f"tasks.families: .*{message}"):
+        make_tasks([name], 1, 0, "train")

@@ -15,12 +15,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small import ENGINE, small_trainer, without_times
 from trl.trainer.utils import RepeatSampler
 
-from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, read_jsonl
-from repl_rl.config import AsynchronousConfig, parse_config
+from repl_rl import ReplGRPOTrainer, read_jsonl
+from repl_rl.config import AsynchronousConfig
 from repl_rl.errors import ConfigError, KernelError
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
 from repl_rl.trainer.asynchronous import GroupOrder, GroupQueue, Taken, Ticket
 from repl_rl.trainer.resume import EpochSampler
@@ -148,26 +148,6 @@ def test_a_group_that_is_too_old_is_dropped_and_its_task_comes_again(threads: Th
     assert taken.metrics(2)["asynchronous/dropped_share"] == 0.5
 
 
-def test_no_more_trajectories_begin_than_find_room(threads: ThreadPoolExecutor) -> None:
-    for at_once, expected in ((5, 2), (1, 1)):
-        rollouts = Rollouts(at_once=at_once)
-        taking = threads.submit(rollouts.take, 0)
-        for number in range(4):
-            rollouts.wait_for(*range(min(4, number + expected)))
-            rollouts.end(number)
-        assert taking.result(10) == [0, 1]
-        assert rollouts.most_at_once <= expected * SIZE
-
-
-def test_no_group_begins_behind_the_last_one(threads: ThreadPoolExecutor) -> None:
-    rollouts = Rollouts(last=4)
-    for step in range(2):
-        taking = threads.submit(rollouts.take, step)
-        rollouts.wait_for(*range(4))
-        rollouts.end(2 * step, 2 * step + 1)
-        assert taking.result(10) == [2 * step, 2 * step + 1]
-
-
 def test_at_rest_nothing_is_under_way(threads: ThreadPoolExecutor) -> None:
     rollouts = Rollouts(max_staleness=1)
     taking = threads.submit(rollouts.take, 0)
@@ -259,7 +239,7 @@ def test_the_order_is_that_of_trls_sampler(shuffle: bool) -> None:
             assert len(batches) == 3
             for number, batch in enumerate(batches):
                 first = (3 * epoch + number) * groups
-                found = [order.row(first + place) for order in orders for place in range(groups)]
+                found = [order.row(first + index) for order in orders for index in range(groups)]
                 assert found == batch
         assert orders[0].row(0) == orders[0].row(0)  # a group of an epoch that is over may come again
 
@@ -267,63 +247,46 @@ def test_the_order_is_that_of_trls_sampler(shuffle: bool) -> None:
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "num_generations": 2,
-    "learning_rate": 1e-3,
-    "bf16": False,
-    "use_cpu": True,
-    "model_init_kwargs": {"dtype": "float32"},
-    "gradient_checkpointing": False,
-    "logging_steps": 1,
-    "save_strategy": "no",
-    "report_to": "none",
-    "disable_tqdm": True,
-    "kernel": {"size": 8},
-    "engine": {"backend": "transformers", "context_tokens": 384, "places": 16},
     "budget": {"lines": 4, "tokens": 96, "line_tokens": 24},
     "rewards": {"kinds": {"exception": -0.1, "syntax_error": -0.1}},
 }
 
 
-def opened(folder: Path, problems: int = 30, **settings: Any) -> ReplGRPOTrainer:
-    values = {**SETTINGS, **settings}
-    args = ReplGRPOConfig(output_dir=str(folder), rollout_dir=str(folder / "rollouts"), **values)
-    return ReplGRPOTrainer(str(NANO_PATH), args, make_tasks(["product", "gcd"], problems, seed=1, split="train"))
-
-
-def trained(folder: Path, problems: int = 30, **settings: Any) -> ReplGRPOTrainer:
-    trainer = opened(folder, problems, **settings)
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
+def trained(folder: Path, problems: int = 30, checkpoint: Path | None = None, **settings: Any) -> ReplGRPOTrainer:
+    tasks = make_tasks(["product", "gcd"], problems, seed=1, split="train")
+    with small_trainer(folder, tasks, **{**SETTINGS, **settings}) as trainer:
+        trainer.train(resume_from_checkpoint=checkpoint and str(checkpoint))
     return trainer
 
 
 def facts(folder: Path) -> list[Any]:
     """All of the trajectories but their times."""
-    found = []
-    for path in sorted((folder / "rollouts").iterdir()):
-        for trajectory in read_jsonl(path):
-            record = trajectory.to_dict()
-            lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
-            found.append({**{key: value for key, value in record.items() if not key.endswith("_s")}, "lines": lines})
-    return found
+    return [without_times(each) for path in sorted((folder / "rollouts").iterdir()) for each in read_jsonl(path)]
 
 
 def tasks_of(folder: Path, step: int) -> list[str]:
     return [each.task_id for each in read_jsonl(folder / "rollouts" / f"step_{step:05d}.jsonl")][::2]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "more",
     [
         {},
-        {"gradient_accumulation_steps": 2, "num_iterations": 2},
-        {"branch": {"roots": 2, "forks": 1, "branches": 2}, "num_generations": 4, "credit": {"estimator": "branch"}},
+        pytest.param({"gradient_accumulation_steps": 2, "num_iterations": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            {
+                "branch": {"roots": 2, "forks": 1, "branches": 2},
+                "num_generations": 4,
+                "credit": {"estimator": "branch"},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "batches that last for two steps", "trees"],
 )
 def test_without_staleness_the_bits_are_those_of_waiting(more: dict[str, Any], tmp_path: Path) -> None:
-    engine = {**SETTINGS["engine"], "deterministic": True}
+    engine = {**ENGINE, "deterministic": True}
     weights = []
     for name, asynchronous in (("waiting", None), ("asynchronous", {"max_staleness": 0})):
         settings = {"max_steps": 4, "engine": engine, "asynchronous": asynchronous, **more}
@@ -335,6 +298,7 @@ def test_without_staleness_the_bits_are_those_of_waiting(more: dict[str, Any], t
         assert torch.equal(weight, weights[1][name]), name
 
 
+@pytest.mark.more
 @pytest.mark.covers(
     "one process, `asynchronous`",
     "sessions go on while it trains; each task is trained on once, and no token is too old",
@@ -356,59 +320,25 @@ def test_a_run_trains_on_each_task_once_on_tokens_that_are_not_too_old(tmp_path:
     assert trainer.args.to_dict()["asynchronous"]["max_staleness"] == 2
 
 
+@pytest.mark.more
 def test_a_resumed_run_rolls_out_again_what_was_under_way(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"asynchronous": {"max_staleness": 2}, "save_strategy": "steps", "save_steps": 1}
     trained(tmp_path, max_steps=3, **settings)
     first, again = torch.load(tmp_path / "checkpoint-2" / "position_0.pt", weights_only=True)["queue"]
     assert first == len(again) + 4
-    trainer = opened(tmp_path, max_steps=5, **settings)
-    try:
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    finally:
-        trainer.close()
+    trained(tmp_path, checkpoint=tmp_path / "checkpoint-2", max_steps=5, **settings)
     trained_on = [task for step in range(1, 6) for task in tasks_of(tmp_path, step)]
     assert len(trained_on) == len(set(trained_on)) == 10
 
 
+@pytest.mark.more
 def test_held_out_problems_are_rolled_out_at_rest(tmp_path: Path) -> None:
     heldout = make_tasks(["product"], 4, seed=1, split="heldout")
-    settings: dict[str, Any] = {"asynchronous": {}, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 2}
-    args = ReplGRPOConfig(
-        output_dir=str(tmp_path), num_generations_eval=1, per_device_eval_batch_size=4, **SETTINGS, **settings
-    )
-    trainer = ReplGRPOTrainer(
-        str(NANO_PATH), args, make_tasks(["product"], 20, seed=1, split="train"), eval_dataset=heldout
-    )
-    try:
+    evaluated = {"num_generations_eval": 1, "per_device_eval_batch_size": 4, "eval_strategy": "steps", "eval_steps": 1}
+    settings = {**SETTINGS, **evaluated, "asynchronous": {}}
+    with small_trainer(tmp_path, trainer={"eval_dataset": heldout}, **settings) as trainer:
         trainer.train()
-    finally:
-        trainer.close()
     assert sum("eval_reward" in row for row in trainer.state.log_history) == 2
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"train": {"asynchronous": {"max_staleness": -1}}}, "train.asynchronous.max_staleness: .*greater than or eq"),
-        (
-            {"train": {"asynchronous": {"max_staleness": 1, "queue": 2}}},
-            "queue 2: what waits for so many steps is 2 updates old by then, and max_staleness 1 drops it; lower queue",
-        ),
-        ({"train": {"asynchronous": {}, "redraws": 1}}, "redraws 1 would make a step wait for rollouts of its own"),
-        ({"train": {"asynchronous": {}}, "budget": {"finish_share": 0.9}}, "finish_share 0.9 cuts what is late"),
-        (
-            {"train": {"asynchronous": {}, "processes": 2}, "engine": {"servers": ["http://a:1"]}},
-            "2 processes share the servers, and the lines of one would be sampled with weights",
-        ),
-        (
-            {"train": {"asynchronous": {}}, "engine": {"vllm": {"enable_sleep_mode": True}}},
-            "enable_sleep_mode takes vLLM's memory away while the trainer computes",
-        ),
-    ],
-)
-def test_what_does_not_go_together_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(values)
 
 
 def test_the_default_queue_is_one_step() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+from recorded import RecordedTrainer, make_tasks_named, output_of_a_batch, recorded, recorded_trainer
 from trl import GRPOTrainer
 
 from repl_rl.trajectory import Task, Trajectory
@@ -15,17 +15,14 @@ from repl_rl.trajectory import Task, Trajectory
 TASKS = make_tasks_named("a", "b")
 
 
-def longer_and_shorter(task: Task, place: int) -> Trajectory:
-    return recorded(task, place, is_right=place == 0, lines=2 + place)
+def longer_and_shorter(task: Task, index: int) -> Trajectory:
+    return recorded(task, index, is_right=index == 0, lines=2 + index)
 
 
 def made_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, torch.Tensor]]:
     """Four trajectories whose lines have advantages of 3 and -3 in turn, sampled by a policy that has moved since."""
-    trainer = recorded_trainer(folder, longer_and_shorter, TASKS, per_device_train_batch_size=4, **settings)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    rows = trainer.train_dataset.to_list()
-    output = trainer._generate_and_score_completions([dict(rows[index]) for index in (0, 0, 1, 1)])
+    trainer = recorded_trainer(folder, longer_and_shorter, TASKS, **settings)
+    output = output_of_a_batch(trainer)
     tensors = {key: value for key, value in output.items() if torch.is_tensor(value)}
     columns = torch.arange(tensors["completion_ids"].size(1))  # (T,)
     tensors["advantages"] = torch.where(columns // 5 % 2 == 0, 3.0, -3.0).expand(4, -1).contiguous()

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+from recorded import RecordedTrainer, make_tasks_named, output_of_a_batch, recorded, recorded_trainer
 
 from repl_rl.config import Config, parse_config
-from repl_rl.errors import ConfigError
 from repl_rl.run.folder import RunFolder
 from repl_rl.run.training import training_arguments
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl
@@ -24,19 +23,16 @@ def test_overlong_is_what_a_budget_ended(reason: StopReason) -> None:
     assert recorded(TASKS[0], 0, stop_reason=reason).is_overlong is (reason in BUDGETS)
 
 
-def one_of_four_overlong(task: Task, place: int) -> Trajectory:
+def one_of_four_overlong(task: Task, index: int) -> Trajectory:
     """Of each group the first is right; the second of task a ran out of tokens, four lines long."""
-    is_overlong = (task.id, place) == ("a", 1)
+    is_overlong = (task.id, index) == ("a", 1)
     reason = StopReason.MAX_TOKENS if is_overlong else StopReason.ANSWER
-    return recorded(task, place, is_right=place == 0, lines=4 if is_overlong else 2, stop_reason=reason)
+    return recorded(task, index, is_right=index == 0, lines=4 if is_overlong else 2, stop_reason=reason)
 
 
 def scored_batch(folder: Path, **settings: Any) -> tuple[RecordedTrainer, dict[str, Any]]:
-    trainer = recorded_trainer(folder, one_of_four_overlong, TASKS, per_device_train_batch_size=4, **settings)
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    rows = trainer.train_dataset.to_list()
-    return trainer, trainer._generate_and_score_completions([dict(rows[index]) for index in (0, 0, 1, 1)])
+    trainer = recorded_trainer(folder, one_of_four_overlong, TASKS, **settings)
+    return trainer, output_of_a_batch(trainer)
 
 
 def test_overlong_trajectories_leave_the_loss_and_stay_in_the_baseline(tmp_path: Path) -> None:
@@ -79,20 +75,14 @@ def test_the_gradient_is_that_of_the_others_alone(tmp_path: Path, loss_type: str
 
 
 def test_a_step_of_nothing_but_overlong_trajectories_leaves_the_weights(tmp_path: Path) -> None:
-    def overlong(task: Task, place: int) -> Trajectory:
-        return recorded(task, place, is_right=place == 0, stop_reason=StopReason.MAX_LINES)
+    def overlong(task: Task, index: int) -> Trajectory:
+        return recorded(task, index, is_right=index == 0, stop_reason=StopReason.MAX_LINES)
 
-    trainer = recorded_trainer(tmp_path, overlong, TASKS, per_device_train_batch_size=4, mask_overlong=True)
+    trainer = recorded_trainer(tmp_path, overlong, TASKS, mask_overlong=True)
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
     assert all(torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
     assert trainer.state.log_history[0]["credit/overlong_share"] == 1.0
-
-
-def test_trls_own_option_is_refused_with_the_name_of_ours(tmp_path: Path) -> None:
-    config = parse_config({"train": {"trl": {"mask_truncated_completions": True}}})
-    with pytest.raises(ConfigError, match=r"set mask_overlong \(train\.mask_overlong in the file\)"):
-        training_arguments(config, RunFolder(tmp_path))
 
 
 def test_the_file_reaches_the_trainers_arguments(tmp_path: Path) -> None:

@@ -12,17 +12,18 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from recorded import first_is_right, make_tasks_named, output_of_a_batch, recorded_trainer
+from small import rows_of, small_args, small_trainer
 
-from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Trajectory, read_jsonl
-from repl_rl.config import BudgetConfig
+from repl_rl import ReplGRPOTrainer, Trajectory, read_jsonl
 from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.tasks import make_tasks
-from repl_rl.trainer import training_row
-from repl_rl.trainer.rows import component_sum
+from repl_rl.trainer.rows import component_sum, training_row
 from repl_rl.trajectory import Line, LineKind, StopReason
+
+pytestmark = pytest.mark.more
 
 
 def brevity(trajectory: Trajectory) -> list[float]:
@@ -51,32 +52,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trainer(folder: Path) -> Iterator[ReplGRPOTrainer]:
-    args = ReplGRPOConfig(
-        output_dir=str(folder),
-        rollout_dir=str(folder / "rollouts"),
-        per_device_train_batch_size=8,
-        gradient_accumulation_steps=2,
-        num_generations=4,
-        max_steps=2,
-        learning_rate=1e-4,
-        bf16=False,
-        model_init_kwargs={"dtype": "float32"},
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        kernel={"size": 8},
-        engine={"context_tokens": 384, "places": 16},
-        budget={"lines": 3, "tokens": 96, "line_tokens": 32},
-        rewards={"kinds": {"exception": -0.25}, "functions": [looking(0.125)]},
-        credit={"estimator": "outcome"},
-    )
-    tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train")
-    trainer = ReplGRPOTrainer(str(NANO_PATH), args, tasks, line_rewards=[brevity], reward_funcs=submitted)
-    yield trainer
-    trainer.close()
-    trainer.close()
+    settings = {
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 1e-4,
+        "engine": {"context_tokens": 384, "places": 16},
+        "budget": {"lines": 3, "tokens": 96, "line_tokens": 32},
+        "rewards": {"kinds": {"exception": -0.25}, "functions": [looking(0.125)]},
+        "credit": {"estimator": "outcome"},
+    }
+    own = {"line_rewards": [brevity], "reward_funcs": submitted}
+    with small_trainer(folder, trainer=own, **settings) as trainer:
+        yield trainer
+    trainer.close()  # a second call does nothing
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +71,7 @@ def history(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
     before = {name: value.clone() for name, value in trainer.model.named_parameters()}
     trainer.train()
     assert any(not torch.equal(before[name], value) for name, value in trainer.model.named_parameters())
-    return [row for row in trainer.state.log_history if "reward" in row]
+    return rows_of(trainer)
 
 
 def test_every_reward_is_logged_under_its_own_name(history: list[dict[str, float]]) -> None:
@@ -137,34 +124,34 @@ def test_drift_is_logged_in_every_step_as_trl_measures_it(history: list[dict[str
         assert row["drift/logprob_max"] == pytest.approx(row["sampling/sampling_logp_difference/max"], rel=1e-4)
 
 
-def test_without_trls_importance_ratios_the_trainers_logprobs_are_the_same(
-    trainer: ReplGRPOTrainer, history: list[dict[str, float]]
-) -> None:
-    trainer.model.train()
-    output = trainer._generate_and_score_completions(trainer.train_dataset.to_list()[:8])
-    typed = (output["completion_mask"] * output["tool_mask"]).bool()
-    expected = output.pop("old_per_token_logps")[typed]
-    torch.testing.assert_close(trainer._trainer_logprobs(output)[typed], expected, rtol=0, atol=1e-5)
+def test_without_trls_importance_ratios_the_drift_is_the_same(tmp_path: Path) -> None:
+    found = []
+    for is_on in (True, False):
+        settings = {"vllm_importance_sampling_correction": is_on}
+        trainer = recorded_trainer(tmp_path, first_is_right, make_tasks_named("a", "b"), **settings)
+        trainer.train()
+        found.append(rows_of(trainer)[0])
+    for name in ("drift/logprob_mean", "drift/logprob_max"):
+        assert found[0][name] == pytest.approx(found[1][name], abs=1e-5)
+        assert found[0][name] > 0.1
 
 
-def test_logprobs_that_are_no_numbers_stop_the_run(trainer: ReplGRPOTrainer, history: list[dict[str, float]]) -> None:
-    ones = torch.ones(1, 2)
-    output = {"completion_mask": ones, "tool_mask": ones, "sampling_per_token_logps": -ones}
-    with pytest.raises(TrainingError, match=r"differ by nan at step 2: the weights are not numbers any more"):
-        trainer._log_logprob_drift({**output, "old_per_token_logps": torch.tensor([[-1.0, torch.nan]])})
+def test_logprobs_that_are_no_numbers_stop_the_run(tmp_path: Path) -> None:
+    trainer = recorded_trainer(tmp_path, first_is_right, make_tasks_named("a", "b"))
+    trainer.model.lm_head.weight.data.fill_(torch.nan)
+    with pytest.raises(TrainingError, match=r"differ by nan at step 0: the weights are not numbers any more"):
+        trainer.train()
 
 
-def test_only_training_batches_are_cut(
-    trainer: ReplGRPOTrainer, history: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trainer.args, "budget", BudgetConfig(finish_share=0.75))
-    trainer.model.train()
-    assert trainer._cut() == Cut(share=0.75, group_size=4)
-    trainer.model.eval()
-    assert trainer._cut() is None
-    trainer.model.train()
-    monkeypatch.setattr(trainer.args, "budget", BudgetConfig())
-    assert trainer._cut() is None
+def test_only_training_batches_are_cut(tmp_path: Path) -> None:
+    tasks = make_tasks_named("a", "b")
+    trainer = recorded_trainer(
+        tmp_path, first_is_right, tasks, trainer={"eval_dataset": tasks}, budget={"finish_share": 0.75}
+    )
+    output_of_a_batch(trainer)
+    trainer.evaluate()
+    assert set(trainer.service.cuts) == {Cut(share=0.75, group_size=2), None}
+    assert trainer.service.cuts.index(None) == 1
 
 
 def test_trl_rewards_are_paid_at_the_last_line(history: list[dict[str, float]], folder: Path) -> None:
@@ -214,13 +201,8 @@ def test_void_trajectories_are_left_out_of_the_rewards_that_are_logged() -> None
     assert component_sum("table")(scored, prompts=["x", "x"]) == [-0.25, None]
 
 
-def test_a_section_with_an_unknown_key_is_refused_with_the_nearest(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"unknown key 'budget\.line'; did you mean 'lines'\?"):
-        ReplGRPOConfig(output_dir=str(folder), budget={"line": 4})
-
-
 def test_a_data_set_without_its_columns_or_rows_is_refused(folder: Path) -> None:
-    args = ReplGRPOConfig(output_dir=str(folder), bf16=False, report_to="none")
+    args = small_args(folder)
     with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]; it has \['prompt'\]"):
         ReplGRPOTrainer(str(NANO_PATH), args, Dataset.from_list([{"prompt": "What is 1 + 1?"}]))
     with pytest.raises(ConfigError, match="the task set is empty"):

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recorded import RecordedTrainer, make_tasks_named, recorded, recorded_trainer
+import pytest
+from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded_trainer
 from trl.trainer.utils import RepeatSampler
 
 from repl_rl.trainer.resume import EpochSampler
@@ -28,14 +29,13 @@ def test_an_epochs_order_is_trls_whatever_epoch_a_process_begins_with() -> None:
         assert [list(resumed) for _ in range(first, 4)] == expected[first:]
 
 
+@pytest.mark.more
 def test_what_the_critic_remembers_is_in_the_checkpoint(tmp_path: Path) -> None:
     def trained(steps: int, **settings: Any) -> RecordedTrainer:
         trainer = recorded_trainer(
             tmp_path,
-            lambda task, place: recorded(task, place, is_right=place == 0, lines=2),
+            first_is_right,
             make_tasks_named("a", "b"),
-            per_device_train_batch_size=4,
-            use_cpu=True,
             save_strategy="steps",
             save_steps=1,
             max_steps=steps,

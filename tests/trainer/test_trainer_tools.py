@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from small import ENGINE, rows_of, small_args, small_trainer
 
-from repl_rl import ReplGRPOConfig, ReplGRPOTrainer, Task, Trajectory, read_jsonl
+from repl_rl import ReplGRPOTrainer, Task, read_jsonl
 from repl_rl.errors import ConfigError, ToolError
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer.rows import as_dataset, task_of
 from repl_rl.trajectory import Message, StopReason
 
@@ -53,14 +53,15 @@ def started(environments: list[Any], start: list[int], **_: Any) -> list[float]:
     return [float(made.start == wanted) for made, wanted in zip(environments, start, strict=True)]
 
 
-def arguments(folder: Path, **more: Any) -> ReplGRPOConfig:
-    return ReplGRPOConfig(
-        output_dir=str(folder), rollout_dir=str(folder / "rollouts"), per_device_train_batch_size=8, num_generations=4,
-        max_steps=1, learning_rate=1e-4, bf16=False, model_init_kwargs={"dtype": "float32"}, logging_steps=1,
-        gradient_checkpointing=False, save_strategy="no", report_to="none", disable_tqdm=True, kernel={"size": 8},
-        per_device_eval_batch_size=16, engine={"context_tokens": 512, "places": 16}, seed=0,
-        budget={"lines": 3, "tokens": 96, "line_tokens": 32}, credit={"estimator": "outcome"}, **more,
-    )  # fmt: skip
+def step(folder: Path, trainer: dict[str, Any], **given: Any) -> ReplGRPOTrainer:
+    """A trainer after its only step, which has been evaluated if there is an `eval_dataset`."""
+    settings = {"max_steps": 1, "per_device_eval_batch_size": 16, "credit": {"estimator": "outcome"}, "seed": 0}
+    engine = {**ENGINE, "context_tokens": 512}
+    with small_trainer(folder, dataset(8), trainer, engine=engine, **settings, **given) as made:
+        made.train()
+        if "eval_dataset" in trainer:
+            made.evaluate()
+    return made
 
 
 def dataset(rows: int) -> Dataset:
@@ -72,17 +73,13 @@ def dataset(rows: int) -> Dataset:
     )
 
 
+@pytest.mark.more
 def test_a_step_as_trl_users_write_it(tmp_path: Path) -> None:
-    trainer = ReplGRPOTrainer(
-        str(NANO_PATH), args=arguments(tmp_path), train_dataset=dataset(8), eval_dataset=dataset(4),
-        tools=[multiply], environment_factory=Counter, reward_funcs=[accuracy, started],
-    )  # fmt: skip
-    try:
-        trainer.train()
-        metrics = trainer.evaluate()
-    finally:
-        trainer.close()
-    [logged] = [row for row in trainer.state.log_history if "reward" in row]
+    given = {"tools": [multiply], "environment_factory": Counter, "reward_funcs": [accuracy, started]}
+    trainer = step(tmp_path, {**given, "eval_dataset": dataset(4)})
+    [logged], [metrics] = (
+        [row for row in trainer.state.log_history if name in row] for name in ("reward", "eval_reward")
+    )
     assert logged["rewards/started/mean"] == 1.0
     assert {"tools/multiply/call_frequency", "tools/failure_frequency"} <= logged.keys()
     assert "eval_rewards/accuracy/mean" in metrics
@@ -109,15 +106,8 @@ def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_s
     async def later(environments: list[Any], start: list[int], **_: Any) -> list[float]:
         return started(environments, start)
 
-    trainer = ReplGRPOTrainer(
-        str(NANO_PATH), args=arguments(tmp_path), train_dataset=dataset(8), environment_factory=Flaky,
-        reward_funcs=[started, later],
-    )  # fmt: skip
-    try:
-        trainer.train()
-    finally:
-        trainer.close()
-    [logged] = [row for row in trainer.state.log_history if "reward" in row]
+    trainer = step(tmp_path, {"environment_factory": Flaky, "reward_funcs": [started, later]})
+    [logged] = rows_of(trainer)
     assert (logged["rewards/started/mean"], logged["rewards/later/mean"]) == (1.0, 1.0)
     stops = [trajectory.stop_reason for trajectory in read_jsonl(next((tmp_path / "rollouts").glob("*.jsonl")))]
     assert stops.count(StopReason.ABORTED) == 1
@@ -126,7 +116,7 @@ def test_an_environment_that_fails_costs_its_trajectory_and_no_reward_function_s
 def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     def refuse(match: str, error: type[Exception] = ConfigError, **given: Any) -> None:
         with pytest.raises(error, match=match):
-            ReplGRPOTrainer("no/such/model", args=arguments(tmp_path), **{"train_dataset": dataset(8), **given})
+            ReplGRPOTrainer("no/such/model", small_args(tmp_path), dataset(8), **given)
 
     def undocumented(a: int) -> int:
         return a
@@ -134,6 +124,12 @@ def test_bad_tools_and_data_are_refused_before_anything_is_loaded(tmp_path: Path
     refuse("no docstring", ToolError, tools=[undocumented])
     refuse("two tools", ToolError, tools=[multiply, multiply])
     refuse("two names for one thing", environment=Counter, environment_factory=Counter)
+    refuse(
+        "environment, reward_funcs and make_runner exclude one",
+        environment=Counter,
+        reward_funcs=started,
+        make_runner=print,
+    )
     with pytest.raises(ConfigError, match=r"lacks the columns \['answer'\]"):
         as_dataset(dataset(2))
 
@@ -148,10 +144,3 @@ def test_messages_and_metadata_come_through_the_data_set() -> None:
 
 def test_a_grade_of_the_environment_needs_no_answer() -> None:
     assert as_dataset(dataset(2), graded=False).num_rows == 2
-    assert Trajectory.from_dict({**VOID, "environment_reward": 0.5}).environment_reward == 0.5
-
-
-VOID = {
-    "task_id": "t", "prompt": "", "prompt_ids": [], "completion_ids": [], "sampled_mask": [], "logprobs": [],
-    "stop_reason": "aborted",
-}  # fmt: skip

@@ -12,7 +12,10 @@ from typing import Any
 import pytest
 
 from repl_rl.config import Config, dump_config
-from repl_rl.trajectory import Line, LineKind, StopReason, Trajectory, write_jsonl
+from repl_rl.dialect import PythonDialect
+from repl_rl.dialect.decoder import LineDecoder
+from repl_rl.trajectory import Line, LineKind, RecordedCell, StopReason, Trajectory, write_jsonl
+from repl_rl.view.session_cells import encodable
 
 BANNER = "Python 3.11.7 on linux\n"
 FAMILIES = ("binomial", "gcd", "modular_power", "product")
@@ -30,14 +33,22 @@ def make_trajectory(
     grade: float | None = None,
     credited: bool = True,
 ) -> Trajectory:
-    """A trajectory of three tokens a line, with two tokens of output behind every line that shows something."""
+    """A trajectory of three tokens a line, with two tokens of output behind every line that shows something.
+
+    What ran is what the `python` dialect reads; what a line showed is its output without the next prompt.
+    """
+    reader, typed_ahead = PythonDialect().reader(), LineDecoder()
     lines: list[Line] = []
     sampled: list[bool] = []
     for text, kind, error_name, output in typed:
         start = len(sampled)
         reward = {LineKind.EXCEPTION: -0.1, LineKind.ANSWER: grade or 0.0}.get(kind, 0.0) if credited else None
         advantage = (1.25 if grade else -0.75) if credited else None
-        lines.append(Line(start, start + 3, text, kind, error_name, output, reward, advantage, 0.0042))
+        physical = () if kind is LineKind.OVERLONG else typed_ahead.take(encodable(text).encode(), False).lines
+        ran = [cell.source for row in physical for cell in reader.read(f" {row}\n").cells]
+        shown = output.removesuffix(">>>").removesuffix("...")
+        cells = tuple(RecordedCell(source, shown if source is ran[-1] else "") for source in ran)
+        lines.append(Line(start, start + 3, text, kind, error_name, output, reward, advantage, 0.0042, cells=cells))
         sampled += [True] * 3 + [False] * (2 if output else 0)
     return Trajectory(
         task_id=task_id,

@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, ToolCall, read_record
 from tests.view.conftest import failed_trajectory, solved_trajectory
@@ -31,23 +33,6 @@ def without(*names: str) -> bytes:
 def test_what_is_whole_comes_back_as_it_is(trajectory: Any) -> None:
     found = read_record(json.dumps(trajectory.to_dict()).encode() + b"\n")
     assert (found.trajectory, found.note, found.has_tokens) == (trajectory, None, True)
-
-
-def test_calls_fingerprints_and_times_come_back() -> None:
-    raw = record()
-    raw["lines"][1] |= {"fingerprint": "ab", "calls": [{"name": "f", "error_name": "E", "duration_s": 0.5}]}
-    raw |= {"engine_s": 0.1, "kernel_s": 0.05, "queue_s": 0.01}
-    trajectory = read_record(json.dumps(raw).encode()).trajectory
-    assert trajectory.lines[1].fingerprint == "ab"
-    assert trajectory.lines[1].calls == (ToolCall("f", "E", 0.5),)
-    assert (trajectory.engine_s, trajectory.kernel_s, trajectory.queue_s) == (0.1, 0.05, 0.01)
-
-
-def test_what_an_older_version_lacks_is_filled_and_what_a_later_one_adds_is_passed_over() -> None:
-    names = ("environment_reward", "error", "engine_s", "kernel_s", "queue_s", "version", "duration_s", "answer")
-    found = read_record(without(*names)[:-1] + b', "of_tomorrow": {"x": 1}}')
-    assert found.note is None
-    assert (found.trajectory.version, found.trajectory.answer, found.trajectory.duration_s) == (0, None, 0.0)
 
 
 @pytest.mark.parametrize("name", ["completion_ids", "sampled_mask", "logprobs"])
@@ -126,6 +111,36 @@ def test_cells_come_back_and_what_is_not_a_list_of_them_is_left_out() -> None:
     assert [line.cells for line in found.trajectory.lines[:4]] == [
         (RecordedCell("1 + 1", "2\n"),),
         (RecordedCell("3", ""), RecordedCell("", "")),
-        None,
-        None,
+        (),
+        (),
     ]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["start", "name", "x"]), inner),
+    max_leaves=6,
+)
+PATHS = [
+    *((name,) for name in (*record(), "compactions", "branch", "no such field")),
+    *(("lines", 0, name) for name in record()["lines"][0]),
+    *(("lines", 0, "cells", 0, name) for name in ("source", "output", "images")),
+    *(("lines", 0, "subcalls", 0, name) for name in ("prompt", "depth", "trajectory")),
+    ("lines", 0),
+    ("lines", 0, "calls", 0),
+    ("branch", "weight"),
+]
+
+
+@given(st.sampled_from(PATHS), VALUES)
+def test_whatever_stands_in_a_field_the_rest_is_shown(path: tuple[Any, ...], value: Any) -> None:
+    raw = record() | {"branch": {"parent": 0, "line": 1, "weight": 0.5}}
+    raw["lines"][0] |= {"cells": [{"source": "1", "output": "1"}], "calls": [{"name": "f"}]}
+    raw["lines"][0]["subcalls"] = [{"prompt": "p", "text": "t", "trajectory": record()}]
+    part = raw
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    found = read_record(json.dumps(raw).encode())
+    json.dumps(found.trajectory.to_dict(), allow_nan=False)
+    assert abs(found.trajectory.version) < 2**63

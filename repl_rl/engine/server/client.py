@@ -68,7 +68,7 @@ class ServerRefused(EngineError):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ServerTimeouts:
     """How long the engine waits, in seconds."""
 
     connect_s: float = 5.0
@@ -92,34 +92,34 @@ class Patience:
 class ServerClient:
     """HTTP calls to one server. Raises ConfigError for an invalid base URL."""
 
-    def __init__(self, url: str, session: aiohttp.ClientSession, patience: Patience) -> None:
+    def __init__(self, url: str, session: aiohttp.ClientSession, timeouts: ServerTimeouts) -> None:
         self.url = base_url(url)
         self._session = session
-        self.patience = patience
+        self.timeouts = timeouts
 
     def at(self, url: str) -> ServerClient:
         """A client of the server at another URL."""
-        return ServerClient(url, self._session, self.patience)
+        return ServerClient(url, self._session, self.timeouts)
 
     async def get(self, path: str, wait_s: float | None = None) -> Any:
-        return await self._call("GET", path, None, self.patience.health_s if wait_s is None else wait_s)
+        return await self._call("GET", path, None, self.timeouts.health_s if wait_s is None else wait_s)
 
     async def post(self, path: str, body: Any = None, wait_s: float | None = None) -> Any:
-        return await self._call("POST", path, body, self.patience.health_s if wait_s is None else wait_s)
+        return await self._call("POST", path, body, self.timeouts.health_s if wait_s is None else wait_s)
 
     async def generate(self, body: dict[str, Any], wait_s: float | None = None) -> Any:
         """Call vLLM's route that takes token ids and returns token ids."""
-        return await self.post("/inference/v1/generate", body, self.patience.request_s if wait_s is None else wait_s)
+        return await self.post("/inference/v1/generate", body, self.timeouts.request_s if wait_s is None else wait_s)
 
     async def worker_call(self, method: str, **arguments: Any) -> list[Any]:
         """Run a method of the worker extension in each of the server's workers (`repl_rl.engine.server.worker`)."""
-        body = {"method": method, "kwargs": arguments, "timeout": self.patience.weights_s}
-        answer = await self.post("/collective_rpc", body, self.patience.weights_s)
+        body = {"method": method, "kwargs": arguments, "timeout": self.timeouts.weights_s}
+        answer = await self.post("/collective_rpc", body, self.timeouts.weights_s)
         return list((answer or {}).get("results", ()))
 
     async def _call(self, method: str, path: str, body: Any, wait_s: float) -> Any:
         where = f"{self.url}{path.partition('?')[0]}"
-        timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.patience.connect_s)
+        timeout = aiohttp.ClientTimeout(total=wait_s, connect=self.timeouts.connect_s)
         try:
             async with self._session.request(method, self.url + path, json=body, timeout=timeout) as response:
                 status, text = response.status, await response.text()
@@ -192,13 +192,16 @@ class ServerFacts:
     """`Vocabulary.digest` of the table by which it ends lines, or why it has none; None without our scheduler."""
 
 
+def serve_flags(dtype: str, context_tokens: int) -> list[str]:
+    """The flags of `vllm serve` that every server needs (docs/engines.md)."""
+    flags = f"--dtype {dtype} --max-model-len {context_tokens} --enable-scale-out --logprobs-mode processed_logprobs"
+    return f"{flags} --worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}".split()
+
+
 def serve_command(wanted: Wanted) -> str:
     """The command that starts a server as wanted."""
-    return (
-        f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} --dtype {wanted.dtype} "
-        f"--max-model-len {wanted.context_tokens} --enable-scale-out --logprobs-mode processed_logprobs "
-        f"--worker-extension-cls {WORKER_EXTENSION} --scheduler-cls {SCHEDULER}   # see docs/servers.md"
-    )
+    flags = " ".join(serve_flags(wanted.dtype, wanted.context_tokens))
+    return f"VLLM_SERVER_DEV_MODE=1 vllm serve {wanted.names[0]} {flags}   # see docs/engines.md"
 
 
 async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
@@ -208,7 +211,7 @@ async def inspect(client: ServerClient, wanted: Wanted) -> ServerFacts:
     """
     try:
         await client.get("/health")
-        wait_s = client.patience.handshake_s
+        wait_s = client.timeouts.handshake_s
         version = await _version(client)
         cards = (await client.get("/v1/models", wait_s))["data"]
         probe_ids = (await client.post("/tokenize", {"prompt": PROBE, "add_special_tokens": False}, wait_s))["tokens"]
@@ -305,12 +308,10 @@ async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | Non
     has is asked for, and our scheduler answers with its own one's digest as the reason to stop.
     """
     last = max(wanted.vocabulary.stop_ids)
-    sampling = {
-        "temperature": 1.0, "top_k": 1, "max_tokens": 1, "logprobs": 0, "detokenize": False,
-        "extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]},
-    }  # fmt: skip
+    end = {"extra_args": {LINE_KEY: [wanted.vocabulary.stops.decode(), ""]}}
+    request = line_request([last], 1, SamplingConfig(temperature=1.0, top_k=1), end, label="probe")
     try:
-        answer = await client.generate({"token_ids": [last], "sampling_params": sampling}, client.patience.handshake_s)
+        answer = await client.generate(request, client.timeouts.handshake_s)
         choice = answer["choices"][0]
         reason = choice.get("stop_reason")
         logprob = float(choice["logprobs"]["content"][0]["logprob"])
@@ -331,7 +332,7 @@ async def _probe(client: ServerClient, wanted: Wanted) -> tuple[float, str | Non
 async def _dev_answer(client: ServerClient, path: str) -> dict[str, Any]:
     """The answer of a route that vLLM has only in development mode; empty without that mode."""
     try:
-        answer = await client.get(path, client.patience.handshake_s)
+        answer = await client.get(path, client.timeouts.handshake_s)
     except ServerRefused as error:
         if error.status in (404, 405):
             return {}

@@ -26,9 +26,9 @@ from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
 from repl_rl.engine.base import SampledLine, Slot, check_line, check_trajectory
 from repl_rl.engine.server.client import (
     WORKER_EXTENSION,
-    Patience,
     ServerClient,
     ServerFacts,
+    ServerTimeouts,
     ServerUnreachable,
     Wanted,
     agree,
@@ -44,7 +44,7 @@ from repl_rl.engine.server.fleet import Fleet, Locate, Server, Weights, WeightsF
 from repl_rl.engine.server.transfer import Transfer, can_transfer
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
-from repl_rl.utils.threads import BackgroundLoop
+from repl_rl.utils.threads import BackgroundLoop, cancel_others
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +62,8 @@ class VLLMServerEngine:
     """An `Engine` over the servers in `config.servers`.
 
     Raises ConfigError, ModelError or EngineError if one of them is down or is not what it has to be. An engine that
-    follows another one does with those that are up, if any are. A server may name
-    the model by its path or as the config does. `seed` is not used: servers draw their own random numbers.
+    follows another one takes those that are up, one at least. A server may name the model by its path or as the config
+    does. `seed` is not used: servers draw their own random numbers.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class VLLMServerEngine:
         model: ModelConfig,
         config: EngineConfig,
         seed: int = 0,
-        patience: Patience | None = None,
+        timeouts: ServerTimeouts | None = None,
         follows: Weights | None = None,
         locate: Locate | None = None,
     ) -> None:
-        """`follows` are the weights of another process's engine on the same servers. This one then gives servers none
-        itself, and goes on with later ones of that engine as they come. `locate` says where a server is now that began
-        at one of `config.servers`; without it, servers stay where they are."""
+        """`follows` are the weights of another process's engine on the same servers. This one then loads none itself,
+        and goes on with that engine's later ones as they come. `locate` says where a server is now that began at one of
+        `config.servers`; without it, servers stay where they are."""
         self._wanted = Wanted((path, model.path), model.dtype, config.context_tokens, vocabulary)
-        self._patience = patience or Patience()
+        self._timeouts = timeouts or ServerTimeouts()
         self._folder = WeightsFolder(config.weights_folder)
         self._follows = follows
         self._closed = False
@@ -105,6 +105,11 @@ class VLLMServerEngine:
         """The weights that the servers hold; for `adopt` in another process."""
         return self._fleet.weights
 
+    @property
+    def servers(self) -> Sequence[Server]:
+        """The servers, each with its URL, whether it is up, and why it is down or last was."""
+        return self._fleet.servers
+
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[Slot]:
         """Raises ConfigError for a trajectory that is longer than the engine's context. The servers queue lines."""
@@ -115,6 +120,18 @@ class VLLMServerEngine:
         finally:
             if not self._closed:
                 self._loop.submit(slot.leave())
+
+    async def sample(self, slot: _ServerSlot, ids: list[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
+        """As `Slot.sample_line`, for one of its slots."""
+        self._raise_if_closed()
+        check_line(len(ids), max_tokens, self._wanted.context_tokens)
+        try:
+            return await asyncio.wrap_future(self._loop.submit(self._sample(slot, ids, max_tokens, sampling)))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and not (task and task.cancelling()):
+                raise EngineError("the engine was closed while a line was being sampled") from None
+            raise
 
     def require_weight_updates(self) -> None:
         """Raises ConfigError if the servers can't be given new weights."""
@@ -174,10 +191,10 @@ class VLLMServerEngine:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
             headers={"Authorization": f"Bearer {key}"} if key else None,
         )
-        clients = [ServerClient(url, session, self._patience) for url in dict.fromkeys(map(base_url, urls))]
+        clients = [ServerClient(url, session, self._timeouts) for url in dict.fromkeys(map(base_url, urls))]
         weights = self._follows or Weights(run=self._folder.run)
         leads = self._follows is None
-        self._fleet = Fleet(clients, places, self._patience, self._inspect, weights, not leads, locate)
+        self._fleet = Fleet(clients, places, self._timeouts, self._inspect, weights, not leads, locate)
 
         async def facts_of(server: Server) -> tuple[str, ServerFacts] | ServerUnreachable:
             try:
@@ -225,7 +242,7 @@ class VLLMServerEngine:
         troubles: list[str] = []
         for tries in range(_TRIES_PER_SERVER * (len(self._fleet.servers) + 1)):
             if tries:
-                await asyncio.sleep(min(self._patience.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
+                await asyncio.sleep(min(self._timeouts.backoff_s * 2 ** (tries - 1), _LONGEST_BACKOFF_S))
             server = slot.server
             is_to_be_left = tries > 0 and tries % _TRIES_PER_SERVER == 0
             if server is None and (holder := self._holders.get(hash(tuple(ids)))) is not None and holder.up:
@@ -234,8 +251,10 @@ class VLLMServerEngine:
             if server is None or not server.up or is_to_be_left:
                 server = await self._fleet.wait_for_one(avoid=server)
                 slot.move(server)
-            if slot.has_typed:
-                self._remember(ids, server)
+            if slot.has_typed:  # sessions that branch off here begin with these ids, which this server has cached
+                self._holders[hash(tuple(ids))] = server
+                if len(self._holders) > _REMEMBERED_PREFIXES:
+                    del self._holders[next(iter(self._holders))]
             try:
                 async with server.places, self._fleet.request():
                     asked = self.weights
@@ -253,18 +272,9 @@ class VLLMServerEngine:
                 await self._fleet.check(server)
         raise EngineError(f"no server gave a line after {len(troubles)} tries:\n  " + "\n  ".join(troubles))
 
-    def _remember(self, ids: Sequence[int], server: Server) -> None:
-        """A session that branches off here begins with these ids, which this server has in its prefix cache."""
-        self._holders[hash(tuple(ids))] = server
-        if len(self._holders) > _REMEMBERED_PREFIXES:
-            del self._holders[next(iter(self._holders))]
-
     async def _end(self) -> None:
         """Close all connections; the servers then abort the requests under way."""
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        await cancel_others()
         if self._session is not None:
             await self._session.close()
 
@@ -282,17 +292,7 @@ class _ServerSlot:
         self.has_typed = False
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        engine = self._engine
-        engine._raise_if_closed()
-        check_line(len(ids), max_tokens, engine._wanted.context_tokens)
-        future = engine._loop.submit(engine._sample(self, list(ids), max_tokens, sampling))
-        try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if engine._closed and not (task and task.cancelling()):
-                raise EngineError("the engine was closed while a line was being sampled") from None
-            raise
+        return await self._engine.sample(self, list(ids), max_tokens, sampling)
 
     def move(self, server: Server | None) -> None:
         """Has to be called on the engine's loop."""

@@ -29,7 +29,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from repl_rl.engine.server.client import CHECKPOINT, Patience, ServerClient, ServerSilent, ServerUnreachable
+from repl_rl.engine.server.client import CHECKPOINT, ServerClient, ServerSilent, ServerTimeouts, ServerUnreachable
 from repl_rl.errors import ConfigError, EngineError, ReplRLError
 
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class Fleet:
         self,
         clients: Sequence[ServerClient],
         places: int,
-        patience: Patience,
+        timeouts: ServerTimeouts,
         inspect: Callable[[ServerClient], Awaitable[str | None]],
         weights: Weights,
         follows: bool = False,
@@ -92,7 +92,7 @@ class Fleet:
         self.weights = weights
         self._follows = follows
         self._locate = locate
-        self._patience = patience
+        self._timeouts = timeouts
         self._inspect = inspect
         self._requests = 0
         self._is_shut = False
@@ -108,16 +108,16 @@ class Fleet:
 
         `avoid` is only returned if there is no other.
 
-        Raises EngineError if all stay down for the patience's `no_server_s`.
+        Raises EngineError if all stay down for `no_server_s`.
         """
         try:
-            async with asyncio.timeout(self._patience.no_server_s), self._change:
+            async with asyncio.timeout(self._timeouts.no_server_s), self._change:
                 await self._change.wait_for(lambda: bool(self.up))
                 rest = [server for server in self.up if server is not avoid] or self.up
                 return min(rest, key=lambda server: server.slots)
         except TimeoutError as error:
             raise EngineError(
-                f"no vLLM server came back within {self._patience.no_server_s:g} s:\n{self.troubles()}"
+                f"no vLLM server came back within {self._timeouts.no_server_s:g} s:\n{self.troubles()}"
             ) from error
 
     def troubles(self) -> str:
@@ -129,7 +129,7 @@ class Fleet:
 
         async def check_again_and_again(server: Server) -> None:
             while True:
-                await asyncio.sleep(self._patience.between_checks_s)
+                await asyncio.sleep(self._timeouts.between_checks_s)
                 await self.check(server)
 
         async with asyncio.TaskGroup() as group:
@@ -277,7 +277,8 @@ class Fleet:
     async def adopt(self, weights: Weights) -> None:
         """Use the weights that another process has given the servers."""
         if self._follows:
-            self._go_on(weights)
+            if weights.version > self.weights.version:
+                self.weights = weights
             return
         async with self._without_requests():
             self.weights = weights
@@ -288,13 +289,9 @@ class Fleet:
         if label == asked.label:
             return asked
         later = asked.later(label) if self._follows else None
-        if later is not None:
-            self._go_on(later)
+        if later is not None and later.version > self.weights.version:
+            self.weights = later
         return later
-
-    def _go_on(self, weights: Weights) -> None:
-        if weights.version > self.weights.version:
-            self.weights = weights
 
     async def _give(self, server: Server, weights: Weights) -> None:
         async with server.mending:
@@ -309,7 +306,7 @@ class Fleet:
         bringing = asyncio.create_task(bring_to(server.client, weights))
         silences = 0
         try:
-            while not (await asyncio.wait({bringing}, timeout=self._patience.between_checks_s))[0]:
+            while not (await asyncio.wait({bringing}, timeout=self._timeouts.between_checks_s))[0]:
                 try:
                     await server.client.get("/health")
                     silences = 0
@@ -367,7 +364,13 @@ class WeightsFolder:
         label = self.label(version)
         tensors = iter(named_params)
         try:
-            files = list(_write(self._folder(), label, tensors))
+            if self._given is not None:
+                folder = Path(self._given).expanduser().absolute()
+                folder.mkdir(parents=True, exist_ok=True)
+            else:
+                self._made = self._made or tempfile.mkdtemp(prefix="repl-rl-weights-")
+                folder = Path(self._made)
+            files = list(_write(folder, label, tensors))
         except (OSError, SafetensorError) as error:
             deque(tensors, maxlen=0)
             raise ConfigError(
@@ -383,38 +386,23 @@ class WeightsFolder:
         if self._made is not None:
             shutil.rmtree(self._made, ignore_errors=True)
 
-    def _folder(self) -> Path:
-        if self._given is not None:
-            folder = Path(self._given).expanduser().absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            return folder
-        if self._made is None:
-            self._made = tempfile.mkdtemp(prefix="repl-rl-weights-")
-        return Path(self._made)
-
 
 def _write(folder: Path, label: str, named_params: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
     """Write files of a few GiB each, so that no copy of the whole model is held in memory; yields their paths."""
-    batch: dict[str, torch.Tensor] = {}
-    size = 0
-    number = itertools.count()
-
-    def written() -> str:
-        path = folder / f"{label}-{next(number):03d}.safetensors"
+    tensors = iter(named_params)
+    for number in itertools.count():
+        batch: dict[str, torch.Tensor] = {}
+        for name, tensor in tensors:
+            batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
+            if sum(each.nbytes for each in batch.values()) >= _FILE_BYTES:
+                break
+        if not batch:
+            return
+        path = folder / f"{label}-{number:03d}.safetensors"
         partial = path.with_suffix(".partial")
         save_file(batch, partial)
         partial.rename(path)
-        batch.clear()
-        return str(path)
-
-    for name, tensor in named_params:
-        batch[name] = tensor.detach().to("cpu", copy=True).contiguous()
-        size += batch[name].nbytes
-        if size >= _FILE_BYTES:
-            yield written()
-            size = 0
-    if batch:
-        yield written()
+        yield str(path)
 
 
 async def bring_to(client: ServerClient, weights: Weights) -> None:
@@ -445,7 +433,7 @@ async def bring_to(client: ServerClient, weights: Weights) -> None:
 
 async def _begin(client: ServerClient, weights: Weights) -> None:
     """Drain a server, and take its label away."""
-    await client.post("/pause?mode=wait", wait_s=client.patience.weights_s)
+    await client.post("/pause?mode=wait", wait_s=client.timeouts.weights_s)
     await client.post("/update_weight_version", {"new_version": f"on the way to {weights.label}"})
 
 

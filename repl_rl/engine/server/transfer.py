@@ -25,6 +25,7 @@ import torch
 from repl_rl.engine.base import TensorFacts
 from repl_rl.engine.server.client import ServerClient
 from repl_rl.errors import EngineError
+from repl_rl.utils.processes import free_port
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,9 @@ class Transfer:
     def __init__(self, backend: str, run: Run) -> None:
         self._backend = backend
         self._run = run
-        self._group: _Group | None = None
+        self._clients: list[ServerClient] = []
+        self._source: Any = None
+        self._sender: Any = None
         self._gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
 
     def send(
@@ -66,11 +69,12 @@ class Transfer:
         if self._gpu is not None:
             torch.cuda.set_device(self._gpu)  # a new thread begins on the first one
         try:
-            if self._group is None or self._group.clients != list(clients):
+            if self._clients != list(clients):
                 self.close()
-                self._group = _Group(self._backend, list(clients), self._run)
+                self._form_group(list(clients))
+            self._source.facts, self._source.named = facts, named
             with torch.no_grad():
-                self._group.send(facts, named)
+                self._sender.send_weights()
         except Exception as error:
             self.close()
             raise EngineError(
@@ -80,16 +84,12 @@ class Transfer:
             ) from error
 
     def close(self) -> None:
-        """Leave the group. A second call does nothing."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """Leave the group. Also ends a broadcast under way, which would wait for a failed server for ever."""
+        sender, self._sender, self._clients = self._sender, None, []
+        if sender is not None:
+            sender.shutdown()
 
-
-class _Group:
-    """The trainer and the workers of some servers."""
-
-    def __init__(self, backend: str, clients: list[ServerClient], run: Run) -> None:
+    def _form_group(self, clients: list[ServerClient]) -> None:
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
@@ -105,26 +105,18 @@ class _Group:
             def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
                 return iter(self.named)
 
-        self.clients = clients
+        servers = ServerGroup(clients, self._run, self.close)
+        parts = urlsplit(clients[0].url)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname, parts.port or 80))  # sends nothing
+            address: str = probe.getsockname()[0]  # this machine's, as the server sees it
+        begin = BACKENDS[self._backend](address, free_port(), 1 + sum(servers.workers))
         self._source = Source()
-        self._servers = _Servers(clients, run, self.close)
-        address, port = _own_address(clients[0].url), _free_port()
-        begin = BACKENDS[backend](address, port, 1 + sum(self._servers.workers))
-        self._sender: Any = None
-        self._sender = WeightTransferTrainerFactory.trainer_init(begin, client=self._servers, source=self._source)
-
-    def send(self, facts: Sequence[TensorFacts], named: Iterable[tuple[str, torch.Tensor]]) -> None:
-        self._source.facts, self._source.named = facts, named
-        self._sender.send_weights()
-
-    def close(self) -> None:
-        """Also ends a broadcast under way, which would wait for a failed server for ever."""
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.shutdown()
+        self._sender = WeightTransferTrainerFactory.trainer_init(begin, client=servers, source=self._source)
+        self._clients = clients
 
 
-class _Servers:
+class ServerGroup:
     """What vLLM's trainer end asks of one server (`VLLMWeightSyncClient`), asked of all servers at once."""
 
     def __init__(self, clients: Sequence[ServerClient], run: Run, on_failure: Callable[[], None]) -> None:
@@ -156,7 +148,7 @@ class _Servers:
 
     def _post(self, path: str, bodies: Sequence[Any]) -> None:
         calls = zip(self._clients, bodies, strict=True)
-        self._ask([client.post(path, body, client.patience.weights_s) for client, body in calls])
+        self._ask([client.post(path, body, client.timeouts.weights_s) for client, body in calls])
 
     def _ask(self, calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """All answers; as soon as one call fails, its error, and the others are given up."""
@@ -170,19 +162,3 @@ class _Servers:
             return list(self._run(ask()))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors
-
-
-def _own_address(url: str) -> str:
-    """This machine's address, as the server at `url` sees it."""
-    parts = urlsplit(url)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((parts.hostname, parts.port or 80))  # sends nothing
-        address: str = probe.getsockname()[0]
-        return address
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("", 0))
-        port: int = listening.getsockname()[1]
-        return port

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 import torch
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig, SeededSampling
-from repl_rl.engine.admission import Admission
 from repl_rl.engine.base import Finish, SampledLine, Versions, updated
 from repl_rl.engine.environment import engine_threads
 from repl_rl.engine.threaded import ThreadedEngine
 from repl_rl.engine.transformers.model import RowModel, sample_tokens
 from repl_rl.engine.vocabulary import Vocabulary
 from repl_rl.errors import ConfigError, EngineError
+from repl_rl.utils.admission import Admission, Room
 
 _GIB = 2**30
 _MOST_FED_TOKENS = 4096
@@ -84,7 +84,7 @@ class TransformersEngine(ThreadedEngine[RowSequence]):
         super().__init__(
             _RowStepper(self._batch, vocabulary, min(config.places, most_rows)),
             "the transformers engine",
-            Admission(capacity_tokens, learns=False),
+            Admission(Room(capacity_tokens)),
             config.context_tokens,
             engine_threads(self._model.parameter_count) if self._model.device.type == "cpu" else None,
         )

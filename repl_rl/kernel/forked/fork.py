@@ -5,12 +5,12 @@ signal and trace them. Therefore it is stopped for good once it has been forked,
 as well, the last one. Forks don't see each other.
 
     session, stopped for good
-    ├── a twin, with copies of its files: a session of its own
-    └── goes on as the session, with its files
+    ├── a fork, with copies of its files: a session of its own
+    └── the fork that goes on as the session, with its files
 
-A session may make the namespaces of a twin only when the host says so, each time (`Listener`). Its own code makes the
-twin and moves it in (kernels/python/repl_fork.py), and a model may have changed that code. So `strays` looks, from
-outside and while the session and the twin are stopped, whether the twin is as apart from it as a stranger.
+A session may make the namespaces of a fork only when the host says so, each time (`Listener`). Its own code makes the
+fork and moves it in (kernels/python/repl_fork.py), and a model may have changed that code. So `still_shared` checks,
+from outside and while the session and the fork are stopped, that the fork is as separate as any other session.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _FIELD = re.compile(r"^(\w+):[ \t]*(.*)$", re.MULTILINE)
 _SHARED = re.compile(r"^\S+ (\S{3}s) \S+ (\S+) \d+ *(.*)$", re.MULTILINE)
 """Mappings that are shared with whoever has them too: access, device, name."""
 _APART = ("user", "pid", "mnt", "ipc")
-"""Namespaces that each fork has to have of its own; a twin a network as well."""
+"""Namespaces that each fork has to have of its own; one that does not go on as the session a network as well."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.argtypes = [ctypes.c_long] * 6
@@ -113,22 +113,22 @@ class Ancestor:
     held_mb: float
     """What it held when it was stopped; its forks share this memory, and each counts a part of it as its own."""
     group: SessionGroup | None = None
-    """Where this is charged to, with what the fork holds that goes on in its place."""
-    heirs: set[object] = field(default_factory=set)
+    """Where this is charged to, with what the fork holds that goes on as the session."""
+    descendants: set[object] = field(default_factory=set)
 
     def part_mb(self) -> float:
-        return self.held_mb / max(1, len(self.heirs))
+        return self.held_mb / max(1, len(self.descendants))
 
-    def leave(self, heir: object) -> None:
-        self.heirs.discard(heir)
-        if not self.heirs and self.pidfd >= 0:
+    def leave(self, descendant: object) -> None:
+        self.descendants.discard(descendant)
+        if not self.descendants and self.pidfd >= 0:
             send_signal(self.pidfd, signal.SIGKILL)
             os.close(self.pidfd)
             self.pidfd = -1
 
 
-class Twin:
-    """A fork of a session from before its birth until it has moved in; whoever takes it takes what it holds."""
+class Child:
+    """A fork of a session from before it starts until it has moved in; whoever takes it takes what it holds."""
 
     def __init__(self, output: SessionPipe) -> None:
         """`output` is for what it prints."""
@@ -138,27 +138,23 @@ class Twin:
         self.inodes = tuple(os.fstat(descriptor).st_ino for descriptor in self.descriptors())
 
     def descriptors(self) -> tuple[int, int]:
-        """Its ends of its channel and of its output, until it is born."""
+        """Its ends of its channel and of its output, until it has started."""
         return self._end.fileno(), self.output.write_fd
 
     async def move_in(
-        self, server: ForkServer, newborn: Callable[[], list[int]], number: int,
-        *, copies: bool, reseed: bool, patience_s: float,
-    ) -> None:  # fmt: skip
-        """It is the `number`th of the `newborn`, once it is born. With `copies`, the session's files become its own.
-        Then it is told to stop.
+        self, server: ForkServer, find: Callable[[], int], *, copies: bool, reseed: bool, patience_s: float
+    ) -> None:
+        """Give it what it needs, and tell it to stop. With `copies`, the session's files become its own.
 
-        Raises ForkRefusedError if it ends over that.
+        `find` returns its process id once it has started, or raises KernelDiedError. Raises ForkRefusedError if the
+        child ends over that.
         """
         if not await self.channel.ready(patience_s):
             raise ForkRefusedError(f"a fork of the session ended as it began; it printed: {self._printed()}")
-        born = newborn()
-        if len(born) <= number:
-            raise KernelDiedError("a fork of the session that does not exist said that it was ready")
-        self.pid = born[number]
+        self.pid = find()
         self.pidfd = os.pidfd_open(self.pid)
-        await server.furnish(self.pidfd, folders=copies)
-        if await self.channel.ask({"settle": {"moves": copies, "reseed": reseed}}, patience_s) is None:
+        await server.set_up_fork(self.pidfd, folders=copies)
+        if await self.channel.ask({"settle": {"copies": copies, "reseed": reseed}}, patience_s) is None:
             raise ForkRefusedError(f"a fork of the session ended as it moved in; it printed: {self._printed()}")
         send_signal(self.pidfd, signal.SIGSTOP)
         with contextlib.suppress(OSError):  # as every session does for itself (kernels/python/confinement.py)
@@ -180,49 +176,63 @@ class Twin:
         return self.output.take()[0].strip()[-_REASON_CHARS:] or "nothing"
 
 
-async def bear(
-    twins: Sequence[Twin], server: ForkServer, pid: int, pidfd: int, channel: PrivateChannel, listener: Listener,
-    *, reseed: bool, patience_s: float,
-) -> None:  # fmt: skip
-    """Have a session fork itself into twins, move them in, and stop it and them, each as soon as it has done its part.
+async def fork_session(
+    children: Sequence[Child],
+    server: ForkServer,
+    pid: int,
+    pidfd: int,
+    channel: PrivateChannel,
+    listener: Listener,
+    *,
+    reseed: bool,
+    patience_s: float,
+) -> None:
+    """Have a session fork itself, move its children in, and stop it and them, each as soon as it has done its part.
 
-    With `reseed`, all twins but the last get new random states. Raises ForkRefusedError with the reason,
+    With `reseed`, all children but the last get new random states. Raises ForkRefusedError with the reason,
     KernelDiedError if the session dies of it or does not do as it is told, and KernelError if one doesn't stop. The
-    twins are to be abandoned then.
+    children are to be abandoned then.
     """
-    before = children(pid)
+    before = children_of(pid)
 
-    def newborn() -> list[int]:
-        return [child for child in children(pid) if child not in before]
+    def started() -> list[int]:
+        return [child for child in children_of(pid) if child not in before]
 
     async def asked() -> None:
-        ends = [descriptor for twin in twins for descriptor in twin.descriptors()]
-        with listener.allowing(pid, len(twins)):
+        ends = [descriptor for child in children for descriptor in child.descriptors()]
+        with listener.allowing(pid, len(children)):
             reply = await channel.ask({"fork": True}, patience_s, ends)
-        for twin in twins:
-            twin.close_ends()
+        for child in children:
+            child.close_ends()
         if reply is None:
             raise KernelDiedError("the session ended, or did not answer in time, as it was to be forked")
         if reply.get("refused") is not None:
             raise ForkRefusedError(f"the session can't be forked: {str(reply['refused'])[:_REASON_CHARS]}")
         send_signal(pidfd, signal.SIGSTOP)
 
-    async def moved_in(number: int, twin: Twin) -> None:
-        copies = twin is not twins[-1]
-        await twin.move_in(server, newborn, number, copies=copies, reseed=reseed and copies, patience_s=patience_s)
+    async def moved_in(number: int, child: Child) -> None:
+        def find() -> int:
+            if len(pids := started()) <= number:
+                raise KernelDiedError("a fork of the session that does not exist said that it was ready")
+            return pids[number]
 
-    # Twins move in while the session makes the next ones. The last of them has the least to do.
-    moves = [moved_in(number, twin) for number, twin in enumerate(twins)]
+        copies = child is not children[-1]
+        await child.move_in(server, find, copies=copies, reseed=reseed and copies, patience_s=patience_s)
+
+    # Children move in while the session makes the next ones. The last of them has the least to do.
+    moves = [moved_in(number, child) for number, child in enumerate(children)]
     outcomes = await asyncio.gather(asked(), *moves, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
-    if len(newborn()) != len(twins):
-        raise KernelDiedError(f"the session was to fork itself {len(twins)} times, and did so {len(newborn())} times")
-    await _stopped([pid, *(twin.pid for twin in twins)])
+    if len(started()) != len(children):
+        raise KernelDiedError(
+            f"the session was to fork itself {len(children)} times, and did so {len(started())} times"
+        )
+    await _stopped([pid, *(child.pid for child in children)])
 
 
-def children(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Of a process that has one thread, the oldest first."""
     return list(map(int, _read(f"/proc/{pid}/task/{pid}/children").split()))
 
@@ -234,10 +244,10 @@ def depth(pid: int) -> int:
 
 def kill_children(pid: int, keep: Sequence[int]) -> None:
     """Kill the children of a process, which may make more of them, but for `keep`."""
-    for child in set(children(pid)) - set(keep):
+    for child in set(children_of(pid)) - set(keep):
         with contextlib.suppress(ProcessLookupError):
             pidfd = os.pidfd_open(child)
-            if child in children(pid):  # and not another process that has its number now
+            if child in children_of(pid):  # and not another process that has its number now
                 send_signal(pidfd, signal.SIGKILL)
             os.close(pidfd)
 
@@ -256,23 +266,23 @@ async def _stopped(pids: Sequence[int]) -> None:
                 await asyncio.sleep(_POLL_S)
 
 
-def strays(twins: Sequence[Twin], pid: int) -> str | None:
+def still_shared(children: Sequence[Child], pid: int) -> str | None:
     """What a session's forks have in common, or may do, beyond what strangers have and may; or None.
 
     All of them and the session are stopped. The last one may share files with the session, which does not go on.
     """
-    if sorted(children(pid)) != sorted(twin.pid for twin in twins) or len(os.listdir(f"/proc/{pid}/task")) != 1:
+    if sorted(children_of(pid)) != sorted(child.pid for child in children) or len(os.listdir(f"/proc/{pid}/task")) != 1:
         return "further processes"
     devices = {os.stat(f"/proc/{pid}/root/{folder}").st_dev for folder in ("tmp", "dev/shm", "dev/pts")}
     terminals = os.stat(f"/proc/{pid}/root/dev/pts").st_dev
     namespaces = {name: os.readlink(f"/proc/{pid}/ns/{name}") for name in _APART}
-    twins_namespaces = namespaces | {"net": os.readlink(f"/proc/{pid}/ns/net")}
-    for number, twin in enumerate(twins):
-        others = [pid, *(other.pid for other in twins[number + 1 :])]
-        is_last = twin is twins[-1]
-        found = _may_more(twin.pid, namespaces if is_last else twins_namespaces) or _open_strays(twin, {terminals}, [])
+    of_fork = namespaces | {"net": os.readlink(f"/proc/{pid}/ns/net")}
+    for number, child in enumerate(children):
+        others = [pid, *(other.pid for other in children[number + 1 :])]
+        is_last = child is children[-1]
+        found = _may_more(child.pid, namespaces if is_last else of_fork) or _shared_descriptor(child, {terminals}, [])
         if found is None and not is_last:
-            found = _open_strays(twin, devices, others) or _shared(twin.pid, devices)
+            found = _shared_descriptor(child, devices, others) or _shared_memory(child.pid, devices)
         if found is not None:
             return found
     return None
@@ -283,7 +293,7 @@ def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
     status = _status(pid)
     if any(os.readlink(f"/proc/{pid}/ns/{name}") == that for name, that in namespaces.items()):
         return "a namespace"
-    if children(pid) or len(os.listdir(f"/proc/{pid}/task")) != 1:
+    if children_of(pid) or len(os.listdir(f"/proc/{pid}/task")) != 1:
         return "further processes"
     if any(int(status[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")):
         return "capabilities"
@@ -294,10 +304,10 @@ def _may_more(pid: int, namespaces: Mapping[str, str]) -> str | None:
     return None
 
 
-def _open_strays(twin: Twin, devices: set[int], others: Sequence[int]) -> str | None:
+def _shared_descriptor(child: Child, devices: set[int], others: Sequence[int]) -> str | None:
     """A descriptor that isn't its own: of another kind, on one of `devices`, or also open in `others`."""
-    folder = f"/proc/{twin.pid}/fd"
-    channel, pipe = (f"socket:[{twin.inodes[0]}]", f"pipe:[{twin.inodes[1]}]")
+    folder = f"/proc/{child.pid}/fd"
+    channel, pipe = (f"socket:[{child.inodes[0]}]", f"pipe:[{child.inodes[1]}]")
     own = {1: pipe, 2: pipe, 3: channel}
     held = [(other, int(name)) for other in others for name in os.listdir(f"/proc/{other}/fd")]
     for descriptor in map(int, os.listdir(folder)):
@@ -308,7 +318,7 @@ def _open_strays(twin: Twin, devices: set[int], others: Sequence[int]) -> str | 
             is_own = (
                 stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFCHR)
                 and status.st_dev not in devices
-                and not any(_is_same_file(twin.pid, other, descriptor, each) for other, each in held)
+                and not any(_is_same_file(child.pid, other, descriptor, each) for other, each in held)
             )
         if not is_own:
             return f"descriptor {descriptor}"
@@ -323,7 +333,7 @@ def _is_same_file(pid: int, other: int, descriptor: int, others_descriptor: int)
     return found == 0 or (found < 0 and ctypes.get_errno() != errno.EBADF)
 
 
-def _shared(pid: int, devices: set[int]) -> str | None:
+def _shared_memory(pid: int, devices: set[int]) -> str | None:
     if os.stat(f"/proc/{pid}/cwd").st_dev in devices:
         return "a working folder"
     for access, device, name in _SHARED.findall(_read(f"/proc/{pid}/maps")):

@@ -25,13 +25,13 @@ from repl_rl.kernel.forked.channel import LineCalls, PrivateChannel
 from repl_rl.kernel.forked.fork import (
     DEEPEST,
     Ancestor,
+    Child,
     Listener,
-    Twin,
-    bear,
-    children,
+    children_of,
     depth,
+    fork_session,
     kill_children,
-    strays,
+    still_shared,
 )
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.limits import Limits, Profile
@@ -64,9 +64,9 @@ class ForkBackend:
         self._profile = profile
         self._limits = limits
         self._kind = kind
-        self._server: ForkServer | None = None
-        self._home: Home | None = None
-        self._group: PoolGroup | None = None
+        self.server: ForkServer | None = None
+        self.home: Home | None = None
+        self.group: PoolGroup | None = None
         self._starting = asyncio.Lock()
         self.restarts = 0
 
@@ -74,10 +74,10 @@ class ForkBackend:
         """Raises DependencyError or SandboxError, with the remedy, if sessions can't be isolated here as asked."""
         kind = await asyncio.to_thread(require_sandbox, self._kind)
         limit_bytes = int((memory_mb + _SERVER_MB) * _MIB)
-        self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+        self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
         try:
-            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
-            self._sandbox = Sandbox(kind, self._profile, self._limits, self._home, divides=True)
+            self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
+            self._sandbox = Sandbox(kind, self._profile, self._limits, self.home, divides=True)
             await asyncio.to_thread(self._sandbox.readable)
         except BaseException:
             await self.close()
@@ -85,31 +85,27 @@ class ForkBackend:
 
     async def start(self) -> ForkedKernel:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
-        assert self._home is not None
+        assert self.home is not None
         try:
-            return await ForkedKernel.start(await self._running_server(), self._sandbox, self._home, self._group)
+            async with self._starting:
+                if self.server is not None and self.server.has_ended:
+                    _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
+                    self.restarts += 1
+                    await self.server.close()
+                    self.server = None
+                if self.server is None:
+                    self.server = await ForkServer.start(self._sandbox, self.home, self.group)
+            return await ForkedKernel.start(self.server, self._sandbox, self.home, self.group)
         except OSError as error:
             raise KernelStartError(f"a kernel could not be started: {error}") from error
 
     async def close(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close)
-        if self._home is not None:
-            await asyncio.to_thread(self._home.close)
-
-    async def _running_server(self) -> ForkServer:
-        async with self._starting:
-            if self._server is not None and self._server.has_ended:
-                _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
-                self.restarts += 1
-                await self._server.close()
-                self._server = None
-            if self._server is None:
-                assert self._home is not None
-                self._server = await ForkServer.start(self._sandbox, self._home, self._group)
-            return self._server
+        if self.server is not None:
+            await self.server.close()
+        if self.group is not None:
+            await asyncio.to_thread(self.group.close)
+        if self.home is not None:
+            await asyncio.to_thread(self.home.close)
 
 
 class ForkedKernel:
@@ -142,14 +138,14 @@ class ForkedKernel:
         """The process id of the session on the host."""
         self._inherited_mb = tree_mb(self.pid)
         self._pool_group = pool_group
-        self._group: SessionGroup | None = None
+        self.group: SessionGroup | None = None
         self._held_before_mb = 0.0
         """What it held before it was in its group, which is not charged for it."""
         self._joining = None if pool_group is None else asyncio.create_task(self._join(pool_group))
         self._listener = listener
         self._ancestors = ancestors
         for ancestor in ancestors:
-            ancestor.heirs.add(self)
+            ancestor.descendants.add(self)
         self._connection: dict[str, Any] = {}
         self._connection_file: Path | None = None
         self._asking, self._host_turn = asyncio.Lock(), asyncio.Lock()
@@ -170,11 +166,11 @@ class ForkedKernel:
                 undo.push_async_callback(asyncio.to_thread, remove_tree, folder)
             output = SessionPipe(limits.output_bytes, limits.read_mb * _MIB)
             undo.callback(output.close)
-            ours, theirs = socket.socketpair()
+            ours, tdescendants = socket.socketpair()
             undo.callback(ours.close)
-            with theirs:
+            with tdescendants:
                 request = {"uid": sandbox.uid(), "tmp": None if folder is None else str(folder)}
-                pidfd = await server.fork(request, [theirs.fileno(), output.write_fd])
+                pidfd = await server.fork(request, [tdescendants.fileno(), output.write_fd])
             undo.pop_all()
         output.close_write_end()
         kernel = cls(server, sandbox, home, folder, PrivateChannel(ours), output, pidfd, pool_group)
@@ -273,28 +269,31 @@ class ForkedKernel:
         return None
 
     async def fork(self, count: int = 1, *, reseed: bool = False) -> list[ForkedKernel]:
-        """`count` twins with the state that this session has now; they and it go on apart from one another.
+        """`count` forks with the state that this session has now; they and it go on apart from one another.
 
-        With `reseed`, the twins' random generators are seeded anew. Raises ForkRefusedError with the reason, in which
+        With `reseed`, the forks' random generators are seeded anew. Raises ForkRefusedError with the reason, in which
         case the session lives on, and KernelDiedError if it is gone or does not survive this.
         """
         if (reason := self._objection()) is not None:
             raise ForkRefusedError(f"the session can't be forked: {reason}")
         assert self._listener is not None
-        limits, held_mb, twins = self._limits, self._own_mb(), list[Twin]()
+        limits, held_mb, children = self._limits, self._own_mb(), list[Child]()
         async with self._listener.turn, self._asking:
-            before = children(self.pid)
+            before = children_of(self.pid)
             try:
                 for _ in range(count + 1):
-                    twins.append(Twin(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
-                await bear(
-                    twins, self._server, self.pid, self._pidfd, self._channel, self._listener,
-                    reseed=reseed, patience_s=limits.start_s,
-                )  # fmt: skip
-                self._check(twins)
+                    children.append(Child(SessionPipe(limits.output_bytes, limits.read_mb * _MIB)))
+                session = (self.pid, self._pidfd, self._channel, self._listener)
+                await fork_session(children, self._server, *session, reseed=reseed, patience_s=limits.start_s)
+                if (what := still_shared(children, self.pid)) is not None:
+                    raise ForkRefusedError(
+                        f"forks of the session would not have been apart from it; they share: {what}"
+                    )
+                for child in children:
+                    send_signal(child.pidfd, signal.SIGCONT)  # they go on, and the session no more
             except BaseException as error:
-                for twin in twins:
-                    twin.abandon()
+                for child in children:
+                    child.abandon()
                 if isinstance(error, ForkRefusedError):
                     kill_children(self.pid, before)
                     send_signal(self._pidfd, signal.SIGCONT)
@@ -304,35 +303,25 @@ class ForkedKernel:
                 if isinstance(error, OSError):
                     raise KernelDiedError(f"the session could not be forked, and is ended: {error}") from error
                 raise
-            return self._give_place_to(twins, held_mb)
+            return self._replace_by(children, held_mb)
 
-    def _check(self, twins: list[Twin]) -> None:
-        """Let the twins go on, and the session no more. Raises ForkRefusedError if one kept what it may not."""
-        what = strays(twins, self.pid)
-        if what is not None:
-            raise ForkRefusedError(f"forks of the session would not have been apart from it; they share: {what}")
-        for twin in twins:
-            send_signal(twin.pidfd, signal.SIGCONT)
-
-    def _give_place_to(self, twins: list[Twin], held_mb: float) -> list[ForkedKernel]:
+    def _replace_by(self, children: list[Child], held_mb: float) -> list[ForkedKernel]:
         """The last one goes on as this session, which held `held_mb`; the others are returned."""
         assert self._listener is not None
-        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb, self._group))
+        ancestors = (*self._ancestors, Ancestor(self._pidfd, held_mb, self.group))
         self._channel.close()
         self._output.close()
-        *others, last = twins
+        *others, last = children
         self._channel, self._output, self._pidfd, self.pid = last.channel, last.output, last.pidfd, last.pid
         self._inherited_mb = tree_mb(self.pid)
         self._ancestors = ancestors
-        ancestors[-1].heirs.add(self)
+        ancestors[-1].descendants.add(self)
+        of_pool = (self._server, self._sandbox, self._home, None)
         made = []
-        for twin in others:
-            kernel = ForkedKernel(
-                self._server, self._sandbox, self._home, None, twin.channel, twin.output, twin.pidfd,
-                self._pool_group, self._listener.share(), ancestors,
-            )  # fmt: skip
-            kernel._has_run = True
-            made.append(kernel)
+        for child in others:
+            own = (child.channel, child.output, child.pidfd)
+            made.append(ForkedKernel(*of_pool, *own, self._pool_group, self._listener.share(), ancestors))
+            made[-1]._has_run = True
         return made
 
     async def open_jupyter(self) -> Path:
@@ -365,22 +354,22 @@ class ForkedKernel:
         group = await asyncio.to_thread(pool_group.admit, self.pid)
         if group is not None:
             self._held_before_mb = await asyncio.to_thread(grown_mb, self.pid, self._inherited_mb)
-        self._group = group
+        self.group = group
 
     def memory_mb(self) -> float:
         """What it holds beyond what it was forked with, plus a fixed figure for the pages that it has copied since.
 
         Where it has no control group, by what /proc shows of its processes and folders.
         """
-        parts_mb = sum(each.part_mb() for each in self._ancestors if self._group is None or each.group != self._group)
+        parts_mb = sum(each.part_mb() for each in self._ancestors if self.group is None or each.group != self.group)
         outside_mb = 0.0
-        if self._group is None and self._kind == "bwrap":
+        if self.group is None and self._kind == "bwrap":
             outside_mb = folder_mb(self.pid, _FOLDERS) + sockets_mb(self.pid)
         return _COPIED_MB + self._own_mb() + outside_mb + parts_mb
 
     def _own_mb(self) -> float:
-        if self._group is not None:
-            return self._held_before_mb + self._group.used_mb()
+        if self.group is not None:
+            return self._held_before_mb + self.group.used_mb()
         return max(0.0, tree_mb(self.pid) - self._inherited_mb)
 
     def excess(self) -> str | None:
@@ -399,29 +388,26 @@ class ForkedKernel:
 
     async def _close(self) -> None:
         async with AsyncExitStack() as each:  # whatever one of them raises, the others are done, from the last up
-            each.push_async_callback(self._leave_group)
+            if self._joining is not None:
+                each.push_async_callback(self._leave_group, self._joining)
             if self._folder is not None:
                 each.push_async_callback(asyncio.to_thread, remove_tree, self._folder)
             if self._connection_file is not None:
                 each.callback(self._connection_file.unlink, missing_ok=True)
             each.callback(remove_sockets, self._connection)
             each.callback(self._output.close)
-            each.callback(self._leave_family)
+            if self._listener is not None:
+                each.callback(self._listener.release)
+            for ancestor in self._ancestors:
+                each.callback(ancestor.leave, self)
             each.callback(os.close, self._pidfd)
             each.callback(self._channel.close)
             await self._kill()
 
-    async def _leave_group(self) -> None:
-        if self._joining is not None:
-            await self._joining
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close)
-
-    def _leave_family(self) -> None:
-        for ancestor in self._ancestors:
-            ancestor.leave(self)
-        if self._listener is not None:
-            self._listener.release()
+    async def _leave_group(self, joining: asyncio.Task[None]) -> None:
+        await joining
+        if self.group is not None:
+            await asyncio.to_thread(self.group.close)
 
     async def _kill(self) -> None:
         """Kill the session and all that it started, and wait until it is dead.

@@ -36,14 +36,14 @@ class ForkServer:
         self,
         process: subprocess.Popen[bytes],
         control: socket.socket,
-        furnish: socket.socket,
+        fork_setup: socket.socket,
         log: Path,
         patience_s: float,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._process = process
         self._control = control
-        self._furnish = furnish
+        self._fork_setup = fork_setup
         self._log_file = log
         self._patience_s = patience_s
         self._forks = 0
@@ -59,13 +59,13 @@ class ForkServer:
         """Start a server, its profile's packages imported. Raises KernelStartError, with its output, if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        our_furnish, their_furnish = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        our_furnish.setblocking(False)
+        our_setup, their_setup = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        our_setup.setblocking(False)
         log = home.path / "fork_server.log"
-        with theirs, their_furnish, open(log, "ab") as output:
+        with theirs, their_setup, open(log, "ab") as output:
             record = {
                 "control": theirs.fileno(),
-                "furnish": their_furnish.fileno() if sandbox.kind == "bwrap" else None,
+                "fork_setup": their_setup.fileno() if sandbox.kind == "bwrap" else None,
                 "walls": sandbox.kind,
                 "rlimits": sandbox.rlimits(),
                 "charged": group is not None,
@@ -82,14 +82,14 @@ class ForkServer:
                     argv,
                     record,
                     output=output.fileno(),
-                    descriptors=[theirs.fileno(), their_furnish.fileno()],
+                    descriptors=[theirs.fileno(), their_setup.fileno()],
                     group=group,
                 )
             except OSError as error:
                 ours.close()
-                our_furnish.close()
+                our_setup.close()
                 raise KernelStartError(f"the fork server could not be launched: {error}") from error
-        server = cls(process, ours, our_furnish, log, sandbox.limits.start_s)
+        server = cls(process, ours, our_setup, log, sandbox.limits.start_s)
         try:
             ready = await asyncio.wait_for(asyncio.shield(server._ready), server._patience_s)
             _say(sandbox.profile_name, ready)
@@ -136,7 +136,7 @@ class ForkServer:
         finally:
             self._asked.pop(number, None)
 
-    async def furnish(self, pidfd: int, *, folders: bool) -> None:
+    async def set_up_fork(self, pidfd: int, *, folders: bool) -> None:
         """Give a session's fork of itself a /proc of its own, and the other folders if it is to have them.
 
         Raises ForkRefusedError if that fails or takes too long.
@@ -144,9 +144,9 @@ class ForkServer:
         report, theirs = os.pipe()
         try:
             try:
-                socket.send_fds(self._furnish, [json.dumps({"folders": folders}).encode()], [pidfd, theirs])
+                socket.send_fds(self._fork_setup, [json.dumps({"folders": folders}).encode()], [pidfd, theirs])
             except OSError as error:
-                raise ForkRefusedError(f"the fork server could not be asked to furnish a fork: {error}") from error
+                raise ForkRefusedError(f"the fork server could not be asked to set up a fork: {error}") from error
             finally:
                 os.close(theirs)
             said = await self._said(report)
@@ -177,7 +177,7 @@ class ForkServer:
         """End the server with all its sessions, and wait until they are gone."""
         self._end()
         self._control.close()
-        self._furnish.close()
+        self._fork_setup.close()
         try:
             await asyncio.wait_for(exited(self._process), _END_S)
         except TimeoutError:

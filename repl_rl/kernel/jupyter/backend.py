@@ -25,7 +25,7 @@ import asyncio
 import difflib
 import logging
 import os
-from typing import Any, Literal
+from typing import Any
 
 import zmq.asyncio
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager, NoSuchKernel
@@ -38,7 +38,7 @@ from repl_rl.kernel.border import MOST_BYTES
 from repl_rl.kernel.cgroups import PoolGroup
 from repl_rl.kernel.jupyter import provisioner
 from repl_rl.kernel.jupyter.guest import Guest
-from repl_rl.kernel.jupyter.kernel import KernelspecKernel
+from repl_rl.kernel.jupyter.kernel import KernelspecKernel, Kind
 from repl_rl.kernel.jupyter.messages import OTHERS_BYTES
 from repl_rl.kernel.limits import Limits, Profile
 from repl_rl.kernel.paths import Home, program_folder
@@ -60,7 +60,7 @@ _unheard.setLevel(logging.CRITICAL + 1)
 
 
 class KernelspecBackend:
-    """A `Backend` for the kernelspec called `name`. `transport` None lets the backend choose.
+    """A `Backend` for the kernelspec called `name`.
 
     `profile` is the sandbox profile. Of it, others than our own get `python_path` and `mounts` alone where they have no
     sandbox.
@@ -73,18 +73,16 @@ class KernelspecBackend:
         sandbox_kind: SandboxKind = "auto",
         *,
         profile: Profile | None = None,
-        transport: Literal["ipc", "tcp"] | None = None,
     ) -> None:
         self.name = name
         self.restarts = 0
         self._limits = limits
         self._kind: SandboxKind = sandbox_kind
         self._profile = profile or Profile.load()
-        self._transport = transport
         self._guard: Guard | None = None
         self._guest: Guest | None = None
-        self._group: PoolGroup | None = None
-        self._home: Home | None = None
+        self.group: PoolGroup | None = None
+        self.home: Home | None = None
         self._context: zmq.asyncio.Context | None = None
 
     async def open(self, memory_mb: float) -> None:
@@ -97,21 +95,26 @@ class KernelspecBackend:
             metadata = {**self._spec.metadata, "kernel_provisioner": {"provisioner_name": provisioner.NAME}}
             words = {**self._spec.to_dict(), "metadata": metadata}
             self._spec = KernelSpec(resource_dir=self._spec.resource_dir, **words)
-        self._require_places(kind)
+        self._require_folders(kind)
         try:
             if self._guest is not None:
                 limit_bytes = int((memory_mb + _STARTING_MB) * _MIB)
-                self._group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
-            self._home = await asyncio.to_thread(Home, None if self._group is None else self._group.folder)
+                self.group = await asyncio.to_thread(PoolGroup.make, limit_bytes, self._limits.session_bytes())
+            self.home = await asyncio.to_thread(Home, None if self.group is None else self.group.folder)
             if self._is_ours:
-                self._sandbox = Sandbox(kind, self._profile, self._limits, self._home)
+                self._sandbox = Sandbox(kind, self._profile, self._limits, self.home)
             elif self._guest is not None:
                 self._sandbox = Sandbox(
-                    kind, self._profile, self._limits, self._home, divides=True,
-                    installation=self._guest.installation, shown=self._guest.shown,
-                )  # fmt: skip
+                    kind,
+                    self._profile,
+                    self._limits,
+                    self.home,
+                    divides=True,
+                    installation=self._guest.installation,
+                    shown=self._guest.shown,
+                )
             elif self._is_local:
-                self._guard = Guard(f"{MARK}={self._home.path}/")
+                self._guard = Guard(f"{MARK}={self.home.path}/")
         except BaseException:
             await self.close()
             raise
@@ -123,7 +126,7 @@ class KernelspecBackend:
         else:
             self._context.setsockopt(SocketOption.MAXMSGSIZE, MOST_BYTES if self._is_ours else OTHERS_BYTES)
 
-    def _require_places(self, kind: SandboxKind) -> None:
+    def _require_folders(self, kind: SandboxKind) -> None:
         """Raises ConfigError if the profile shows folders that these kernels could not find."""
         if self._profile.mounts and self._is_ours and kind == "none":
             raise ConfigError(
@@ -140,10 +143,9 @@ class KernelspecBackend:
     async def start(self) -> KernelspecKernel:
         """A fresh kernel that answers. Raises KernelStartError, with what it printed, if it is not up in time."""
         manager, words = self.manager()
-        kernel = KernelspecKernel(
-            manager, self._limits, is_ours=self._is_ours, is_local=self._is_local, is_guest=self._guest is not None,
-            mounts=self._profile.mounts if self._is_local else {}, pool_group=self._group,
-        )  # fmt: skip
+        kind = Kind(self._is_ours, self._is_local, self._guest is not None)
+        mounts = self._profile.mounts if self._is_local else {}
+        kernel = KernelspecKernel(manager, self._limits, kind, pool_group=self.group, mounts=mounts)
         try:
             await kernel.start(**words)
         except BaseException:
@@ -153,18 +155,20 @@ class KernelspecBackend:
 
     def manager(self) -> tuple[AsyncKernelManager, dict[str, Any]]:
         """A manager for one more kernel, and the keyword arguments for its `start_kernel`. Other clients may use it."""
-        assert self._home is not None
-        connection_file = self._home.next_connection_file()
+        assert self.home is not None
+        connection_file = self.home.next_connection_file()
         words: dict[str, Any] = {}
         if self._is_ours:
             words = {"sandbox": self._sandbox}
         elif self._guest is not None:
-            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self._group}
+            words = {"sandbox": self._sandbox, "guest": self._guest, "group": self.group}
         elif self._is_local:
-            words = {"env": os.environ | self._python_path() | {MARK: str(connection_file)}}
+            words = {"env": {**os.environ, MARK: str(connection_file)}}
+            if folders := [str(folder) for folder in self._profile.python_path]:  # for the profile's own modules
+                words["env"]["PYTHONPATH"] = os.pathsep.join([*folders, *filter(None, [os.environ.get("PYTHONPATH")])])
         address: dict[str, Any] = {}
         speaks_ipc = self._is_ours or self._guest is not None or (self._is_local and self._spec.language == "python")
-        if (self._transport or ("ipc" if speaks_ipc else "tcp")) == "ipc":
+        if speaks_ipc:
             address = {"transport": "ipc", "ip": str(connection_file.with_suffix(""))}
         manager = AsyncKernelManager(
             kernel_name=self.name,
@@ -176,22 +180,15 @@ class KernelspecBackend:
         )
         return manager, words
 
-    def _python_path(self) -> dict[str, str]:
-        """What brings the profile's own modules into a Python kernel of this machine."""
-        if not self._profile.python_path:
-            return {}
-        already = filter(None, [os.environ.get("PYTHONPATH")])
-        return {"PYTHONPATH": os.pathsep.join([*map(str, self._profile.python_path), *already])}
-
     async def close(self) -> None:
         if self._context is not None:
             self._context.destroy(linger=0)
         if self._guard is not None:
             self._guard.close()
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close)
-        if self._home is not None:
-            await asyncio.to_thread(self._home.close)
+        if self.group is not None:
+            await asyncio.to_thread(self.group.close)
+        if self.home is not None:
+            await asyncio.to_thread(self.home.close)
 
 
 class _OneSpec(KernelSpecManager):  # type: ignore[misc]

@@ -57,14 +57,14 @@ class Guest:
         installation = replace(Installation.current(), packages=())
         environment = {key: text for key, text in profile.environment.items() if key not in _OURS_ONLY}
         shown: dict[Path, Path] = {}
-        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and _is_python(program):
+        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and program.name.startswith("python"):
             installation = Installation.current()
             words[0] = str(installation.executable_inside)
             environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
         else:
             words[0] = str(program)
             environment["PATH"] = f"{program.parent}:{environment.get('PATH', '/usr/bin:/bin')}"
-            for path in _files_of(program, spec.language, profile):
+            for path in files_of(program, spec.language, profile):
                 shown[path] = path
         for word in words[1:]:
             path = Path(word)
@@ -99,11 +99,7 @@ def _program(name: str, word: str, path: str | None) -> Path:
     return Path(found).absolute()
 
 
-def _is_python(program: Path) -> bool:
-    return program.name.startswith("python")
-
-
-def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
+def files_of(program: Path, language: str, profile: Profile) -> list[Path]:
     """Where a program and what belongs to it lie, besides the system."""
     prefix, actual = program.parent.parent, program.resolve()
     if (prefix / "pyvenv.cfg").is_file():
@@ -111,15 +107,15 @@ def _files_of(program: Path, language: str, profile: Profile) -> list[Path]:
         base = Installation(python, python.parent.parent, ())
         return [prefix, *(path for path, _ in base.python_inside() if not _is_in(path, profile.read_only))]
     shown = []
-    for place in dict.fromkeys((program, actual)):
-        is_in_bin = place.parent.name in ("bin", "sbin")
-        prefix = place.parent.parent if is_in_bin else place.parent
+    for path in dict.fromkeys((program, actual)):
+        is_in_bin = path.parent.name in ("bin", "sbin")
+        prefix = path.parent.parent if is_in_bin else path.parent
         if prefix not in _SHARED_PREFIXES and (is_in_bin or len(prefix.parts) > 2):
             shown.append(prefix)
             continue
-        shown += [] if _is_in(place, profile.read_only) else [place]
+        shown += [] if _is_in(path, profile.read_only) else [path]
         roots = [base / folder for base in _SHARED_PREFIXES for folder in _OWN_FOLDERS] + [Path("/etc")]
-        own = [root / name for root in roots for name in {place.name, language} if name and "/" not in name]
+        own = [root / name for root in roots for name in {path.name, language} if name and "/" not in name]
         shown += [path for path in own if path.is_dir() and not _is_in(path, profile.read_only)]
     return list(dict.fromkeys(path for path in shown if path.exists()))
 

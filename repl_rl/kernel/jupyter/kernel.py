@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from jupyter_client.manager import AsyncKernelManager
 
@@ -45,21 +45,25 @@ _FLOOD = 4
 _log = logging.getLogger(__name__)
 
 
-class KernelspecKernel:
-    """A `Kernel`. `is_ours` says that it is our own kernel; `is_guest`, that it is another one in our sandbox.
+class Kind(NamedTuple):
+    """Whose kernel it is, if it is none that a provisioner launches somewhere else."""
 
-    `is_local` says that it is another kernel's process on this machine without a sandbox; it works in a folder beside
-    its connection file, which has links to `mounts`.
-    """
+    is_ours: bool
+    is_local: bool
+    """Another one's process on this machine, without a sandbox."""
+    is_guest: bool
+    """Another one in our sandbox."""
+
+
+class KernelspecKernel:
+    """A `Kernel`. A local one works in a folder beside its connection file, which has links to `mounts`."""
 
     def __init__(
         self,
         manager: AsyncKernelManager,
         limits: Limits,
+        kind: Kind,
         *,
-        is_ours: bool,
-        is_local: bool,
-        is_guest: bool = False,
         pool_group: PoolGroup | None = None,
         mounts: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
@@ -67,19 +71,17 @@ class KernelspecKernel:
         self._mounts = mounts
         self._limits = limits
         self._work = Path(manager.connection_file).with_suffix(".work")
-        self._is_ours = is_ours
-        self._is_local = is_local
-        self._is_guest = is_guest
+        self._is_ours, self._is_local, self._is_guest = kind
         self._pool_group = pool_group
         self._group: SessionGroup | None = None
         self._text = CellText(limits.output_bytes, limits.read_mb * _MIB)
         self._output = CellOutput(self._text)
         self._aside = CellText(_PRINTED_BYTES, limits.read_mb * _MIB)
-        self._printed = PrintedPipe(self._text.feed if is_ours else self._aside.feed)
+        self._printed = PrintedPipe(self._text.feed if kind.is_ours else self._aside.feed)
         self._channels: Channels | None = None
         self._died: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._process: Any = None
+        self.process: Any = None
         self._has_run = False
         self.language = ""
         """As the kernel gives it, from its start on."""
@@ -147,7 +149,12 @@ class KernelspecKernel:
         request = asyncio.create_task(self._request("execute_request", _cell(source)))
         try:
             is_late = await self._race(request)
-            result = self._judged(request)
+            try:
+                result = judge(request.result() if request.done() else None, self._output)
+            except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
+                what = f"its reply can't be read ({type(error).__name__})"
+                _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
+                result = ExecResult(ExecStatus.KILLED)
             if not self._is_ours:
                 result = dataclasses.replace(result, images=self._output.take_images())
         finally:
@@ -180,14 +187,6 @@ class KernelspecKernel:
             question.cancel()
         return said if said in ("complete", "incomplete", "invalid") else "unknown"
 
-    def _judged(self, request: asyncio.Task[dict[str, Any]]) -> ExecResult:
-        try:
-            return judge(request.result() if request.done() else None, self._output)
-        except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
-            what = str(error) if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
-            _log.warning("a session is ended: %s", what)
-            return ExecResult(ExecStatus.KILLED)
-
     async def can_fork(self) -> str | None:
         return "kernels behind Jupyter's channels can't be forked: their channels and threads would be shared"
 
@@ -204,18 +203,18 @@ class KernelspecKernel:
         """0 for a kernel that is not a process of this machine."""
         if self._group is not None:
             return self._group.used_mb()
-        if self._process is None:
+        if self.process is None:
             return 0.0
         inside = self._manager.provisioner.kernel_pid() if self._is_guest else None
         stored_mb = 0.0 if inside is None else folder_mb(inside, ("/tmp", "/dev/shm")) + sockets_mb(inside)
-        return tree_mb(self._process.pid) + stored_mb
+        return tree_mb(self.process.pid) + stored_mb
 
     def excess(self) -> str | None:
         return None
 
     def kill(self) -> None:
-        if self._process is not None and self.is_alive:
-            kill_family(list(tree(self._process.pid)))
+        if self.process is not None and self.is_alive:
+            kill_family(list(tree(self.process.pid)))
 
     async def close(self) -> None:
         if self._closing is None:
@@ -223,10 +222,10 @@ class KernelspecKernel:
         await asyncio.shield(self._closing)
 
     async def _come_up(self) -> None:
-        self._process = getattr(self._manager.provisioner, "process", None)
+        self.process = getattr(self._manager.provisioner, "process", None)
         self._died = asyncio.create_task(self._watch())
         if self._pool_group is not None:
-            self._group = await asyncio.to_thread(self._pool_group.admit, self._process.pid)
+            self._group = await asyncio.to_thread(self._pool_group.admit, self.process.pid)
         client = self._manager.client(context=self._manager.context)
         if self._is_guest:
             most_bytes = self._limits.read_mb * _MIB
@@ -259,7 +258,7 @@ class KernelspecKernel:
     async def _watch(self) -> None:
         """Wait until the kernel is dead. If it is not a process of this machine, its provisioner is polled."""
         if self._is_ours or self._is_guest or self._is_local:
-            await exited(self._process)
+            await exited(self.process)
             return
         while await self._manager.is_alive():
             await asyncio.sleep(_POLL_S)

@@ -36,7 +36,7 @@ class SandboxProvisioner(LocalProvisioner):  # type: ignore[misc]
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> dict[str, Any]:
         """Start `cmd`. A pool passes `sandbox` and `output_fd`; without a sandbox, this makes and owns one.
 
-        With a `guest`, that kernel is started in place of `cmd`, which is then a kernelspec's that knows nothing of us;
+        With a `guest`, that kernel is started instead of `cmd`, which is then a kernelspec's that knows nothing of us;
         with a `group`, it is a session of that control group.
         """
         sandbox: Sandbox | None = kwargs.get("sandbox")

@@ -12,13 +12,10 @@ NANO_PATH = Path(__file__).resolve().parent / "weights"
 CONVENTIONS_PATH = Path(__file__).resolve().parent / "conventions"
 """The checkpoint of nano-conventions, which works in five dialects: python, fenced, inline, tool_call and text."""
 
-LONG_PATH = Path(__file__).resolve().parent / "long_sessions"
-"""The checkpoint of nano-long, which types up to 60 lines into locks and mazes (`repl_rl.tasks.worlds`)."""
-
 RLM_PATH = Path(__file__).resolve().parent / "recursive_sessions"
 """The checkpoint of nano-rlm, which asks itself about parts of a list, and counts its answers."""
 
-SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH, "nano-long": LONG_PATH, "nano-rlm": RLM_PATH}
+SHIPPED = {"nano": NANO_PATH, "nano-conventions": CONVENTIONS_PATH, "nano-rlm": RLM_PATH}
 """By the name in a config."""
 
-__all__ = ["CONVENTIONS_PATH", "LONG_PATH", "NANO_PATH", "RLM_PATH", "SHIPPED"]
+__all__ = ["CONVENTIONS_PATH", "NANO_PATH", "RLM_PATH", "SHIPPED"]

@@ -1,7 +1,7 @@
 """Makes nano: a Llama trained from scratch on sessions that were really run.
 
     build(Path("weights"), seed=0)
-    build(Path("long"), seed=0, recipe=RECIPES["nano-long"])
+    build(Path("rlm"), seed=0, recipe=RECIPES["nano-rlm"])
 
 Sessions are typed on training problems only, so no held-out problem is ever seen. The loss is next-token cross-entropy
 on the typed tokens; the interpreter's text and the prompt are context. A seed gives the same weights, to the bit, on
@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
@@ -27,13 +27,11 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTraine
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.models.nano.sessions import (
     SessionRecord,
     chat_prompt_text,
     conventions,
-    make_long,
     make_mixture,
     make_recursive,
     make_sessions,
@@ -64,16 +62,6 @@ _QWEN_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-Progress = Callable[[int, float], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Built:
-    """What was made: the number of parameters, and the mean loss in nats over the last tenth of the steps."""
-
-    parameters: int
-    loss: float
-
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -81,6 +69,13 @@ class Example:
 
     ids: torch.Tensor  # (T,)
     is_typed: torch.Tensor  # (T,)
+
+
+def session_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
+    """nano's: 640 tokens, of which the lines of the banner are some."""
+    lines = _banner()
+    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
+    return train_tokenizer(texts, lines, 640)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,44 +89,30 @@ class Recipe:
     steps: int
     sessions: int
     make_sessions: Callable[[int, int], list[SessionRecord]]
-    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast]
+    make_tokenizer: Callable[[Sequence[SessionRecord]], PreTrainedTokenizerFast] = session_tokenizer
     start: Path | None = None
     context_tokens: int = CONTEXT_TOKENS
     batch: int = 64
     """Sessions per step."""
 
 
-def build(
-    out: Path,
-    seed: int = 0,
-    steps: int | None = None,
-    sessions: int | None = None,
-    progress: Progress | None = None,
-    recipe: Recipe | None = None,
-) -> Built:
-    """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`; `progress` is called with each
-    step and its loss. `steps` and `sessions` override the recipe's.
-
-    Raises ConfigError if `steps` or `sessions` leave nothing to train on.
-    """
+def build(out: Path, seed: int = 0, recipe: Recipe | None = None) -> None:
+    """Train nano, or what `recipe` says, and write the checkpoint to the folder `out`."""
     recipe = recipe or RECIPES["nano"]
-    steps, sessions = recipe.steps if steps is None else steps, recipe.sessions if sessions is None else sessions
-    if steps < 1 or sessions < recipe.batch:
-        raise ConfigError(f"nano needs at least 1 step and {recipe.batch} sessions, got {steps} and {sessions}")
     threads_before = torch.get_num_threads()
     torch.set_num_threads(_THREADS)
     try:
         torch.manual_seed(seed)
-        records = recipe.make_sessions(sessions, seed)
+        records = recipe.make_sessions(recipe.sessions, seed)
         tokenizer = recipe.make_tokenizer(records[:_TOKENIZER_SESSIONS])
         tokenizer.model_max_length = recipe.context_tokens
-        model = LlamaForCausalLM(_model_config(tokenizer))
+        model = LlamaForCausalLM(model_config(tokenizer))
         if recipe.start is not None:
-            _begin_with(model, tokenizer, recipe.start)
+            begin_with(model, tokenizer, recipe.start)
         examples = [example_of(record, tokenizer) for record in records]
         batches = _batches(examples, recipe.batch, Random(f"{seed}/batches"))
         typed_tokens = sum(int(example.is_typed.sum()) for example in examples) / len(examples)
-        losses = _train(model, batches, steps, recipe.batch * typed_tokens, progress or (lambda step, loss: None))
+        _train(model, batches, recipe.steps, recipe.batch * typed_tokens)
     finally:
         torch.set_num_threads(threads_before)
     model.eval()
@@ -141,14 +122,6 @@ def build(
     tokenizer.save_pretrained(out)
     # safetensors makes files that only their owner can read; an installed package is read by everybody.
     (out / "model.safetensors").chmod(0o644)
-    last = losses[-max(1, steps // 10) :]
-    return Built(sum(parameter.numel() for parameter in model.parameters()), sum(last) / len(last))
-
-
-def _tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast:
-    lines = _banner()
-    texts = (segment.text.removeprefix("".join(lines)) for record in records for segment in record.segments)
-    return train_tokenizer(texts, lines, 640)
 
 
 def _banner() -> list[str]:
@@ -209,15 +182,14 @@ def _chat_tokenizer(records: Sequence[SessionRecord]) -> PreTrainedTokenizerFast
 
 
 RECIPES = {
-    "nano": Recipe(1300, 50_000, make_sessions, _tokenizer),
+    "nano": Recipe(1300, 50_000, make_sessions),
     "nano-conventions": Recipe(400, 25_600, make_mixture, _chat_tokenizer, start=NANO_PATH),
-    "nano-long": Recipe(300, 12_800, make_long, _tokenizer, start=NANO_PATH, context_tokens=2048, batch=32),
-    "nano-rlm": Recipe(300, 19_200, make_recursive, _tokenizer, start=NANO_PATH),
+    "nano-rlm": Recipe(300, 19_200, make_recursive, start=NANO_PATH),
 }
 """By the model's name."""
 
 
-def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
+def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -235,7 +207,7 @@ def _model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
     )
 
 
-def _begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
+def begin_with(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, start: Path) -> None:
     """Copy what another checkpoint has learnt: its layers, and the embeddings of the tokens that both have."""
     known = LlamaForCausalLM.from_pretrained(start).state_dict()
     ids, own_ids = AutoTokenizer.from_pretrained(start).get_vocab(), tokenizer.get_vocab()
@@ -264,9 +236,7 @@ def example_of(record: SessionRecord, tokenizer: PreTrainedTokenizerFast) -> Exa
     return Example(torch.tensor(ids), torch.tensor(is_typed))
 
 
-def _train(
-    model: LlamaForCausalLM, batches: Iterator[list[Example]], steps: int, scale_tokens: float, progress: Progress
-) -> list[float]:
+def _train(model: LlamaForCausalLM, batches: Iterator[list[Example]], steps: int, scale_tokens: float) -> None:
     # Muon for the matrices inside the layers, with which copying is learnt in far fewer steps; AdamW for the rest.
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in model.parameters() if all(parameter is not each for each in inner)]
@@ -274,24 +244,19 @@ def _train(
         torch.optim.Muon(inner, lr=_MUON_RATE, weight_decay=0.0),
         torch.optim.AdamW(rest, lr=_ADAM_RATE, betas=(0.9, 0.98), weight_decay=0.0),
     ]
-    schedules = [LambdaLR(optimizer, lambda step: _rate(step, steps)) for optimizer in optimizers]
-    losses: list[float] = []
-    for step, batch in zip(range(steps), batches, strict=False):
-        loss = _loss(model, batch, scale_tokens)
+
+    def rate(step: int) -> float:
+        """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
+        warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
+        return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+
+    schedules = [LambdaLR(optimizer, rate) for optimizer in optimizers]
+    for batch in islice(batches, steps):
         model.zero_grad()
-        loss.backward()
+        loss_of(model, batch, scale_tokens).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for each in (*optimizers, *schedules):
             each.step()
-        losses.append(loss.item())
-        progress(step, losses[-1])
-    return losses
-
-
-def _rate(step: int, steps: int) -> float:
-    """The share of the peak rate: a linear warm-up, then half a cosine down to a hundredth."""
-    warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
-    return warmup * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / steps)))
 
 
 def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[list[Example]]:
@@ -305,7 +270,7 @@ def _batches(examples: Sequence[Example], size: int, rng: Random) -> Iterator[li
             yield from ([examples[index] for index in batch] for batch in batches)
 
 
-def _loss(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
+def loss_of(model: LlamaForCausalLM, batch: Sequence[Example], scale_tokens: float) -> torch.Tensor:
     """Cross-entropy summed over the typed tokens of a batch, in nats, divided by `scale_tokens`.
 
     The scale is the same for all batches: a mean within each would weigh a token by how short its session is, and nano

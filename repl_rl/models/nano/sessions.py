@@ -21,7 +21,6 @@ from repl_rl.config import DialectConfig
 from repl_rl.dialect import CellRun, Dialect, Reader, make_dialect
 from repl_rl.errors import DependencyError
 from repl_rl.models.nano.demonstrations import Demonstration, demonstrate
-from repl_rl.models.nano.long import demonstrate_long
 from repl_rl.models.nano.recursive import QUESTIONS, TrueAnswers, answer_to, demonstrate_recursive
 from repl_rl.models.nano.writers import END_OF_TURN, WRITERS, render_chat
 from repl_rl.tasks import FAMILIES, environment_of, make_tasks
@@ -31,24 +30,12 @@ from repl_rl.tools.environments import environment_factory
 from repl_rl.trajectory import Task
 from repl_rl.utils.folders import resource_folder
 
-LONG_FAMILIES = {
-    "lock-3": 0.24,
-    "lock-10": 0.26,
-    "lock-20": 0.18,
-    "lock-40": 0.12,
-    "maze-3": 0.08,
-    "maze-10": 0.08,
-    "maze-20": 0.03,
-    "maze-40": 0.01,
-}
-"""What nano-long is shown, and in which shares."""
-
 _ASKING_FAMILIES = {"count-1k": 0.5, "count-10k": 0.15, "count-100k": 0.05}
 """What nano-rlm is shown sessions of, and in which shares; the rest are questions that it answers."""
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Span:
     """A stretch of a transcript that is encoded on its own; `sampled` is True if it was typed."""
 
     text: str
@@ -60,7 +47,7 @@ class SessionRecord:
     """A session: its prompt, then lines and outputs in turn, the submission last if there is one."""
 
     task: Task
-    segments: tuple[Segment, ...]
+    segments: tuple[Span, ...]
     answer: tuple[str, ...] | None
 
 
@@ -83,29 +70,31 @@ def make_mixture(count: int, seed: int) -> list[SessionRecord]:
     ]
 
 
-def make_long(count: int, seed: int) -> list[SessionRecord]:
-    """`count` sessions in as many different locks and mazes, more in short ones than in long ones."""
-    rng = Random(f"{seed}/long")
-    return [
-        record_session(task, _dialect_of(family), rng, demonstration=demonstrate_long)
-        for family, share in LONG_FAMILIES.items()
-        for task in make_tasks(family, max(1, round(share * count)), seed, "train")
-    ]
-
-
 def make_recursive(count: int, seed: int) -> list[SessionRecord]:
     """`count` records: sessions that ask about the remarks of a list, and such questions with their answers."""
     rng = Random(f"{seed}/recursive")
-    records = [
-        record_session(task, _dialect_of(family), rng, demonstration=demonstrate_recursive)
-        for family, share in _ASKING_FAMILIES.items()
-        for task in make_tasks(family, max(1, round(share * count)), seed, "train")
-    ]
+    records = record_families(_ASKING_FAMILIES, count, seed, rng, demonstrate_recursive)
     for task in make_tasks("count-1k", count - len(records), seed + 1, "train"):
         prompt = f"{rng.choice(remarks(*task.metadata['operands'])[0])} {rng.choice(QUESTIONS)}"
-        parts = Segment(prompt, sampled=False), Segment(f" {answer_to(prompt)}\n", sampled=True)
+        parts = Span(prompt, sampled=False), Span(f" {answer_to(prompt)}\n", sampled=True)
         records.append(SessionRecord(task, parts, None))
     return records
+
+
+def record_families(
+    shares: Mapping[str, float],
+    count: int,
+    seed: int,
+    rng: Random,
+    demonstration: Callable[[Task, Random], Demonstration],
+) -> list[SessionRecord]:
+    """Sessions on different training problems of families with environments, so many of each family as its share of
+    `count`."""
+    return [
+        record_session(task, _dialect_of(family), rng, demonstration=demonstration)
+        for family, share in shares.items()
+        for task in make_tasks(family, max(1, round(share * count)), seed, "train")
+    ]
 
 
 @cache
@@ -137,18 +126,18 @@ def record_session(
     # What is sampled in one turn. Stops in a row end it together, as if in one token: blank lines do.
     stop = re.escape(dialect.stops.decode())
     one_turn = re.compile(f"[^{stop}]*[{stop}]+|[^{stop}]+")
-    segments = [Segment(prompt, sampled=False)]
+    segments = [Span(prompt, sampled=False)]
     steps = (demonstration or demonstrate)(task, rng)
     step = next(steps)
     while True:
         printed = ""
         for typed in (turn for text in writer.write(step) for turn in one_turn.findall(text)):
-            segments.append(Segment(typed, sampled=True))
-            entered = terminal.enter(typed)
-            if entered.answer is not None:
-                return SessionRecord(task, tuple(segments), entered.answer)
-            segments += [Segment(text, sampled=False) for text in entered.shown]
-            printed += entered.printed
+            segments.append(Span(typed, sampled=True))
+            shown, output, answer = terminal.enter(typed)
+            if answer is not None:
+                return SessionRecord(task, tuple(segments), answer)
+            segments += [Span(text, sampled=False) for text in shown]
+            printed += output
         try:
             step = steps.send(writer.heard(printed))
         except StopIteration as end:
@@ -168,35 +157,23 @@ def conventions() -> dict[str, Dialect]:
     return {name: make_dialect(DialectConfig(name=name), template=render_chat) for name in WRITERS}
 
 
-@dataclass(frozen=True, slots=True)
-class _Entered:
-    """What one turn led to: the texts put in after it, what the interpreter printed, the answer if it gave one."""
-
-    shown: tuple[str, ...] = ()
-    printed: str = ""
-    answer: tuple[str, ...] | None = None
-
-
 class _Terminal:
     """A dialect's reader and a fresh interpreter, with the environment of the task's family in it."""
 
     def __init__(self, dialect: Dialect, task: Task) -> None:
         self._reader: Reader = dialect.reader()
-        self._interpreter = load_interpreter().Interpreter()
+        self._interpreter = load_interpreter().PythonInterpreter()
         path = environment_of([task.family or ""])
         self._environment: Any = None if path is None else environment_factory(path)()
         if self._environment is not None:
             if hasattr(self._environment, "use_model"):
                 self._environment.use_model(TrueAnswers())
-            self._bind(self._environment.reset(task))
+            for name, value in self._environment.reset(task).items():
+                if inspect.iscoroutinefunction(value):
+                    self._interpreter.tools.register(value, name)
+                else:
+                    self._interpreter.namespace[name] = value
             self._interpreter.prepare(getattr(self._environment, "session_setup", ""))
-
-    def _bind(self, names: Mapping[str, Any]) -> None:
-        for name, value in names.items():
-            if inspect.iscoroutinefunction(value):
-                self._interpreter.tools.register(value, name)
-            else:
-                self._interpreter.namespace[name] = value
 
     @property
     def observed(self) -> str:
@@ -209,8 +186,11 @@ class _Terminal:
         """What `source` prints."""
         return str(self._interpreter.run(source).output)
 
-    def enter(self, typed: str) -> _Entered:
-        """Read one turn and run its cells. The model types the end of a turn itself, so the template's is left out."""
+    def enter(self, typed: str) -> tuple[list[str], str, tuple[str, ...] | None]:
+        """Read one turn and run its cells: the texts put in after it, what was printed, and the answer if any.
+
+        The model types the end of a turn itself, so the template's is left out.
+        """
         ends = typed.endswith(END_OF_TURN)
         turn = self._reader.read(typed.removesuffix(END_OF_TURN), ends)
         runs: list[CellRun] = []
@@ -222,11 +202,11 @@ class _Terminal:
             if answer is not None:
                 break
         if answer is not None:
-            return _Entered(answer=answer)
+            return [], "", answer
         shown = [part.text for part in self._reader.show(runs, goes_on=True)]
         if ends:
             shown[0] = shown[0].removeprefix(END_OF_TURN)
-        return _Entered(tuple(shown), "".join(run.output for run in runs))
+        return shown, "".join(run.output for run in runs), None
 
 
 @cache

@@ -9,10 +9,9 @@ percent or percentage points. In a narrow terminal, names are wrapped and number
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import platform
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -29,6 +28,7 @@ from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estim
 from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
+from repl_rl.utils.machine import version_of
 from repl_rl.utils.text import visible
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})
@@ -205,7 +205,7 @@ def report(plan: EvaluationPlan, rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {name: version_of(name) for name in _PACKAGES},
         "seed": plan.config.seed,
         "problems": len(plan.tasks),
         "samples": plan.samples,
@@ -242,120 +242,82 @@ def _summary_record(summary: Summary) -> dict[str, Any]:
     return record
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 _NONE = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    name: str
-    cells: tuple[str, ...]
-    is_number: bool = True
+_TEXTS = ("model", "dialect", "family", "ended by")
+"""Columns that are not of numbers."""
 
 
 def tables(plan: EvaluationPlan, rows: Sequence[Row]) -> Iterator[Table]:
     """The tables in order: solved problems, effort, families."""
-    yield solved_table(plan, rows)
-    yield effort_table(rows)
-    yield family_table(plan, rows)
-
-
-def solved_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
-    """pass@k of each row, and its pass@1 minus the first row's."""
+    numbered = [(str(number), row) for number, row in enumerate(rows, 1)]
     each = "one sample each" if plan.samples == 1 else f"{plan.samples} samples each"
-    columns = [
-        _Column("#", _numbered(rows)),
-        _Column("model", tuple(row.combination.model for row in rows), is_number=False),
-        _Column("dialect", tuple(row.combination.dialect for row in rows), is_number=False),
-        *_pass_columns(plan, [row.overall for row in rows]),
+    solved = [
+        {
+            "#": number,
+            "model": row.combination.model,
+            "dialect": row.combination.dialect,
+            **_pass_cells(row.overall),
+            **({"over #1": _interval(row.difference, "+.1f", "")} if len(plan.combinations) > 1 else {}),
+        }
+        for number, row in numbered
     ]
-    if len(plan.combinations) > 1:
-        columns.append(_Column("over #1", tuple(_difference(row.difference) for row in rows)))
-    return _table(f"{len(plan.tasks)} held-out problems, {each}", columns, is_tight=True)
-
-
-def effort_table(rows: Sequence[Row]) -> Table:
-    """Means per trajectory, what became of errors, why trajectories ended, and how many could not be graded."""
-    summaries = [row.overall for row in rows]
-    columns = [
-        _Column("#", _numbered(rows)),
-        *_mean_columns(summaries),
-        _column("seconds", summaries, lambda one: _number(one.seconds, 2)),
-        _column("solved after\nan error", summaries, lambda one: _share(one.repaired_trajectories)),
-        _column("error lines\nrepaired", summaries, lambda one: _share(one.repaired_lines)),
-        _column("aborted", summaries, lambda one: str(one.aborted)),
+    yield _table(f"{len(plan.tasks)} held-out problems, {each}", solved, is_tight=True)
+    yield _table("per trajectory", [{"#": number, **_effort_cells(row.overall)} for number, row in numbered])
+    by_family = [
+        {
+            "family": family if number == "1" else "",
+            "#": number,
+            "problems": str(row.families[family].problems),
+            **_pass_cells(row.families[family]),
+            **_mean_cells(row.families[family]),
+        }
+        for family in rows[0].families
+        for number, row in numbered
     ]
-    stops = [", ".join(f"{name} {share:.0%}" for name, share in one.stops.items()) for one in summaries]
-    columns.append(_Column("ended by", tuple(text or _NONE for text in stops), is_number=False))
-    return _table("per trajectory", columns)
+    yield _table("by family", by_family, section=len(rows))
 
 
-def family_table(plan: EvaluationPlan, rows: Sequence[Row]) -> Table:
-    """The rows again, family by family."""
-    families = list(rows[0].families)
-    summaries = [row.families[family] for family in families for row in rows]
-    names = tuple(family if index == 0 else "" for family in families for index in range(len(rows)))
-    columns = [
-        _Column("family", names, is_number=False),
-        _Column("#", _numbered(rows) * len(families)),
-        _column("problems", summaries, lambda one: str(one.problems)),
-        *_pass_columns(plan, summaries),
-        *_mean_columns(summaries),
-    ]
-    return _table("by family", columns, section=len(rows))
-
-
-def _table(title: str, columns: Sequence[_Column], section: int = 1, is_tight: bool = False) -> Table:
+def _table(title: str, rows: Sequence[Mapping[str, str]], section: int = 1, is_tight: bool = False) -> Table:
     """A table with a rule after every `section` rows, if `section` is above 1. `is_tight` makes columns of numbers only
     as wide as their longest word."""
     table = Table(title=title, title_justify="left", header_style="bold")
-    for column in columns:
-        word = max(len(word) for text in (column.name, *column.cells) for word in text.split())
-        if column.is_number:
-            table.add_column(column.name, justify="right", min_width=word, width=word if is_tight else None)
+    for name in rows[0]:
+        word = max(len(word) for text in (name, *(row[name] for row in rows)) for word in text.split())
+        if name in _TEXTS:
+            table.add_column(name, overflow="fold")
         else:
-            table.add_column(column.name, overflow="fold")
-    for number, cells in enumerate(zip(*(column.cells for column in columns), strict=True), 1):
+            table.add_column(name, justify="right", min_width=word, width=word if is_tight else None)
+    for number, row in enumerate(rows, 1):
         ends_section = section > 1 and number % section == 0
-        table.add_row(*(Text(visible(cell)) for cell in cells), end_section=ends_section)
+        table.add_row(*(Text(visible(cell)) for cell in row.values()), end_section=ends_section)
     return table
 
 
-def _column(name: str, summaries: Sequence[Summary], cell: Callable[[Summary], str]) -> _Column:
-    return _Column(name, tuple(map(cell, summaries)))
+def _pass_cells(summary: Summary) -> dict[str, str]:
+    return {f"pass@{k}": _interval(estimate, ".1f", "%") for k, estimate in summary.pass_at.items()}
 
 
-def _numbered(rows: Sequence[Row]) -> tuple[str, ...]:
-    return tuple(str(number) for number in range(1, len(rows) + 1))
+def _mean_cells(summary: Summary) -> dict[str, str]:
+    return {"lines": _number(summary.lines, 1), "tokens": _number(summary.tokens, 0)}
 
 
-def _pass_columns(plan: EvaluationPlan, summaries: Sequence[Summary]) -> list[_Column]:
-    return [_Column(f"pass@{k}", tuple(_percent(one.pass_at[k]) for one in summaries)) for k in plan.ks]
+def _effort_cells(summary: Summary) -> dict[str, str]:
+    """Means per trajectory, what became of errors, how many were not graded, and why trajectories ended."""
+    return {
+        **_mean_cells(summary),
+        "seconds": _number(summary.seconds, 2),
+        "solved after\nan error": _share(summary.repaired_trajectories),
+        "error lines\nrepaired": _share(summary.repaired_lines),
+        "aborted": str(summary.aborted),
+        "ended by": ", ".join(f"{name} {share:.0%}" for name, share in summary.stops.items()) or _NONE,
+    }
 
 
-def _mean_columns(summaries: Sequence[Summary]) -> list[_Column]:
-    return [
-        _column("lines", summaries, lambda one: _number(one.lines, 1)),
-        _column("tokens", summaries, lambda one: _number(one.tokens, 0)),
-    ]
-
-
-def _percent(estimate: Estimate | None) -> str:
+def _interval(estimate: Estimate | None, form: str, unit: str) -> str:
     if estimate is None:
         return _NONE
-    return f"{estimate.value:.1%} [{100 * estimate.low:.1f},{100 * estimate.high:.1f}]"
-
-
-def _difference(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return _NONE
-    return f"{100 * estimate.value:+.1f} [{100 * estimate.low:+.1f},{100 * estimate.high:+.1f}]"
+    value, low, high = (format(100 * each, form) for each in (estimate.value, estimate.low, estimate.high))
+    return f"{value}{unit} [{low},{high}]"
 
 
 def _share(share: Share) -> str:

@@ -16,9 +16,8 @@ from repl_rl.errors import ConfigError, ModelError, RunError
 from repl_rl.kernel.pool import require_backend
 from repl_rl.models import find_model
 from repl_rl.rollout.score import reward_table
-from repl_rl.rollout.service import prompt_tokens
 from repl_rl.run.folder import RunFolder
-from repl_rl.run.held_out import heldout_tasks
+from repl_rl.run.held_out import heldout_tasks, longest_prompt
 from repl_rl.trajectory import Task
 
 
@@ -94,14 +93,8 @@ def make_plan(
         reward_table(config.rewards, config.credit)
     for combination in combinations:
         # refuse a prompt that fills the context now, not after evaluating earlier combinations
-        config = combination.config
-        prepare_environment(config.engine.kv_cache_gib)
-        longest = max(prompt_tokens(config, tasks))
-        if longest >= config.engine.context_tokens:
-            raise ConfigError(
-                f"{combination.label}: the longest prompt has {longest} tokens and engine.context_tokens is "
-                f"{config.engine.context_tokens}; raise it, or shorten the prompt (dialect.examples, dialect.system)"
-            )
+        prepare_environment(combination.config.engine.kv_cache_gib)
+        longest_prompt(combination.config, tasks, f"{combination.label}: ")
     return EvaluationPlan(tuple(combinations), tasks, samples, tuple(sorted({1, *(ks or (samples,))})))
 
 

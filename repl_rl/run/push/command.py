@@ -51,7 +51,9 @@ def run(options: argparse.Namespace, console: Console) -> int:
         if options.private:
             raise ConfigError(f"--private is for repositories of the hub; {to} is a folder")
         target = Path(os.path.expanduser(to))
-        _require_new(target)
+        require_folder("--to", target)
+        if target.exists() and any(target.iterdir()):
+            raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
         beside = next(folder for folder in target.absolute().parents if folder.is_dir())
         with tempfile.TemporaryDirectory(prefix=".repl-rl-push-", dir=beside) as made:
             notes = _make(source, config, Path(made) / "out", to, not options.no_rollouts, on_hub=False)
@@ -65,8 +67,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     user = _require_token(to)
     with tempfile.TemporaryDirectory(prefix="repl-rl-push-") as made:
         notes = _make(source, config, Path(made), to, not options.no_rollouts, on_hub=True)
-        places = _upload(Path(made), to, options.private)
-    _say(console, notes, f"{' and '.join(places)} (as {user})")
+        addresses = _upload(Path(made), to, options.private)
+    _say(console, notes, f"{' and '.join(addresses)} (as {user})")
     return 0
 
 
@@ -84,12 +86,6 @@ def _require_run(source: Path) -> Config:
             f"with --set train.steps={max(1, reached)}"
         )
     return config
-
-
-def _require_new(target: Path) -> None:
-    require_folder("--to", target)
-    if target.exists() and any(target.iterdir()):
-        raise ConfigError(f"--to {target} is not empty; give a folder that is not there yet, or empty this one")
 
 
 def _require_hub_id(to: str) -> None:
@@ -144,14 +140,14 @@ def _make(source: Path, config: Config, folder: Path, to: str, with_rollouts: bo
             notes.append("the run holds no rollouts, so there is no data set of them")
     own = to if on_hub else f"{to.rstrip('/')}/model"
     beside = f"{to}-rollouts" if on_hub else f"{to.rstrip('/')}/rollouts"
-    places = card.Places(own, beside if rows else None, on_hub)
+    published = card.Published(own, beside if rows else None, on_hub)
     if rows:
-        text = card.rollouts_card(view, config, rows, places)
+        text = card.rollouts_card(view, config, rows, published)
         (folder / "rollouts" / "README.md").write_text(text, encoding="utf-8")
     if (image := card.curve(view)) is not None:
         (model / card.CURVE).write_text(image, encoding="utf-8")
     (model / "run_config.yaml").write_text(dump_config(card.public_config(config)), encoding="utf-8")
-    text = card.model_card(view, config, dataset.sample(source), has_adapter, places)
+    text = card.model_card(view, config, dataset.sample(source), has_adapter, published)
     (model / "README.md").write_text(text, encoding="utf-8")
     return [*notes, *(f"{count:,} rollouts in split {split}" for split, count in rows.items())]
 

@@ -7,9 +7,9 @@ surrogates, which Parquet can't hold, are written as escapes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from repl_rl.trajectory import Trajectory, read_jsonl
 from repl_rl.view.words import solved, total_reward
@@ -96,8 +96,7 @@ def row_of(trajectory: Trajectory, step: int) -> dict[str, Any]:
         "solved": solved(trajectory),
         "reward": total_reward(trajectory),
     }
-    clean: dict[str, Any] = _encodable(row)
-    return clean
+    return cast(dict[str, Any], _encodable(row))
 
 
 def write_rollouts(run: Path, folder: Path, notes: list[str]) -> dict[str, int]:
@@ -135,17 +134,13 @@ def data_files(rows: Mapping[str, int]) -> list[dict[str, str]]:
 
 def sample(run: Path) -> Trajectory | None:
     """A rollout to show: the shortest that was solved of the newest evaluation, else of the newest training step."""
-    for trajectories in _newest(run):
-        whole = [one for one in trajectories if one.lines and (one.branch is None or not one.branch.line)]
-        if whole:
-            return min(whole, key=lambda one: (not solved(one), len(transcript(one))))
-    return None
-
-
-def _newest(run: Path) -> Iterator[list[Trajectory]]:
     for source in reversed(SPLITS.values()):
         for path in sorted((run / source).glob("step_*.jsonl"), reverse=True):
-            yield list(read_jsonl(path, []))
+            trajectories = read_jsonl(path, [])
+            whole = [one for one in trajectories if one.lines and (one.branch is None or not one.branch.line)]
+            if whole:
+                return min(whole, key=lambda one: (not solved(one), len(transcript(one))))
+    return None
 
 
 def _encodable(value: Any) -> Any:

@@ -91,15 +91,15 @@ class Confined:
         )
 
 
-_confined: Confined | None = None
+current: Confined | None = None
 _first = threading.Lock()
 
 
 def ask(calls: Sequence[Call], search: Sequence[str] = ()) -> list[bool | None]:
     """`Confined.ask` of this process's program, which ends with the process. A forked child starts one of its own."""
-    global _confined
+    global current
     with _first:
-        if _confined is None or _confined.owner != os.getpid():
-            _confined = Confined()
-            atexit.register(_confined.close)
-    return _confined.ask(calls, search)
+        if current is None or current.owner != os.getpid():
+            current = Confined()
+            atexit.register(current.close)
+    return current.ask(calls, search)

@@ -1,4 +1,4 @@
-"""The program behind `ask`: calls as JSON over the pipe whose descriptor is its argument, their verdicts as JSON.
+"""The program that `ask` calls: calls as JSON over the pipe whose descriptor is its argument, verdicts as JSON.
 
 Modules are imported here, where calls share them; a module that has a function `warm` gets it called once. The calls
 themselves run in forks: with limits on time and memory, and behind walls that keep them from files, processes and
@@ -44,8 +44,8 @@ def confine() -> Callable[[], None]:
         sandlock = importlib.import_module("sandlock")
         sandlock.confine(sandlock.Sandbox(fs_readable=["/"]))
     with suppress(Exception):  # another machine than it is written for, or a kernel without filters
-        place = resource_folder("kernels") / "python" / "seccomp_filter.py"
-        spec = importlib.util.spec_from_file_location("repl_rl_seccomp_filter", place)
+        file = resource_folder("kernels") / "python" / "seccomp_filter.py"
+        spec = importlib.util.spec_from_file_location("repl_rl_seccomp_filter", file)
         assert spec is not None
         assert spec.loader is not None
         seccomp_filter = importlib.util.module_from_spec(spec)
@@ -66,7 +66,7 @@ def _function(name: str) -> Callable[..., bool]:
 
 
 def _answer(calls: Sequence[Sequence[Any]], pipe: int, wall: Callable[[], None]) -> None:
-    """Write a byte for each call, one after another; what ends this process is the next one's doing. In a fork."""
+    """Write a byte for each call, one after another. If this process ends early, the next call is what ended it."""
     with suppress(OSError):
         wall()
     for name, arguments in calls:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from pathlib import Path
 
 from repl_rl.errors import ConfigError
 from repl_rl.tasks.confined import Call, ask
@@ -29,7 +31,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]{1,3})?")
 _EXTRA_CHARS = 40
 """How much longer than the expected answer a number may be: sign, quotes, ".0", an exponent, a float's digits."""
 _FLOAT_NOISE = Decimal("1e-9")
-_EQUAL = "repl_rl.tasks.grading.compare:equal"
+EQUAL = "repl_rl.tasks.grading.compare:equal"
 
 __all__ = ["grade", "grade_many", "require_gradable"]
 
@@ -58,7 +60,10 @@ def grade_many(
     forms = [None] * len(answers) if forms is None else forms
     first = [_at_once(task, answer, form) for task, answer, form in zip(tasks, answers, forms, strict=True)]
     open_ = list(dict.fromkeys(item for item in first if not isinstance(item, float) and item not in _verdicts))
-    search = [home()] if any(KNOWN[family].needs_gym for _, _, family, _ in open_ if family) else []
+    families = {family for _, _, family, _ in open_ if family}
+    search = [home()] if any(KNOWN[family].needs_gym for family in families) else []
+    if any(":" in family for family in families):  # families by import path are found where this process finds them
+        search += [str(Path(folder).resolve()) for folder in sys.path]
     verdicts = ask([_call(*item) for item in open_], search) if open_ else []
     fresh = {item: float(verdict or 0) for item, verdict in zip(open_, verdicts, strict=True)}
     grades = [item if isinstance(item, float) else fresh.get(item, _verdicts.get(item, 0.0)) for item in first]
@@ -70,25 +75,19 @@ def grade_many(
 
 def require_gradable(tasks: Iterable[Task]) -> None:
     """Raises ConfigError naming the first task whose reference answer can't be read and has to be."""
-    doubtful = [task for task in tasks if _has_to_be_read(task)]
-    verdicts = ask([(_EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
+    doubtful = []
+    for task in tasks:
+        is_compared = task.metadata.get("graded_as") != "text" and not _decides(task)
+        if is_compared and not _NUMBER.fullmatch(task.answer.strip()):
+            doubtful.append(task)
+    verdicts = ask([(EQUAL, [task.answer, None]) for task in doubtful]) if doubtful else []
     for task, is_gradable in zip(doubtful, verdicts, strict=True):
         if not is_gradable:
-            where = f"{place}: " if (place := task.metadata.get("where")) else ""
+            where = f"{row}: " if (row := task.metadata.get("where")) else ""
             raise ConfigError(
                 f"{where}task {task.id!r}: the reference answer {task.answer[:200]!r} can't be read as mathematics or "
                 "words; mend or drop it, or take out the answer with tasks.answer_pattern"
             )
-
-
-def _texts(answer: Sequence[str], forms: Forms) -> Sequence[str]:
-    """The text that each value is read from: its form if it has one, else its `repr`.
-
-    Never both: a session that sends one answer as the form and another one as the `repr` has submitted one of them.
-    """
-    if forms is None or len(forms) != len(answer):
-        return answer
-    return [text if form is None else form for text, form in zip(answer, forms, strict=True)]
 
 
 def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | Question:
@@ -103,18 +102,16 @@ def _at_once(task: Task, answer: Sequence[str] | None, forms: Forms) -> float | 
     if _decides(task):
         too_long = sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected)
         return 0.0 if too_long else ("", tuple(answer), str(task.family), tuple(task.metadata["operands"]))
-    answer = _texts(answer, forms)
+    if forms is not None and len(forms) == len(answer):
+        # Each value is read from its form if it has one, else from its `repr`, and never from both: a session that
+        # sends one answer as the form and another one as the `repr` has submitted one of them.
+        answer = [text if form is None else form for text, form in zip(answer, forms, strict=True)]
     verdict = _same_number_or_text(answer[0], expected) if len(answer) == 1 else None
     if verdict is not None:
         return float(verdict)
     if task.family in FAMILIES or not expected or sum(map(len, answer)) > _MAX_CHARS + 4 * len(expected):
         return 0.0
     return expected, tuple(answer), "", ()
-
-
-def _has_to_be_read(task: Task) -> bool:
-    is_text = task.metadata.get("graded_as") == "text"
-    return not (is_text or _NUMBER.fullmatch(task.answer.strip()) or _decides(task))
 
 
 def _words_of(text: str, expected_chars: int) -> list[str] | None:
@@ -129,14 +126,14 @@ def _words_of(text: str, expected_chars: int) -> list[str] | None:
 
 
 def _decides(task: Task) -> bool:
-    """Whether the task's family says itself what solves it. A task of one's own may bear the family's name."""
+    """Whether the task's family says itself what solves it. A task of one's own may have the family's name."""
     family = KNOWN.get(task.family or "")
     return family is not None and family.accepts is not None and "operands" in task.metadata
 
 
 def _call(answer: str, submitted: tuple[str, ...], family: str, operands: tuple[int, ...]) -> Call:
     if not family:
-        return _EQUAL, [answer, submitted]
+        return EQUAL, [answer, submitted]
     if KNOWN[family].needs_gym:
         return "repl_rl.tasks.gym:accepts", [family.removeprefix(PREFIX), submitted, *operands]
     return "repl_rl.tasks.make:accepts", [family, submitted, operands]

@@ -21,7 +21,7 @@ from sympy.core.symbol import Str
 
 from repl_rl.tasks.grading.latex_text import as_set, read_latex, tidy
 from repl_rl.tasks.grading.python_text import read_python
-from repl_rl.tasks.grading.values import MATRIX, Group, Percent, Unreadable, Value, is_plain, is_worked_out, worked
+from repl_rl.tasks.grading.values import MATRIX, Collection, Percent, Unreadable, Value, is_plain, is_worked_out, worked
 
 MAX_CHARS = 10_000
 """Longer answers are not read."""
@@ -54,7 +54,7 @@ def warm() -> None:
 
 
 def read_submission(answer: Sequence[str]) -> Value:
-    """The submitted value, read from its texts; several values are a group without brackets. Raises Unreadable."""
+    """The submitted value, read from its texts; several values are a collection without brackets. Raises Unreadable."""
     values: list[Value] = []
     for text in answer:
         _require_readable(text)
@@ -65,7 +65,7 @@ def read_submission(answer: Sequence[str]) -> Value:
             values.append(read_text(quoted))
         else:
             values.append(read_python(text, read_text))
-    return values[0] if len(values) == 1 else Group(tuple(values), "")
+    return values[0] if len(values) == 1 else Collection(tuple(values), "")
 
 
 def read_text(text: str) -> Value:
@@ -93,10 +93,10 @@ def same(reference: Value, submitted: Value) -> bool:
     """Whether the two are equal. If that can't be decided, raises Unreadable or what sympy raises."""
     if isinstance(reference, Str) or isinstance(submitted, Str):
         return bool(reference == submitted)
-    if isinstance(reference, Group):
-        return (_same_matrix if reference.brackets == MATRIX else _same_group)(reference, submitted)
+    if isinstance(reference, Collection):
+        return (_same_matrix if reference.brackets == MATRIX else _same_collection)(reference, submitted)
     is_relation = isinstance(reference, _RELATIONS)
-    if isinstance(submitted, Group) and submitted.brackets == "{}" and len(submitted.items) == 1:
+    if isinstance(submitted, Collection) and submitted.brackets == "{}" and len(submitted.items) == 1:
         # A set of one item counts as the item: `{5}` is 5, and the dict `{x: 3}` is an equation.
         (single,) = submitted.items
         if is_relation == isinstance(single, _RELATIONS) and not isinstance(reference, sympy.Set):
@@ -104,20 +104,20 @@ def same(reference: Value, submitted: Value) -> bool:
     if isinstance(reference, sympy.Set):
         return _same_sets(worked(reference), as_set(submitted))
     if is_relation:
-        other = as_set(submitted) if isinstance(submitted, Group) else worked(submitted)
+        other = as_set(submitted) if isinstance(submitted, Collection) else worked(submitted)
         return _same_relation(worked(reference), other)
     if isinstance(submitted, sympy.Eq) and submitted.lhs.is_Symbol and not submitted.rhs.has(submitted.lhs):
         submitted = submitted.rhs  # If a number was asked for, `x = 3` answers 3.
-    if isinstance(submitted, (*_RELATIONS, sympy.Set, Group)):
+    if isinstance(submitted, (*_RELATIONS, sympy.Set, Collection)):
         return False
     return _same_number(reference, submitted)
 
 
-def _same_matrix(reference: Group, submitted: Value) -> bool:
+def _same_matrix(reference: Collection, submitted: Value) -> bool:
     """A matrix may also be nested lists, and a vector a list."""
-    if not isinstance(submitted, Group) or submitted.brackets not in (*_SEQUENCES, MATRIX):
+    if not isinstance(submitted, Collection) or submitted.brackets not in (*_SEQUENCES, MATRIX):
         return False
-    rows = [item for item in submitted.items if isinstance(item, Group) and item.brackets in (*_SEQUENCES, MATRIX)]
+    rows = [item for item in submitted.items if isinstance(item, Collection) and item.brackets in (*_SEQUENCES, MATRIX)]
     if not rows and (len(reference.items) == 1 or all(len(row.items) == 1 for row in reference.items)):
         return _in_order([item for row in reference.items for item in row.items], submitted.items)
     return len(rows) == len(submitted.items) == len(reference.items) and all(
@@ -125,13 +125,13 @@ def _same_matrix(reference: Group, submitted: Value) -> bool:
     )
 
 
-def _same_group(reference: Group, submitted: Value) -> bool:
+def _same_collection(reference: Collection, submitted: Value) -> bool:
     is_set = isinstance(submitted, sympy.Set | Relational | sympy.And)
     if reference.may_be_interval and is_set and reference.brackets not in ("{}", ""):
         return _same_sets(as_set(reference), as_set(submitted))
     if reference.brackets in ("{}", ""):
         return _without_order(reference.items, _members(submitted, reference))
-    if not isinstance(submitted, Group):
+    if not isinstance(submitted, Collection):
         return False
     if submitted.brackets not in ("", reference.brackets) and (
         reference.may_be_interval or submitted.brackets not in _SEQUENCES
@@ -140,8 +140,8 @@ def _same_group(reference: Group, submitted: Value) -> bool:
     return _in_order(reference.items, submitted.items)
 
 
-def _members(submitted: Value, reference: Group) -> Sequence[Value]:
-    if isinstance(submitted, Group):
+def _members(submitted: Value, reference: Collection) -> Sequence[Value]:
+    if isinstance(submitted, Collection):
         return submitted.items if submitted.brackets != MATRIX else []
     if isinstance(submitted, sympy.Set | sympy.Or):
         submitted = worked(submitted)

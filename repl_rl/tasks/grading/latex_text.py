@@ -15,7 +15,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, extrac
 from math_verify.grader import should_treat_as_complex
 from sympy.core.symbol import Str
 
-from repl_rl.tasks.grading.values import MATRIX, Group, Percent, Unreadable, Value, worked
+from repl_rl.tasks.grading.values import MATRIX, Collection, Percent, Unreadable, Value, worked
 
 _NORMALIZED = NormalizationConfig(malformed_operators=True, nits=True, boxed="none")
 _CONVERTED = ConversionConfig(lowercase_symbols=False)
@@ -60,7 +60,7 @@ def read_latex(text: str) -> Value:
         return words
     if (stripped := re.sub(r"\s*(\\%|percent)$", "", text)) != text:
         number = read_latex(stripped)
-        if isinstance(number, Group):
+        if isinstance(number, Collection):
             raise Unreadable("percent of something that is not a number")
         return Percent(number)
     if "vmatrix" in text.lower():
@@ -73,10 +73,10 @@ def read_latex(text: str) -> Value:
     if first in "([" and last in ")]":
         inner = _parsed(f"({text[1:-1]})")
         if isinstance(inner, sympy.Interval | sympy.Tuple):  # not a union, nor pairs side by side
-            return _group(inner, first + last, is_written_out)
+            return _collection(inner, first + last, is_written_out)
     parsed = _parsed(text)
     if isinstance(parsed, sympy.FiniteSet) and first not in ("{", "\\") and r"\pm" not in text:
-        return _group(_parsed(f"({text})"), "", is_written_out)
+        return _collection(_parsed(f"({text})"), "", is_written_out)
     return _value(parsed, is_written_out)
 
 
@@ -129,14 +129,14 @@ def _value(parsed: Any, is_written_out: bool) -> Value:
     match parsed:
         case sympy.MatrixBase():
             rows = [tuple(_value(entry, is_written_out) for entry in row) for row in parsed.tolist()]
-            return Group(tuple(Group(row, MATRIX) for row in rows), MATRIX)
+            return Collection(tuple(Collection(row, MATRIX) for row in rows), MATRIX)
         case sympy.Interval() if parsed is not sympy.S.Reals:
             ends = ("(" if parsed.left_open else "[") + (")" if parsed.right_open else "]")
-            return _group(parsed, ends, is_written_out)
+            return _collection(parsed, ends, is_written_out)
         case sympy.Tuple():
-            return _group(parsed, "()", is_written_out)
+            return _collection(parsed, "()", is_written_out)
         case sympy.FiniteSet():
-            return _group(parsed, "{}", is_written_out)
+            return _collection(parsed, "{}", is_written_out)
         case sympy.Eq(rhs=sympy.Set()):
             return _value(parsed.rhs, is_written_out)  # `x \in S` means S
         case sympy.Number() if not is_written_out:
@@ -144,14 +144,14 @@ def _value(parsed: Any, is_written_out: bool) -> Value:
     return parsed
 
 
-def _group(parsed: Any, brackets: str, is_written_out: bool) -> Group:
+def _collection(parsed: Any, brackets: str, is_written_out: bool) -> Collection:
     items = parsed.args[:2] if isinstance(parsed, sympy.Interval) else parsed.args
-    return Group(tuple(_value(item, is_written_out) for item in items), brackets, len(items) == 2)
+    return Collection(tuple(_value(item, is_written_out) for item in items), brackets, len(items) == 2)
 
 
 def as_set(value: Value) -> Any:
     """The value as a set; brackets in text are read as an interval. Raises Unreadable if it is not a set."""
-    if not isinstance(value, Group):
+    if not isinstance(value, Collection):
         expr = worked(value)
         if isinstance(expr, sympy.Set):
             return expr

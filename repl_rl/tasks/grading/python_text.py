@@ -14,7 +14,7 @@ from typing import Any
 import sympy
 from sympy.core.alphabets import greeks
 
-from repl_rl.tasks.grading.values import MATRIX, Group, Unreadable, Value, worked
+from repl_rl.tasks.grading.values import MATRIX, Collection, Unreadable, Value, worked
 
 _words = str.split
 
@@ -84,18 +84,18 @@ class _Reader:
             case ast.Tuple(elts=items):
                 # Values side by side have no brackets of their own.
                 is_bare = bool(items) and node.col_offset == items[0].col_offset
-                return Group(self._values(items), "" if is_bare else "()")
+                return Collection(self._values(items), "" if is_bare else "()")
             case ast.List(elts=items):
-                return Group(self._values(items), "[]")
+                return Collection(self._values(items), "[]")
             case ast.Set(elts=items):
-                return Group(self._values(items), "{}")
+                return Collection(self._values(items), "{}")
             case ast.Dict(keys=keys, values=values):
                 # `solve(..., dict=True)` returns such dicts: {x: 1} means that x is 1.
                 names = [self._expr(key) for key in keys if key]
                 if not all(name.is_Symbol for name in names):
                     raise Unreadable("a dict whose keys are not names")
                 sides = zip(names, map(self._expr, values), strict=True)
-                return Group(tuple(sympy.Eq(*both, evaluate=False) for both in sides), "{}")
+                return Collection(tuple(sympy.Eq(*both, evaluate=False) for both in sides), "{}")
             case ast.Call():
                 return self._call(node, _called(node), node.args)
             case ast.Constant(value=int() | float() | complex() as number) if not isinstance(number, bool):
@@ -123,9 +123,9 @@ class _Reader:
     def _expr(self, node: ast.expr) -> Any:
         """What an expression is made of. Raises Unreadable for texts, tuples and lists."""
         value = self.value(node)
-        if isinstance(value, Group) and value.brackets == "{}":
+        if isinstance(value, Collection) and value.brackets == "{}":
             return sympy.FiniteSet(*map(worked, value.items))
-        if isinstance(value, Group) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+        if isinstance(value, Collection) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             raise Unreadable("not an expression")
         return value
 
@@ -142,8 +142,8 @@ class _Reader:
         if name in _GROUPS:
             if name in ("set", "frozenset", "tuple", "list") and arguments:
                 (inner,) = self._values(arguments)
-                return Group(inner.items, _GROUPS[name]) if isinstance(inner, Group) else inner
-            return Group(self._values(arguments), _GROUPS[name])
+                return Collection(inner.items, _GROUPS[name]) if isinstance(inner, Collection) else inner
+            return Collection(self._values(arguments), _GROUPS[name])
         if name in _INTERVALS:
             flags = [ast.unparse(flag).lower() == "true" for flag in arguments[2:]]  # sympy's own are `true`, `false`
             start, end = (worked(self._expr(part)) for part in arguments[:2])
@@ -154,19 +154,18 @@ class _Reader:
 
     def _grid(self, name: str, values: tuple[Value, ...]) -> Value:
         *shape, rows = values
-        if not isinstance(rows, Group) or rows.brackets != "[]" or not rows.items:
+        if not isinstance(rows, Collection) or rows.brackets != "[]" or not rows.items:
             raise Unreadable("a matrix that is not made from a list")
         if shape:
             tall, wide = map(int, shape)
             if len(rows.items) != tall * wide:
                 raise Unreadable("a matrix whose shape does not fit")
             cut = [rows.items[start : start + wide] for start in range(0, tall * wide, wide)]
-            return Group(tuple(Group(row, MATRIX) for row in cut), MATRIX)
-        if name == "array" and not any(isinstance(row, Group) for row in rows.items):
+            return Collection(tuple(Collection(row, MATRIX) for row in cut), MATRIX)
+        if name == "array" and not any(isinstance(row, Collection) for row in rows.items):
             return rows
-        return Group(
-            tuple(Group(row.items if isinstance(row, Group) else (row,), MATRIX) for row in rows.items), MATRIX
-        )
+        parts = (row.items if isinstance(row, Collection) else (row,) for row in rows.items)
+        return Collection(tuple(Collection(part, MATRIX) for part in parts), MATRIX)
 
 
 def _called(node: ast.Call) -> str:

@@ -1,7 +1,7 @@
 """The values that answers are read into, and the limits on working them out. Runs in a confined process.
 
-A value is a sympy object as it was written, with nothing worked out yet, or a `Group` of values. So `9*2` is not the
-number 18 until `worked` has made it one, and nothing is computed before its size is known.
+A value is a sympy object as it was written, with nothing worked out yet, or a `Collection` of values. So `9*2` is not
+the number 18 until `worked` has made it one, and nothing is computed before its size is known.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Collection:
     """Several values. `brackets` is "{}" for a set, "" for values side by side, else "()", "[]", "(]" or "[)".
 
     `MATRIX` stands for a matrix, whose items are its rows. Brackets around two items in LaTeX may also mean an
@@ -41,7 +41,7 @@ class Percent(sympy.Function):  # type: ignore[misc]  # sympy has no types
 
 
 Value: TypeAlias = Any
-"""`sympy.Basic | Group`. Words are `sympy.core.symbol.Str`, in lower case if they are longer than a letter."""
+"""`sympy.Basic | Collection`. Words are `sympy.core.symbol.Str`, in lower case if they are longer than a letter."""
 
 
 def is_plain(value: Value) -> bool:

@@ -8,6 +8,9 @@ from random import Random
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.tasks.proofs.reading import integers, rational
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _MOST_N = 10**9
 _FIRST_PRIMES = 4
@@ -16,9 +19,7 @@ _MOST_COINS = 100_000
 
 
 def _is_prime(number: int) -> bool:
-    from sympy import isprime  # exact below 2**64, which all numbers here are
-
-    return bool(isprime(number))
+    return bool(sympy.isprime(number))  # exact below 2**64, which all numbers here are
 
 
 def _draw_prime_values(rng: Random) -> Operands:

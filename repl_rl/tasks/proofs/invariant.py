@@ -14,6 +14,9 @@ from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
 from repl_rl.tasks.proofs.reading import number_and_set, polynomial
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _MOST_MODULUS = 10_000
 
@@ -41,20 +44,16 @@ def _sum_of_sums(y: int, s: int, slope: int) -> Loop:
     return {"n": 0, "y": y, "s": s}, {"n": "n + 1", "y": f"y + {slope}", "s": "s + y"}
 
 
-def _shown(loop: Callable[..., Loop]) -> Callable[..., tuple[str, ...]]:
+def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = "") -> Family:
+    """The family of a loop, whose invariant has `must_have` in it."""
+
     def present(*operands: int) -> tuple[str, ...]:
         start, step = loop(*operands)
         names = ", ".join(start)
         first, then = ", ".join(map(str, start.values())), ", ".join(step.values()).replace("+ -", "- ")
         return f"{names} = {first}", f"{names} = {then}", names
 
-    return present
-
-
-def _holds(loop: Callable[..., Loop], must_have: str = "") -> Callable[..., bool]:
     def accepts(submitted: Sequence[str], *operands: int) -> bool:
-        from sympy import reduced
-
         start, step = loop(*operands)
         found = polynomial(submitted, list(start))
         if found.is_zero or (must_have and found.degree(found.gens[list(start).index(must_have)]) < 1):
@@ -63,12 +62,8 @@ def _holds(loop: Callable[..., Loop], must_have: str = "") -> Callable[..., bool
             return False
         after = {symbol: polynomial([step[str(symbol)]], list(start)).as_expr() for symbol in found.gens}
         moved = found.as_expr().subs(after, simultaneous=True)
-        return bool(reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
+        return bool(sympy.reduced(moved, [found.as_expr()], *found.gens, domain="QQ")[1] == 0)
 
-    return accepts
-
-
-def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., str], must_have: str = "") -> Family:
     condition = f", in which {must_have} occurs," if must_have else ""
     return Family(
         name,
@@ -81,8 +76,8 @@ def _of(name: str, loop: Callable[..., Loop], draw: Any, solve: Callable[..., st
             f"A loop starts with {{0}} and repeats {{1}}. Which polynomial in {{2}}{condition} stays 0, without being "
             "the zero polynomial, because a step makes a multiple of it? Submit it as a text.",
         ),
-        present=_shown(loop),
-        accepts=_holds(loop, must_have),
+        present=present,
+        accepts=accepts,
     )
 
 

@@ -13,6 +13,9 @@ from fractions import Fraction
 from typing import Any
 
 from repl_rl.tasks.gym import number
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _MAX_CHARS = 4_000
 _MAX_NODES = 300
@@ -63,8 +66,6 @@ def rational(texts: Sequence[str]) -> Fraction:
 def polynomial(texts: Sequence[str], names: Sequence[str]) -> Any:
     """A polynomial over the rationals in these variables, as `sympy.Poly`: an expression, or an equation as the
     difference of its sides."""
-    from sympy import Symbol
-
     if len(texts) != 1 or len(texts[0]) > _MAX_CHARS:
         raise ValueError("not one expression")
     text = texts[0].strip()
@@ -73,20 +74,18 @@ def polynomial(texts: Sequence[str], names: Sequence[str]) -> Any:
     tree = ast.parse(text.strip(), mode="eval")
     if sum(1 for _ in ast.walk(tree)) > _MAX_NODES:
         raise ValueError("too large")
-    return _polynomial(tree.body, [Symbol(name) for name in names])
+    return _polynomial(tree.body, [sympy.Symbol(name) for name in names])
 
 
 def _polynomial(node: ast.expr, symbols: Sequence[Any]) -> Any:
-    from sympy import QQ, Poly
-
     def made(part: ast.expr) -> Any:
         return _polynomial(part, symbols)
 
     match node:
         case ast.Constant(value=int(value)) if not isinstance(value, bool) and abs(value) < 10**_MAX_DIGITS:
-            found = Poly(value, *symbols, domain=QQ)
+            found = sympy.Poly(value, *symbols, domain=sympy.QQ)
         case ast.Name(id=name) if name in map(str, symbols):
-            found = Poly(next(symbol for symbol in symbols if str(symbol) == name), *symbols, domain=QQ)
+            found = sympy.Poly(next(symbol for symbol in symbols if str(symbol) == name), *symbols, domain=sympy.QQ)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             found = -made(operand)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
@@ -103,7 +102,7 @@ def _polynomial(node: ast.expr, symbols: Sequence[Any]) -> Any:
                 raise ValueError(f"a degree above {_MAX_DEGREE}")
             found = base**power
         case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int(divisor))) if divisor:
-            found = made(left) * Poly(QQ(1, divisor), *symbols, domain=QQ)
+            found = made(left) * sympy.Poly(sympy.QQ(1, divisor), *symbols, domain=sympy.QQ)
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             found = made(left) - made(right)
         case ast.Call(func=ast.Name(id="Eq"), args=[left, right], keywords=[]):

@@ -11,12 +11,13 @@ from random import Random
 from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
+from repl_rl.utils.import_path import LazyModule
+
+mpmath, sympy = LazyModule("mpmath"), LazyModule("sympy")
 
 
 def _x() -> Any:
-    from sympy import Symbol
-
-    return Symbol("x")
+    return sympy.Symbol("x")
 
 
 def _some(rng: Random, bound: int) -> int:
@@ -54,48 +55,34 @@ def _simpson_agrees(answer: Fraction, lower: int, upper: int, *coefficients: int
 
 def _primitive(rate: int, *coefficients: int) -> Any:
     """The antiderivative that is zero at zero."""
-    from sympy import exp
-
     polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
-    return polynomial * exp(rate * _x()) - coefficients[0]
+    return polynomial * sympy.exp(rate * _x()) - coefficients[0]
 
 
 def _integrand(rate: int, *coefficients: int) -> tuple[Any, ...]:
     """The derivative by the product rule: another polynomial, times the same exponential."""
-    from sympy import collect, exp, expand
-
     polynomial = sum(factor * _x() ** power for power, factor in enumerate(coefficients))
-    return (collect(expand(rate * polynomial + polynomial.diff(_x())), _x()) * exp(rate * _x()),)
+    factor = sympy.collect(sympy.expand(rate * polynomial + polynomial.diff(_x())), _x())
+    return (factor * sympy.exp(rate * _x()),)
 
 
 def _differentiates_back(answer: Any, *operands: int) -> bool:
-    from sympy import simplify
-
-    back = simplify(answer.diff(_x()) - _integrand(*operands)[0])
+    back = sympy.simplify(answer.diff(_x()) - _integrand(*operands)[0])
     return bool(back == 0 and answer.subs(_x(), 0) == 0)
 
 
 def _trigonometric(frequency: int, slope: int, offset: int) -> tuple[Any, ...]:
     """The derivative of (slope*x + offset)*cos(frequency*x)."""
-    from sympy import cos, expand, sin
-
     x = _x()
-    return (expand(slope * cos(frequency * x) - frequency * (slope * x + offset) * sin(frequency * x)),)
-
-
-def _between_zero_and_pi(frequency: int, slope: int, offset: int) -> Any:
-    from sympy import pi
-
-    return (-1) ** frequency * (slope * pi + offset) - offset
+    along, across = slope * sympy.cos(frequency * x), frequency * (slope * x + offset) * sympy.sin(frequency * x)
+    return (sympy.expand(along - across),)
 
 
 def _quadrature_agrees(answer: Any, *operands: int) -> bool:
-    from mpmath import mp, quad
-    from sympy import lambdify
-
-    height = lambdify(_x(), _trigonometric(*operands)[0], "mpmath")
-    with mp.workdps(30):
-        return bool(abs(quad(height, mp.linspace(0, mp.pi, 10)) - answer.evalf(30)) < mp.mpf("1e-15"))
+    height = sympy.lambdify(_x(), _trigonometric(*operands)[0], "mpmath")
+    with mpmath.workdps(30):
+        area = mpmath.quad(height, mpmath.linspace(0, mpmath.pi, 10))
+        return bool(abs(area - answer.evalf(30)) < mpmath.mpf("1e-15"))
 
 
 _INTEGRALS = (
@@ -126,7 +113,7 @@ _INTEGRALS = (
     Family(
         "integral-3",
         lambda rng: (rng.randint(1, 9), _some(rng, 12), rng.randint(-12, 12)),
-        _between_zero_and_pi,
+        lambda frequency, slope, offset: (-1) ** frequency * (slope * sympy.pi + offset) - offset,
         (
             "Integrate {0} from x = 0 to x = pi. Give the exact value.",
             "What is the definite integral of {0} over [0, pi]? Give the exact value.",
@@ -138,23 +125,10 @@ _INTEGRALS = (
 )
 
 
-def _draw_gap(rng: Random) -> Operands:
-    hole, *others = rng.sample(range(-15, 16), 3)
-    return hole, *others
-
-
 def _gap(hole: int, above: int, below: int) -> tuple[Any, ...]:
     """A fraction whose two sides share the factor x - hole."""
-    from sympy import expand
-
     x = _x()
-    return f"({expand((x - hole) * (x - above))})/({expand((x - hole) * (x - below))})", hole
-
-
-def _gap_limit(hole: int, above: int, below: int) -> Any:
-    from sympy import Rational
-
-    return Rational(hole - above, hole - below)
+    return f"({sympy.expand((x - hole) * (x - above))})/({sympy.expand((x - hole) * (x - below))})", hole
 
 
 def _draw_roots(rng: Random) -> Operands:
@@ -163,16 +137,8 @@ def _draw_roots(rng: Random) -> Operands:
 
 
 def _roots(first: int, constant1: int, second: int, constant2: int) -> tuple[Any, ...]:
-    from sympy import sqrt
-
     x = _x()
-    return f"{sqrt(x**2 + first * x + constant1)} - {sqrt(x**2 + second * x + constant2)}", "oo"
-
-
-def _roots_limit(first: int, _constant1: int, second: int, _constant2: int) -> Any:
-    from sympy import Rational
-
-    return Rational(first - second, 2)
+    return f"{sympy.sqrt(x**2 + first * x + constant1)} - {sympy.sqrt(x**2 + second * x + constant2)}", "oo"
 
 
 def _growth(gain: int, times: int, shift: int) -> tuple[Any, ...]:
@@ -180,22 +146,13 @@ def _growth(gain: int, times: int, shift: int) -> tuple[Any, ...]:
     return f"({1 + gain / x})**({times * x + shift})", "oo"
 
 
-def _growth_limit(gain: int, times: int, _shift: int) -> Any:
-    from sympy import exp
-
-    return exp(gain * times)
-
-
 def _is_near(answer: Any, expression: str, at: Any) -> bool:
     """Whether the expression is very near the answer at x = 10**30, or at 10**-30 from a finite point."""
-    from mpmath import mp, mpf
-    from sympy import lambdify, sympify
-
-    height = lambdify(_x(), sympify(expression), "mpmath")
-    with mp.workdps(120):
-        point = mpf(10) ** 30 if at == "oo" else at + mpf(10) ** -30
-        exact = mp.mpmathify(answer.evalf(60))
-        return bool(abs(height(point) - exact) <= mpf("1e-20") * max(1, abs(exact)))
+    height = sympy.lambdify(_x(), sympy.sympify(expression), "mpmath")
+    with mpmath.workdps(120):
+        point = mpmath.mpf(10) ** 30 if at == "oo" else at + mpmath.mpf(10) ** -30
+        exact = mpmath.mpmathify(answer.evalf(60))
+        return bool(abs(height(point) - exact) <= mpmath.mpf("1e-20") * max(1, abs(exact)))
 
 
 _PHRASINGS = (
@@ -204,23 +161,26 @@ _PHRASINGS = (
     "Compute the limit of {0} for x -> {1}.",
 )
 
+
+def _limit(name: str, draw: Any, solve: Any, present: Any) -> Family:
+    return Family(
+        name, draw, solve, _PHRASINGS, present, lambda answer, *operands: _is_near(answer, *present(*operands))
+    )
+
+
 _LIMITS = (
-    Family("limit-1", _draw_gap, _gap_limit, _PHRASINGS, _gap, lambda answer, *given: _is_near(answer, *_gap(*given))),
-    Family(
-        "limit-2",
-        _draw_roots,
-        _roots_limit,
-        _PHRASINGS,
-        _roots,
-        lambda answer, *given: _is_near(answer, *_roots(*given)),
+    _limit(
+        "limit-1",
+        lambda rng: tuple(rng.sample(range(-15, 16), 3)),
+        lambda hole, above, below: sympy.Rational(hole - above, hole - below),
+        _gap,
     ),
-    Family(
+    _limit("limit-2", _draw_roots, lambda first, _1, second, _2: sympy.Rational(first - second, 2), _roots),
+    _limit(
         "limit-3",
         lambda rng: (_some(rng, 12), _some(rng, 12), rng.randint(-9, 9)),
-        _growth_limit,
-        _PHRASINGS,
+        lambda gain, times, _shift: sympy.exp(gain * times),
         _growth,
-        lambda answer, *given: _is_near(answer, *_growth(*given)),
     ),
 )
 

@@ -10,32 +10,20 @@ from random import Random
 from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _SET = "Give the set of all solutions."
 
 
 def _x() -> Any:
-    from sympy import Symbol
-
-    return Symbol("x")
-
-
-def _draw_integers(rng: Random) -> Operands:
-    first, second = rng.sample([root for root in range(-60, 61) if root], 2)
-    return tuple(sorted((first, second)))
-
-
-def _integer_polynomial(first: int, second: int) -> tuple[Any, ...]:
-    from sympy import expand
-
-    return (expand((_x() - first) * (_x() - second)),)
+    return sympy.Symbol("x")
 
 
 def _roots_are(left: Any, roots: Any, count: int) -> bool:
     """Whether each root makes `left` zero, and there are `count` of them."""
-    from sympy import simplify
-
-    return len(roots) == count and all(simplify(left.subs(_x(), root)) == 0 for root in roots.args)
+    return len(roots) == count and all(sympy.simplify(left.subs(_x(), root)) == 0 for root in roots.args)
 
 
 def _draw_fractions(rng: Random) -> Operands:
@@ -46,56 +34,18 @@ def _draw_fractions(rng: Random) -> Operands:
             return (*first, *second)
 
 
-def _fraction_polynomial(top1: int, below1: int, top2: int, below2: int) -> tuple[Any, ...]:
-    from sympy import expand
-
-    return (expand((below1 * _x() - top1) * (below2 * _x() - top2)),)
-
-
-def _fractions(top1: int, below1: int, top2: int, below2: int) -> Any:
-    from sympy import FiniteSet, Rational
-
-    return FiniteSet(Rational(top1, below1), Rational(top2, below2))
-
-
 def _draw_radicals(rng: Random) -> Operands:
     square = rng.choice([n for n in range(2, 40) if math.isqrt(n) ** 2 != n])
     return rng.randint(-12, 12), rng.randint(-9, 9), square
 
 
-def _radical_polynomial(root: int, middle: int, square: int) -> tuple[Any, ...]:
-    from sympy import expand
-
-    return (expand((_x() - root) * ((_x() - middle) ** 2 - square)),)
-
-
-def _radicals(root: int, middle: int, square: int) -> Any:
-    from sympy import FiniteSet, sqrt
-
-    return FiniteSet(root, middle - sqrt(square), middle + sqrt(square))
-
-
 def _exponential(factor: int, rate: int, ratio: int) -> tuple[Any, ...]:
-    from sympy import exp
-
-    return factor * exp(rate * _x()), factor * ratio
-
-
-def _logarithm(_factor: int, rate: int, ratio: int) -> Any:
-    from sympy import log
-
-    return log(ratio) / rate
+    return factor * sympy.exp(rate * _x()), factor * ratio
 
 
 def _exponential_holds(answer: Any, *operands: int) -> bool:
     left, right = _exponential(*operands)
     return bool(left.subs(_x(), answer) == right)
-
-
-def _integers(first: int, second: int) -> Any:
-    from sympy import FiniteSet
-
-    return FiniteSet(first, second)
 
 
 _PHRASINGS = (
@@ -104,35 +54,45 @@ _PHRASINGS = (
     f"Find the roots of {{0}}. {_SET}",
 )
 
+
+def _polynomial(name: str, count: int, draw: Any, solve: Any, left: Any) -> Family:
+    """Where is a polynomial 0 that has `count` roots?"""
+    return Family(
+        name,
+        draw,
+        solve,
+        _PHRASINGS,
+        lambda *operands: (sympy.expand(left(*operands)),),
+        lambda answer, *operands: _roots_are(sympy.expand(left(*operands)), answer, count),
+    )
+
+
 _EQUATIONS = (
-    Family(
+    _polynomial(
         "equation-1",
-        _draw_integers,
-        _integers,
-        _PHRASINGS,
-        _integer_polynomial,
-        lambda answer, *operands: _roots_are(_integer_polynomial(*operands)[0], answer, 2),
+        2,
+        lambda rng: tuple(sorted(rng.sample([root for root in range(-60, 61) if root], 2))),
+        lambda first, second: sympy.FiniteSet(first, second),
+        lambda first, second: (_x() - first) * (_x() - second),
     ),
-    Family(
+    _polynomial(
         "equation-2",
+        2,
         _draw_fractions,
-        _fractions,
-        _PHRASINGS,
-        _fraction_polynomial,
-        lambda answer, *operands: _roots_are(_fraction_polynomial(*operands)[0], answer, 2),
+        lambda top1, below1, top2, below2: sympy.FiniteSet(sympy.Rational(top1, below1), sympy.Rational(top2, below2)),
+        lambda top1, below1, top2, below2: (below1 * _x() - top1) * (below2 * _x() - top2),
     ),
-    Family(
+    _polynomial(
         "equation-3",
+        3,
         _draw_radicals,
-        _radicals,
-        _PHRASINGS,
-        _radical_polynomial,
-        lambda answer, *operands: _roots_are(_radical_polynomial(*operands)[0], answer, 3),
+        lambda root, middle, square: sympy.FiniteSet(root, middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
+        lambda root, middle, square: (_x() - root) * ((_x() - middle) ** 2 - square),
     ),
     Family(
         "equation-4",
         lambda rng: (rng.randint(2, 12), rng.randint(2, 12), rng.randint(2, 60)),
-        _logarithm,
+        lambda _factor, rate, ratio: sympy.log(ratio) / rate,
         ("Solve {0} = {1} for the real x.", "Which real x makes {0} equal to {1}?", "Find the real x with {0} = {1}."),
         _exponential,
         _exponential_holds,
@@ -143,40 +103,20 @@ _EQUATIONS = (
 def _draw_linear(rng: Random, size: int) -> Operands:
     while True:
         matrix = [rng.choice([n for n in range(-9, 10) if n]) for _ in range(size * size)]
-        if _matrix(size, matrix).det() != 0:
+        if sympy.Matrix(size, size, matrix).det() != 0:
             return (*matrix, *(rng.randint(-12, 12) for _ in range(size)))
 
 
-def _matrix(size: int, entries: Any) -> Any:
-    from sympy import Matrix
-
-    return Matrix(size, size, entries)
-
-
-def _symbols(size: int) -> Any:
-    from sympy import symbols
-
-    return symbols("x y z")[:size]
-
-
 def _equations(size: int, operands: Operands) -> tuple[Any, ...]:
-    from sympy import Matrix
-
-    matrix, solution = _matrix(size, operands[: size * size]), Matrix(operands[size * size :])
-    left = matrix * Matrix(_symbols(size))
+    matrix, solution = sympy.Matrix(size, size, operands[: size * size]), sympy.Matrix(operands[size * size :])
+    left = matrix * sympy.Matrix(sympy.symbols("x y z")[:size])
     return tuple(part for pair in zip(left, matrix * solution, strict=True) for part in pair)
 
 
-def _solution(size: int, operands: Operands) -> Operands:
-    return operands[size * size :]
-
-
 def _is_the_solution(answer: Operands, size: int, operands: Operands) -> bool:
-    from sympy import FiniteSet, linsolve
-
     parts = _equations(size, operands)
     left = [side - value for side, value in zip(parts[::2], parts[1::2], strict=True)]
-    return bool(linsolve(left, *_symbols(size)) == FiniteSet(answer))
+    return bool(sympy.linsolve(left, *sympy.symbols("x y z")[:size]) == sympy.FiniteSet(answer))
 
 
 def _draw_sum_and_product(rng: Random) -> Operands:
@@ -188,49 +128,42 @@ def _sum_and_product(middle: int, square: int) -> Operands:
     return 2 * middle, middle**2 - square
 
 
-def _pair(middle: int, square: int) -> Any:
-    from sympy import Tuple, sqrt
-
-    return Tuple(middle - sqrt(square), middle + sqrt(square))
-
-
 def _solves_both(answer: Any, *operands: int) -> bool:
-    from sympy import solve
-
-    (x, y), (total, product) = _symbols(2), _sum_and_product(*operands)
-    found = min(solve([x + y - total, x * y - product], [x, y]), key=lambda pair: float(pair[0]))
+    (x, y), (total, product) = sympy.symbols("x y"), _sum_and_product(*operands)
+    found = min(sympy.solve([x + y - total, x * y - product], [x, y]), key=lambda pair: float(pair[0]))
     return tuple(answer) == tuple(found)
 
 
+def _linear(name: str, size: int, *phrasings: str) -> Family:
+    return Family(
+        name,
+        lambda rng: _draw_linear(rng, size),
+        lambda *operands: operands[size * size :],
+        phrasings,
+        lambda *operands: _equations(size, operands),
+        lambda answer, *operands: _is_the_solution(answer, size, operands),
+    )
+
+
 _SYSTEMS = (
-    Family(
+    _linear(
         "system-1",
-        lambda rng: _draw_linear(rng, 2),
-        lambda *operands: _solution(2, operands),
-        (
-            "Solve the system {0} = {1}, {2} = {3}. Give (x, y).",
-            "Find the (x, y) with {0} = {1} and {2} = {3}.",
-            "Which point (x, y) lies on both lines, {0} = {1} and {2} = {3}?",
-        ),
-        lambda *operands: _equations(2, operands),
-        lambda answer, *operands: _is_the_solution(answer, 2, operands),
+        2,
+        "Solve the system {0} = {1}, {2} = {3}. Give (x, y).",
+        "Find the (x, y) with {0} = {1} and {2} = {3}.",
+        "Which point (x, y) lies on both lines, {0} = {1} and {2} = {3}?",
     ),
-    Family(
+    _linear(
         "system-2",
-        lambda rng: _draw_linear(rng, 3),
-        lambda *operands: _solution(3, operands),
-        (
-            "Solve the system {0} = {1}, {2} = {3}, {4} = {5}. Give (x, y, z).",
-            "Find the (x, y, z) with {0} = {1}, {2} = {3} and {4} = {5}.",
-            "In which point (x, y, z) do the planes {0} = {1}, {2} = {3} and {4} = {5} meet?",
-        ),
-        lambda *operands: _equations(3, operands),
-        lambda answer, *operands: _is_the_solution(answer, 3, operands),
+        3,
+        "Solve the system {0} = {1}, {2} = {3}, {4} = {5}. Give (x, y, z).",
+        "Find the (x, y, z) with {0} = {1}, {2} = {3} and {4} = {5}.",
+        "In which point (x, y, z) do the planes {0} = {1}, {2} = {3} and {4} = {5} meet?",
     ),
     Family(
         "system-3",
         _draw_sum_and_product,
-        _pair,
+        lambda middle, square: sympy.Tuple(middle - sympy.sqrt(square), middle + sympy.sqrt(square)),
         (
             "Two numbers x < y have the sum {0} and the product {1}. Give (x, y).",
             "Find (x, y) with x + y = {0}, x*y = {1} and x < y.",

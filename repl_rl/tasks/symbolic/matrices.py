@@ -8,18 +8,15 @@ from random import Random
 from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 
 def _matrix(entries: Operands) -> Any:
     """A square matrix from its entries, row by row."""
-    from sympy import Matrix
-
     size = math.isqrt(len(entries))
-    return Matrix(size, size, entries)
-
-
-def _shown(entries: Operands) -> tuple[Any, ...]:
-    return (_matrix(entries).tolist(),)
+    return sympy.Matrix(size, size, entries)
 
 
 def _draw_regular(rng: Random, size: int) -> Operands:
@@ -28,10 +25,6 @@ def _draw_regular(rng: Random, size: int) -> Operands:
         entries = tuple(rng.randint(-9, 9) for _ in range(size * size))
         if abs(_matrix(entries).det()) > 1:
             return entries
-
-
-def _determinant(*entries: int) -> int:
-    return int(_matrix(entries).det())
 
 
 def _leibniz_agrees(answer: int, *entries: int) -> bool:
@@ -43,14 +36,8 @@ def _leibniz_agrees(answer: int, *entries: int) -> bool:
     return answer == total
 
 
-def _inverse(*entries: int) -> Any:
-    return _matrix(entries).inv()
-
-
 def _multiplies_to_one(answer: Any, *entries: int) -> bool:
-    from sympy import eye
-
-    return bool(answer * _matrix(entries) == eye(answer.rows))
+    return bool(answer * _matrix(entries) == sympy.eye(answer.rows))
 
 
 def _draw_pair(rng: Random) -> Operands:
@@ -61,32 +48,20 @@ def _draw_pair(rng: Random) -> Operands:
 def _similar_pair(first: int, second: int, shear: int, other: int) -> tuple[Any, ...]:
     """A matrix similar to the diagonal one, by a change of basis with determinant 1. A shear of at least 2 keeps its
     columns different."""
-    from sympy import Matrix, diag
-
-    change = Matrix([[1, shear], [other, 1 + shear * other]])
-    return ((change * diag(first, second) * change.inv()).tolist(),)
+    change = sympy.Matrix([[1, shear], [other, 1 + shear * other]])
+    return ((change * sympy.diag(first, second) * change.inv()).tolist(),)
 
 
 def _similar_triple(first: int, second: int, third: int, *above: int) -> tuple[Any, ...]:
-    from sympy import Matrix
-
-    upper = Matrix([[first, above[0], above[1]], [0, second, above[2]], [0, 0, third]])
-    change = Matrix([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
+    upper = sympy.Matrix([[first, above[0], above[1]], [0, second, above[2]], [0, 0, third]])
+    change = sympy.Matrix([[1, 0, 0], [1, 1, 0], [0, 1, 1]])
     return ((change * upper * change.inv()).tolist(),)
-
-
-def _set_of(*values: int) -> Any:
-    from sympy import FiniteSet
-
-    return FiniteSet(*values)
 
 
 def _are_eigenvalues(answer: Any, rows: Any) -> bool:
     """Whether each k makes A - k*I singular, and there are as many as A has rows."""
-    from sympy import Matrix, eye
-
-    matrix = Matrix(rows)
-    return len(answer) == matrix.rows and all((matrix - k * eye(matrix.rows)).det() == 0 for k in answer)
+    matrix = sympy.Matrix(rows)
+    return len(answer) == matrix.rows and all((matrix - k * sympy.eye(matrix.rows)).det() == 0 for k in answer)
 
 
 _DETERMINANT = (
@@ -105,33 +80,35 @@ _EIGENVALUES = (
     "Compute the eigenvalues of A = {0}. Give the set of them.",
 )
 
+
+def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...], check: Any) -> Family:
+    return Family(
+        name,
+        lambda rng: _draw_regular(rng, size),
+        solve,
+        phrasings,
+        lambda *entries: (_matrix(entries).tolist(),),
+        check,
+    )
+
+
+def _determinant(*entries: int) -> int:
+    return int(_matrix(entries).det())
+
+
+def _inverse(*entries: int) -> Any:
+    return _matrix(entries).inv()
+
+
 FAMILIES = (
-    *(
-        Family(
-            f"determinant-{size - 2}",
-            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
-            _determinant,
-            _DETERMINANT,
-            lambda *entries: _shown(entries),
-            _leibniz_agrees,
-        )
-        for size in (3, 4)
-    ),
-    *(
-        Family(
-            f"inverse-{size - 1}",
-            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
-            _inverse,
-            _INVERSE,
-            lambda *entries: _shown(entries),
-            _multiplies_to_one,
-        )
-        for size in (2, 3)
-    ),
+    _regular("determinant-1", 3, _determinant, _DETERMINANT, _leibniz_agrees),
+    _regular("determinant-2", 4, _determinant, _DETERMINANT, _leibniz_agrees),
+    _regular("inverse-1", 2, _inverse, _INVERSE, _multiplies_to_one),
+    _regular("inverse-2", 3, _inverse, _INVERSE, _multiplies_to_one),
     Family(
         "eigenvalues-1",
         _draw_pair,
-        lambda first, second, *_: _set_of(first, second),
+        lambda first, second, *_: sympy.FiniteSet(first, second),
         _EIGENVALUES,
         _similar_pair,
         lambda answer, *operands: _are_eigenvalues(answer, *_similar_pair(*operands)),
@@ -139,7 +116,7 @@ FAMILIES = (
     Family(
         "eigenvalues-2",
         lambda rng: (*rng.sample(range(-9, 10), 3), *(rng.randint(-5, 5) for _ in range(3))),
-        lambda first, second, third, *_: _set_of(first, second, third),
+        lambda first, second, third, *_: sympy.FiniteSet(first, second, third),
         _EIGENVALUES,
         _similar_triple,
         lambda answer, *operands: _are_eigenvalues(answer, *_similar_triple(*operands)),

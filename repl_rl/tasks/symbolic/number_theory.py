@@ -7,6 +7,9 @@ from random import Random
 from typing import Any
 
 from repl_rl.tasks.families import Family, Operands
+from repl_rl.utils.import_path import LazyModule
+
+sympy = LazyModule("sympy")
 
 _PRIMES = tuple(n for n in range(101, 1000) if all(n % divisor for divisor in range(2, 32)))
 
@@ -20,9 +23,7 @@ def _draw_congruences(rng: Random, count: int) -> Operands:
 
 
 def _remainder(*operands: int) -> int:
-    from sympy.ntheory.modular import crt
-
-    return int(crt(operands[1::2], operands[::2])[0])
+    return int(sympy.ntheory.modular.crt(operands[1::2], operands[::2])[0])
 
 
 def _is_the_first(answer: int, *operands: int) -> bool:
@@ -38,27 +39,9 @@ def _draw_unit(rng: Random) -> Operands:
             return unit, modulus
 
 
-def _modular_inverse(unit: int, modulus: int) -> int:
-    from sympy import mod_inverse
-
-    return int(mod_inverse(unit, modulus))
-
-
-def _totient(number: int) -> int:
-    from sympy import totient
-
-    return int(totient(number))
-
-
 def _draw_order(rng: Random) -> Operands:
     prime = rng.choice(_PRIMES)
     return rng.randint(2, prime - 2), prime
-
-
-def _order(base: int, prime: int) -> int:
-    from sympy.ntheory import n_order
-
-    return int(n_order(base, prime))
 
 
 def _is_the_order(answer: int, base: int, prime: int) -> bool:
@@ -94,7 +77,7 @@ FAMILIES = (
     _family(
         "modular-inverse-1",
         _draw_unit,
-        _modular_inverse,
+        lambda unit, modulus: int(sympy.mod_inverse(unit, modulus)),
         lambda answer, unit, modulus: answer == next(n for n in range(1, modulus) if n * unit % modulus == 1),
         "Find the inverse of {0} modulo {1}, between 1 and the modulus.",
         "Which positive n, smaller than the modulus, solves {0}*n = 1 (mod {1})?",
@@ -103,7 +86,7 @@ FAMILIES = (
     _family(
         "totient-1",
         lambda rng: (rng.randint(2, 99) * rng.randint(11, 99),),
-        _totient,
+        lambda number: int(sympy.totient(number)),
         lambda answer, number: answer == sum(math.gcd(n, number) == 1 for n in range(1, number + 1)),
         "What is Euler's totient of {0}?",
         "How many of the numbers up to {0} share no divisor with it?",
@@ -112,7 +95,7 @@ FAMILIES = (
     _family(
         "order-1",
         _draw_order,
-        _order,
+        lambda base, prime: int(sympy.n_order(base, prime)),
         _is_the_order,
         "What is the multiplicative order of {0} modulo {1}?",
         "Find the smallest positive k with {0}**k = 1 (mod {1}).",

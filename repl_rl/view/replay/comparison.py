@@ -1,7 +1,7 @@
 """Compare what a notebook holds with what its cells did on a new run, and name why they differ. Pure: runs no kernel.
 
-Cells of one turn that share their output are compared together. Where a dialect shows its model only part of a run (the
-value of a call, the last line of a traceback, the last echo), the same part of the new run is compared.
+Cells of one turn are compared together, because its error is recorded once. Where the `ipython` dialect shows its model
+only the last echo of a run, that of the new run is compared.
 
 Causes are named by rules that look at both texts and at the sources. They are heuristics, and meant to be read as such.
 A cause read off the texts alone (an address, an order, a cut) says that nothing else differs. One read off the sources
@@ -130,18 +130,18 @@ def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Executi
     unit: list[int] = []  # indices of cells that share their output
     cells = 0
     ran_cells = [
-        (place, _about(cell))
-        for place, cell in enumerate(notebook["cells"])
+        (at, _about(cell))
+        for at, cell in enumerate(notebook["cells"])
         if cell["cell_type"] == "code" and _about(cell).get("role") == "ran"
     ]
-    for index, (place, about_cell) in enumerate(ran_cells):
-        unit.append(place)
+    for index, (at, about_cell) in enumerate(ran_cells):
+        unit.append(at)
         if about_cell.get("shares_output") and index + 1 < len(ran_cells):
             continue
-        ran = [executions[place] for place in unit if place in executions]
-        told = [notebook["cells"][place] for place in unit]
+        ran = [executions[each] for each in unit if each in executions]
+        told = [notebook["cells"][each] for each in unit]
         cells += len(unit)
-        difference = _difference(place, told, ran, str(about.get("shows", "output")), names)
+        difference = _difference(at, told, ran, str(about.get("shows", "output")), names)
         differences += [difference] if difference else []
         if len(ran) < len(unit) or ran[-1].status == "killed":
             break
@@ -155,9 +155,9 @@ def _about(cell: NotebookNode) -> Mapping[str, Any]:
 
 
 def _difference(
-    place: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
+    at: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
 ) -> Difference | None:
-    """The difference of cells that are compared together; `place` is the index of the last one."""
+    """The difference of cells that are compared together; `at` is the index of the last one."""
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
@@ -177,10 +177,8 @@ def _difference(
     # Whether the interpreter died. An answer ends a rollout, whatever its cell does afterwards.
     went_down = last.get("kind") == LineKind.KILLED
     goes_down = any(execution.status == "killed" for execution in ran) and last.get("kind") != LineKind.ANSWER
-    # For a dialect that is not ours ("frames"), it is unknown what it puts around results.
-    is_same_text = got.text in expected.text if shows == "frames" else got.text == expected.text
     is_same_error = expected.error_name == got.error_name or len(cells) > 1
-    if is_same_text and is_same_error and expected.answer == got.answer and went_down == goes_down:
+    if expected.text == got.text and is_same_error and expected.answer == got.answer and went_down == goes_down:
         return None
     source = "\n".join(cell["source"] for cell in cells)
     if went_down and goes_down:
@@ -191,21 +189,18 @@ def _difference(
         cause = Cause.OTHER
     else:
         cause = cause_of(str(expected), str(got), works_with, source)
-    return Difference(place, tuple(last.get("lines", ())), source, expected, got, cause)
+    return Difference(at, tuple(last.get("lines", ())), source, expected, got, cause)
 
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
     """What the dialect would show of a new run."""
     text = _shown(execution.outputs)
-    if shows == "block":
-        return text if not text or text.endswith("\n") else f"{text}\n"
-    if shows not in ("result", "ipython", "frames"):
+    if shows != "ipython":
         return text
     message = execution.error_message
     if execution.status == "timeout":
         message = f"{message or 'KeyboardInterrupt'}: it ran out of time"
-    run = CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message)
-    return echoed(run) if shows == "ipython" else run.result
+    return echoed(CellRun(Cell(cell["source"], kind_of(cell["source"])), text, message))
 
 
 def _shown(outputs: Sequence[Any]) -> str:
@@ -336,9 +331,9 @@ def _of_attribute(name: str) -> list[Cause]:
 def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names whose values a call, a method, or an assignment to a subscript or attribute may change."""
     for node in nodes:
-        places: list[ast.expr] = []
+        targets: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            places = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
+            targets = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            places = [node.value]
-        yield from (place.id for place in places if isinstance(place, ast.Name))
+            targets = [node.value]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -6,28 +6,48 @@ next session is fresh and answers, the same fork server serves, and on the host 
 mount, no descriptor. If something is, each attack of the batch runs once more, alone in an arena of its own, to tell
 which one it was. An attack's evidence is for its test to check.
 
+Most attacks are data, in the YAML files beside: groups of named attacks. An attack is one cell or a list of cells, or a
+mapping that has these under `type`. The keys of a group hold for all of its attacks, and an attack may have its own:
+
+    then           cells that are typed after those of the attack
+    sandbox        the only kind of sandbox that it is meant for
+    limits         usual, short or gentle
+    status         how the last cell ends, one or several; ok if nothing is said
+    output         a pattern for all that the last cell shows; `text` is the exact text that the first one shows
+    error          the name of its exception, one or several
+    answer         what it hands in; "any" if that does not matter, and nothing if nothing is said
+    first          the same five for the first cell
+    soon           whether each cell ends long before its time
+    log            what the host's log says then
+    next_session   an expression that shows (True, True) in the session after it
+
+Names with a dollar are filled in by `values`: the numbers of system calls, and what is different on each host.
+
 With ATTACK_FROM_FORKS in the environment, each attack is typed into a fork of a session, and the session has to be well
 afterwards too.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import platform
 import re
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import Template
+from typing import Any
 
 import pytest
-from kernel.refused_calls import REFUSED
+import yaml
+from kernel.system_calls import NUMBERS
 
 import repl_rl
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
 from repl_rl.kernel.pool import PooledKernel
+from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -36,6 +56,8 @@ FROM_FORKS = "ATTACK_FROM_FORKS" in os.environ
 MARK = f"attack-{os.getpid()}"
 """Names that attacks give to what they try to leave behind."""
 SECRET = "s3cret-of-the-host"
+DISGUISED_SECRET = bytes(byte ^ 0x55 for byte in SECRET.encode())
+"""What is searched for must not be in memory because it is searched for."""
 LIMITS = Limits(
     line_s=30.0,
     grace_s=5.0,
@@ -52,6 +74,7 @@ SHORT = replace(LIMITS, line_s=1.0, grace_s=0.5)
 """For attacks that end only because their time does."""
 GENTLE = replace(SHORT, grace_s=LIMITS.grace_s)
 """For those that end with the interrupt, however long a busy machine takes over it."""
+BY_NAME = {"usual": LIMITS, "short": SHORT, "gentle": GENTLE}
 SOON_S = 25.0
 """How long a line under `SHORT` takes at most on a busy machine; what attacks wait for takes a minute."""
 BWRAP: tuple[SandboxKind, ...] = ("bwrap",)
@@ -59,40 +82,8 @@ SANDLOCK: tuple[SandboxKind, ...] = ("sandlock",)
 BOTH = BWRAP + SANDLOCK
 OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
 
-TOOLS = f"""
-import ctypes, errno, fcntl, gc, json, mmap, os, resource, signal, socket, struct, subprocess, sys, threading, time
-libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.argtypes = [ctypes.c_long] * 7
-libc.syscall.restype = ctypes.c_long
-mark = {MARK!r}
-def tried(function, *arguments):
-    try:
-        return function(*arguments)
-    except OSError as error:
-        return errno.errorcode.get(error.errno, type(error).__name__)
-    except BaseException as error:
-        return type(error).__name__
-
-def c(name, *arguments):
-    ctypes.set_errno(0)
-    result = getattr(libc, name)(*arguments)
-    return errno.errorcode[ctypes.get_errno()] if result == -1 else result
-
-def call(number, *arguments):
-    return c("syscall", number, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
-
-def frame(text):
-    text = text if isinstance(text, bytes) else text.encode()
-    return struct.pack("!I", len(text)) + text
-
-def request_id():
-    frames = [sys._getframe()]
-    while frames[-1].f_back: frames.append(frames[-1].f_back)
-    return next(f.f_locals["request"]["id"] for f in frames if "request" in f.f_locals)
-
-"""
+TOOLS = Path(__file__).with_name("tools.txt").read_text().replace("MARK", repr(MARK))
 """What attacks are written with: `tried` and `c` give a result or the name of what went wrong."""
-
 
 GONE = "'(ENOENT|EACCES|EPERM|EROFS|ENOTDIR|ELOOP|EXDEV|ENXIO|ESRCH|EINVAL|ENOSYS|ENODEV|ETXTBSY|EISDIR)'"
 """How it looks, through `tried`, that something is not there or not to be had."""
@@ -101,36 +92,128 @@ BATCH = 30
 """Attacks between two looks at the host."""
 PATIENCE_S = 30.0
 """For what takes some milliseconds on a machine that has nothing else to do."""
+ANY = "any"
 
 
-def number(call: str) -> int:
-    """Of a system call, on this machine."""
-    path = Path(__file__).parents[3] / "kernels" / "python" / "seccomp_filter.py"
-    spec = importlib.util.spec_from_file_location("seccomp_filter_of_the_attacks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    column = {"x86_64": 0, "aarch64": 1}[platform.machine()]
-    groups = [*REFUSED.values(), *module.ALLOWED.values(), *module.ALLOWED_APART.values(), module.EXAMINED]
-    found: int = next(group[call][column] for group in groups if call in group)
-    return found
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the result of a cell is to be. The patterns are for its output without white space around it."""
+
+    status: tuple[str, ...]
+    output: str
+    text: str | None
+    error: tuple[str, ...] | None
+    answer: tuple[str, ...] | str | None
+
+    @classmethod
+    def of(cls, words: dict[str, Any]) -> Expected:
+        answer, error = words.get("answer"), words.get("error")
+        return cls(
+            status=_tuple(words.get("status", "ok")),
+            output=words.get("output", ".*"),
+            text=words.get("text"),
+            error=None if error is None else _tuple(error),
+            answer=answer if answer in (None, ANY) else _tuple(answer),
+        )
+
+    def check(self, result: ExecResult) -> None:
+        assert result.status in self.status, result
+        assert re.fullmatch(self.output, result.output.strip(), re.DOTALL), result.output
+        assert self.text is None or result.output == self.text
+        assert self.error is None or result.error_name in self.error, result
+        assert self.answer in (result.answer, ANY)
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`cells` run in one session; the last one's output is to match `evidence`, its status to be one of `statuses`."""
+    """`cells` are typed into one session, up to the one that loses its state."""
 
     name: str
     cells: tuple[str, ...]
-    evidence: str = ".*"
-    statuses: tuple[ExecStatus, ...] = (OK,)
-    kinds: tuple[SandboxKind, ...] = BOTH
+    kinds: tuple[SandboxKind, ...]
+    limits: str
+    first: Expected | None
+    last: Expected
+    is_soon_over: bool
+    log: str
+    next_session: str
+
+    def check(self, results: list[ExecResult]) -> None:
+        if self.first is not None:
+            self.first.check(results[0])
+        self.last.check(results[-1])
+        assert self.last.answer == ANY or all(result.answer is None for result in results[1:-1])
+        for result in results:
+            assert result.status is not ExecStatus.INCOMPLETE
+            assert len(result.output) < LIMITS.output_bytes + 100
+            assert result.duration_s < SOON_S or not self.is_soon_over
 
 
-def cases(*attacks: Attack) -> list[object]:
-    """Parameters (kind, attack), each attack once for each kind of sandbox that it is meant for."""
-    return [pytest.param(kind, attack, id=f"{kind}-{attack.name}") for attack in attacks for kind in attack.kinds]
+def attacks(file: str) -> dict[str, list[Attack]]:
+    """The attacks in a file beside, by their groups."""
+    groups = yaml.safe_load(Path(__file__).with_name(f"{file}.yaml").read_text())
+    return {group: list(_of_group(group, words)) for group, words in filled_in(groups, values()).items()}
+
+
+def filled_in(words: Any, known: dict[str, object]) -> Any:
+    if isinstance(words, dict):
+        return {name: filled_in(word, known) for name, word in words.items()}
+    if isinstance(words, list):
+        return [filled_in(word, known) for word in words]
+    return Template(words).safe_substitute(known) if isinstance(words, str) else words
+
+
+def values() -> dict[str, object]:
+    """What is filled in for names with a dollar."""
+    return NUMBERS | {
+        "checkout": CHECKOUT,
+        "disguised_secret": DISGUISED_SECRET,
+        "gone": GONE,
+        "groups_of_the_host": set() if os.geteuid() == 0 else {*os.getgroups(), 1000, 65534},
+        "home": Path.home(),
+        "host_pid": os.getpid(),
+        "secret": SECRET,
+    }
+
+
+def _of_group(group: str, of_all: dict[str, Any]) -> Iterator[Attack]:
+    for name, own in of_all["attacks"].items():
+        words = of_all | (own if isinstance(own, dict) else {"type": own})
+        first, limits = words.get("first"), words.get("limits", "usual")
+        yield Attack(
+            f"{group}-{name}",
+            cells=_tuple(words["type"]) + _tuple(words.get("then", ())),
+            kinds=(words["sandbox"],) if "sandbox" in words else BOTH,
+            limits=limits,
+            first=None if first is None else Expected.of(first),
+            last=Expected.of(words),
+            is_soon_over=words.get("soon", limits != "usual"),
+            log=words.get("log", ""),
+            next_session=words.get("next_session", ""),
+        )
+
+
+def _tuple(words: Any) -> tuple[str, ...]:
+    return (words,) if isinstance(words, str) else tuple(words)
+
+
+def cases(file: str, only: str = "", without: str = "") -> list[object]:
+    """Parameters (kind, attack) for the attacks in a file, each once for each kind of sandbox that it is meant for.
+
+    Of each group, `make test` tries the first attack alone.
+    """
+    return [
+        pytest.param(kind, attack, id=f"{kind}-{attack.name}", marks=[pytest.mark.more] * (attack is not group[0]))
+        for name, group in attacks(file).items()
+        for attack in group
+        for kind in attack.kinds
+        if name != without and only in (name, "")
+    ]
+
+
+def some(names: Iterable[str]) -> list[object]:
+    """Parameters: the first for `make test`, the others for `make test-more`."""
+    return [pytest.param(name, marks=[pytest.mark.more] * (number > 0)) for number, name in enumerate(names)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +222,14 @@ class Host:
 
     descriptors: Counter[str]
     """How many of each kind: a file by its path, others without their numbers (`socket:[]`)."""
-    processes: int
-    mounts: int
-    session_folders: int
+    counts: tuple[int, ...]
+    """Of descriptors, of the server's processes, of mounts, and of folders of sessions."""
     marked: tuple[str, ...]
 
     def holds_more_than(self, before: Host) -> bool:
         """Less is no harm: what ends by itself may have been there when it was counted first."""
-        return self.marked != before.marked or any(
-            now > then
-            for now, then in (
-                (self.descriptors.total(), before.descriptors.total()),
-                (self.processes, before.processes),
-                (self.mounts, before.mounts),
-                (self.session_folders, before.session_folders),
-            )
-        )
+        is_more = any(now > then for now, then in zip(self.counts, before.counts, strict=True))
+        return is_more or self.marked != before.marked
 
 
 _MOST_SESSIONS = 10
@@ -262,8 +337,8 @@ class Arena:
                 assert tools.status is OK, tools
                 if not FROM_FORKS:
                     return await _typed_into(kernel, cells)
-                async with self.pool.fork(kernel) as twin:
-                    found = await _typed_into(twin, cells)
+                async with self.pool.fork(kernel) as fork:
+                    found = await _typed_into(fork, cells)
                     told = await kernel.execute("mark")
                     assert (told.status, told.output) == (OK, f"{MARK!r}\n"), f"the attack reached its session: {told}"
                 return found
@@ -295,25 +370,23 @@ class Arena:
 
     def _host(self) -> Host:
         self._wait_for_warm_ones()
-        home = self.pool._backend._home  # type: ignore[attr-defined]
-        places = (Path("/tmp"), Path("/dev/shm"), Path("/"), CHECKOUT, Installation.current().prefix, Path.cwd())
-        return Host(
-            descriptors=Counter(map(_kind_of, os.listdir("/proc/self/fd"))),
-            processes=len(descendants(self.server_pid)),
-            mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-            session_folders=len(list(home.sessions.iterdir())),
-            marked=tuple(str(path) for place in places for path in place.glob(f"*{MARK}*")),
-        )
+        home = self.pool.backend.home  # type: ignore[attr-defined]
+        folders = (Path("/tmp"), Path("/dev/shm"), Path("/"), CHECKOUT, Installation.current().prefix, Path.cwd())
+        descriptors = Counter(map(_kind_of, os.listdir("/proc/self/fd")))
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        found = descriptors.total(), len(descendants(self.server_pid)), len(mounts), len(list(home.sessions.iterdir()))
+        marked = tuple(str(path) for folder in folders for path in folder.glob(f"*{MARK}*"))
+        return Host(descriptors, found, marked)
 
     def _wait_for_warm_ones(self) -> None:
         """In all arenas: a session that starts anywhere has some of its descriptors."""
         deadline = time.monotonic() + PATIENCE_S
-        while any(len(each.pool._ready) < each.pool.size - 1 or each.pool.stats.starting for each in _OPEN):
+        while any(each.pool.stats.alive < each.pool.size or each.pool.stats.starting for each in _OPEN):
             assert time.monotonic() < deadline, "no warm sessions came up"
             time.sleep(0.002)
 
     def _current_server_pid(self) -> int:
-        pid: int = self.pool._backend._server.pid  # type: ignore[attr-defined]
+        pid: int = self.pool.backend.server.pid  # type: ignore[attr-defined]
         return pid
 
 
@@ -325,7 +398,7 @@ def _kind_of(descriptor: str) -> str:
 
 
 async def _typed_into(kernel: PooledKernel, cells: tuple[str, ...]) -> tuple[list[ExecResult], list[int]]:
-    pid = kernel._kernel.pid  # type: ignore[attr-defined]
+    pid = kernel.kernel.pid  # type: ignore[attr-defined]
     pids, results = [pid], list[ExecResult]()
     for cell in cells:
         results.append(await kernel.execute(cell))
@@ -344,11 +417,4 @@ def _still_there(pids: list[int]) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, task.read_text().split())
-            except OSError:
-                continue
-    return found[1:]
+    return list(tree(pid))[1:]

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from kernel.attacks.arena import BATCH, BOTH, BWRAP, FROM_FORKS, GENTLE, LIMITS, SECRET, SHORT, Arena
+from kernel.attacks.arena import BATCH, BOTH, BWRAP, BY_NAME, FROM_FORKS, LIMITS, SECRET, Arena, Attack
 
 from repl_rl.kernel import Limits, landlock
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
 Arenas = Callable[..., Arena]
+TryOut = Callable[[SandboxKind, Attack], None]
 Opened = dict[tuple[SandboxKind, Limits], Arena]
 
 
@@ -21,7 +26,7 @@ def opened(loop: BackgroundLoop) -> Iterator[Opened]:
     kinds: tuple[SandboxKind, ...] = BWRAP if FROM_FORKS or landlock.problem() else BOTH
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("A_SECRET_TOKEN", SECRET)
-        arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in (LIMITS, SHORT, GENTLE)}
+        arenas = {(kind, limits): Arena(loop, kind, limits) for kind in kinds for limits in BY_NAME.values()}
         yield arenas
         for arena in arenas.values():
             arena.close()
@@ -49,3 +54,30 @@ def arenas(opened: Opened, whole_batches: None) -> Iterator[Arenas]:
     yield arena
     for each in opened.values():
         each.end(BATCH)
+
+
+@pytest.fixture
+def try_out(arenas: Arenas, caplog: pytest.LogCaptureFixture) -> TryOut:
+    """Asserts that an attack from a YAML file does what it is expected to, and nothing to what belongs to all."""
+
+    def run(kind: SandboxKind, attack: Attack) -> None:
+        arena, before, began = arenas(kind, BY_NAME[attack.limits]), of_all(), (time.time(), time.monotonic())
+        attack.check(arena.attack(*attack.cells))
+        assert attack.log in caplog.text
+        if attack.next_session:
+            assert [result.output for result in arena.fresh(attack.next_session)] == ["(True, True)\n"]
+        assert of_all() == before
+        assert abs(time.time() - began[0] - (time.monotonic() - began[1])) < 60
+
+    return run
+
+
+def of_all() -> tuple[object, ...]:
+    """What belongs to all processes of this machine, or to this one."""
+    files = [os.stat(path) for path in (os.__file__, sys.executable)]
+    return (
+        [(file.st_mtime, file.st_mode, file.st_size) for file in files],
+        socket.gethostname(),
+        os.getpriority(os.PRIO_PROCESS, 0),
+        os.sched_getaffinity(0),
+    )

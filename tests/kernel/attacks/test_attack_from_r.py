@@ -9,14 +9,16 @@ import os
 import re
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import CHECKOUT, FROM_FORKS, MARK, PATIENCE_S, SECRET, descendants
+import yaml
+from kernel.attacks.arena import CHECKOUT, FROM_FORKS, MARK, SECRET, descendants
+from kernel.conftest import running
 from real_kernels import LIMITS, r_kernel
+from waiting import until
 
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.pool import PooledKernel
@@ -30,6 +32,7 @@ pytestmark = [
 OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
 SHORT = replace(LIMITS, line_s=5.0)
 """For attacks that end only because their time does."""
+ATTACKS = yaml.safe_load(Path(__file__).with_name("r.yaml").read_text())
 TOOLS = """
 tried <- function(x) tryCatch(x, error = function(e) "refused", warning = function(w) "refused")
 run <- function(command) suppressWarnings(tried(system(paste(command, "2>/dev/null"), intern = TRUE)))
@@ -49,21 +52,12 @@ class Hall:
         self.sibling: PooledKernel = loop.run(self._session.__aenter__())
         loop.run(self.sibling.execute("held <- 'kept'"))
 
-    @property
-    def home(self) -> Path:
-        path: Path = self.pool._backend._home.path  # type: ignore[attr-defined]
-        return path
-
-    def pid_of_sibling(self) -> int:
-        pid: int = self.sibling._kernel._process.pid  # type: ignore[attr-defined]
-        return descendants(pid)[-1]
-
     def attack(self, *cells: str) -> list[ExecResult]:
         """The results of `cells` in a session of their own; asserts that its processes end, and the sibling lives."""
 
         async def typed() -> tuple[list[ExecResult], list[int]]:
             async with self.pool.session() as kernel:
-                pid = kernel._kernel._process.pid  # type: ignore[attr-defined]
+                pid = kernel.kernel.process.pid
                 results, pids = [], [pid, *descendants(pid)]
                 for cell in (TOOLS, *cells):
                     results.append(await kernel.execute(cell))
@@ -73,23 +67,16 @@ class Hall:
                 return results[1:], pids
 
         results, pids = self.loop.run(typed())
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         held = self.loop.run(self.sibling.execute("held"))
         assert (held.status, held.output) == (OK, "[1] 'kept'\n".replace("'", '"'))
         return results
 
     def close(self) -> None:
         self.loop.run(self._session.__aexit__(None, None, None))
-        home = self.home
+        home = self.pool.backend.home.path
         self.loop.run(self.pool.__aexit__(None, None, None))
         assert not home.exists()
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (is_met := condition()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return is_met
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +102,26 @@ def text(path: object) -> str:
 def test_it_reads_nothing_of_the_host(hall: Hall, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
-    files = [secret, "/etc/shadow", CHECKOUT / "pyproject.toml", Path.home() / ".bashrc", *hall.home.glob("*.json")]
+    files = [
+        secret,
+        "/etc/shadow",
+        CHECKOUT / "pyproject.toml",
+        Path.home() / ".bashrc",
+        *hall.pool.backend.home.path.glob("*.json"),
+    ]
     files += ["/proc/1/environ", f"/proc/{os.getpid()}/environ", "/proc/1/root/etc/shadow", "/proc/kcore", "/dev/mem"]
-    folders = [Path.home(), CHECKOUT, hall.home, tmp_path, "/root", "/home", "/var", "/sys", "/run", "/etc/ssl"]
+    folders = [
+        Path.home(),
+        CHECKOUT,
+        hall.pool.backend.home.path,
+        tmp_path,
+        "/root",
+        "/home",
+        "/var",
+        "/sys",
+        "/run",
+        "/etc/ssl",
+    ]
     [read, listed, environment, around] = hall.attack(
         f"for (f in c({', '.join(map(text, files))})) print(tried(readLines(f)))",
         f"for (f in c({', '.join(map(text, folders))})) print(length(list.files(f, all.files = TRUE, no.. = TRUE)))",
@@ -162,7 +166,7 @@ def test_it_reaches_no_network(hall: Hall) -> None:
             f"tried(socketConnection('127.0.0.1', {port}, open = 'r+', timeout = 2))",
             "tried(readLines(url('http://1.1.1.1/')))",
             f"run(\"bash -c 'echo hello > /dev/tcp/127.0.0.1/{port}; echo $?'\")",
-            f"run({text('cat ' + str(hall.home) + '/1-ipc-1; ls /run/dbus /var/run')})",
+            f"run({text('cat ' + str(hall.pool.backend.home.path) + '/1-ipc-1; ls /run/dbus /var/run')})",
             "run('ip link add x type dummy; ping -c 1 1.1.1.1')",
         )
         stop.set()
@@ -174,7 +178,8 @@ def test_it_reaches_no_network(hall: Hall) -> None:
 
 
 def test_it_ends_no_process_of_the_host(hall: Hall) -> None:
-    pids = [os.getpid(), os.getppid(), hall.pid_of_sibling(), hall.sibling._kernel._process.pid]  # type: ignore[attr-defined]
+    of_sibling = hall.sibling.kernel.process.pid
+    pids = [os.getpid(), os.getppid(), descendants(of_sibling)[-1], of_sibling]
     [signalled, last] = hall.attack(
         f"print(tools::pskill(c({', '.join(map(str, pids))}), 9))", "run('kill -9 -1'); Sys.sleep(600)"
     )
@@ -188,17 +193,9 @@ def test_what_it_does_to_the_process_that_runs_it_it_does_to_itself(hasty: Hall,
     assert result.status is KILLED
 
 
-@pytest.mark.parametrize(
-    "bomb",
-    [
-        "system(\"bash -c ':(){ :|:& };:'\")",
-        "repeat tried(parallel::mcparallel(Sys.sleep(600)))",
-        "for (i in 1:200) system('sleep 600 &')",
-    ],
-    ids=["bash", "forks", "shells"],
-)
-def test_a_fork_bomb_ends_with_its_session(hasty: Hall, bomb: str) -> None:
-    results = hasty.attack(bomb)
+@pytest.mark.parametrize("name", ATTACKS["fork-bombs"])
+def test_a_fork_bomb_ends_with_its_session(hasty: Hall, name: str) -> None:
+    results = hasty.attack(ATTACKS["fork-bombs"][name])
     assert results[-1].status in (OK, ERROR, TIMEOUT, KILLED)
 
 
@@ -206,33 +203,18 @@ def test_a_process_that_leaves_its_group_ends_with_the_session(hall: Hall) -> No
     sleep = f"3600.{os.getpid()}"
     [started] = hall.attack(f"system('setsid setsid sleep {sleep} >/dev/null 2>&1 &')")
     assert started.status is OK
-    assert eventually(lambda: not any(sleep in line for line in command_lines()))
+    until(lambda: not running(sleep))
 
 
-def command_lines() -> Iterator[str]:
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            yield path.read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-
-
-@pytest.mark.parametrize(
-    ("bomb", "says"),
-    [
-        ("x <- numeric(2e8)", "cannot allocate vector"),
-        ("l <- list(); repeat l[[length(l) + 1]] <- numeric(1e6)", "cannot allocate vector"),
-        ("x <- strrep('x', 2e9)", "cannot allocate|could not allocate"),
-    ],
-    ids=["at-once", "by-and-by", "a-string"],
-)
-def test_memory_beyond_the_limit_is_the_sessions_loss(hall: Hall, bomb: str, says: str) -> None:
-    [result] = hall.attack(bomb)
-    assert result.status is KILLED or (result.status is ERROR and re.search(says, result.output)), result
+@pytest.mark.parametrize("name", ATTACKS["memory"])
+def test_memory_beyond_the_limit_is_the_sessions_loss(hall: Hall, name: str) -> None:
+    bomb = ATTACKS["memory"][name]
+    [result] = hall.attack(bomb["type"])
+    assert result.status is KILLED or (result.status is ERROR and re.search(bomb["says"], result.output)), result
 
 
 def test_memory_of_all_its_processes_is_limited_where_there_are_groups(hall: Hall) -> None:
-    if hall.pool._backend._group is None:  # type: ignore[attr-defined]
+    if hall.pool.backend.group is None:
         pytest.skip("no control groups can be made here")
     hungry = "python3 -c 'x = bytearray(300 << 20); import time; time.sleep(2)'"
     [result] = hall.attack(f"for (i in 1:6) system({text(hungry + ' &')}); Sys.sleep(8); run('echo alive')")
@@ -263,40 +245,16 @@ def test_it_writes_to_nothing_of_the_system(hall: Hall) -> None:
     assert "out" not in mounts.output
 
 
-@pytest.mark.parametrize(
-    "flood",
-    [
-        "repeat cat(strrep('x', 1e5))",
-        "repeat print(1)",
-        "system('yes')",
-        "cat(strrep('x', 3e7))",
-        "repeat message('again')",
-        "repeat warning('again')",
-    ],
-    ids=["cat", "print", "a-process", "one-message", "messages", "warnings"],
-)
-def test_a_flood_is_kept_within_limits(hasty: Hall, flood: str) -> None:
-    [result, *_] = hasty.attack(flood)
+@pytest.mark.parametrize("name", ATTACKS["floods"])
+def test_a_flood_is_kept_within_limits(hasty: Hall, name: str) -> None:
+    [result, *_] = hasty.attack(ATTACKS["floods"][name])
     assert len(result.output) < 2 * SHORT.output_bytes
     assert result.status in (OK, ERROR, TIMEOUT, KILLED)
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "for (i in 1:5000) pbdZMQ::zmq.send(k$sockets$iopub, as.raw(rep(255, 1e5)))",
-        "pbdZMQ::zmq.send(k$sockets$iopub, as.raw(rep(91, 1e7)))",
-        "k$send_response('stream', k$executor$current_request, 'iopub', list(name = 'stdout', text = list(1, 'two')))",
-        "k$send_response('stream', k$executor$current_request, 'iopub', list(text = strrep('[', 1e6)))",
-        "k$send_response('execute_reply', k$executor$current_request, 'shell', list(status = list('ok')))",
-        "k$send_response('execute_reply', k$executor$current_request, 'shell', list(status = 'error', ename = 1:9))",
-        "k$send_response('display_data', k$executor$current_request, 'iopub', list(data = 3))",
-        "k$sockets$iopub <- NULL; rm(list = ls(k), envir = k)",
-    ],
-    ids=["raw", "long", "typed-wrong", "deep", "status-listed", "name-listed", "no-data", "gone"],
-)
-def test_hostile_messages_cost_their_session_alone(hasty: Hall, message: str) -> None:
-    results = hasty.attack(f"k <- kernel(); {message}", "1 + 1")
+@pytest.mark.parametrize("name", ATTACKS["messages"])
+def test_hostile_messages_cost_their_session_alone(hasty: Hall, name: str) -> None:
+    results = hasty.attack(f"k <- kernel(); {ATTACKS['messages'][name]}", "1 + 1")
     assert all(result.answer is None for result in results)
     assert results[0].status in (OK, ERROR, TIMEOUT, KILLED)
 

@@ -7,48 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, BWRAP, FROM_FORKS, GONE, SECRET, Arena
+import yaml
+from kernel.attacks.arena import BOTH, BWRAP, FROM_FORKS, GONE, OK, SECRET, Arena
 from kernel.attacks.conftest import Arenas
 
 from repl_rl.kernel import landlock
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
-DATA, MODULES = "os.path.realpath('data')", "os.path.dirname(__import__('shapes').__file__)"
-FILE = f"{DATA} + '/table.csv'"
-LEFT_BESIDE = "{beside}"
-"""Stands for the host's path of what lies beside the mounts."""
-
-WRITES = [
-    *(
-        f"open, {place}, {mode!r}"
-        for place in (FILE, "'data/table.csv'", "'table'", f"{MODULES} + '/shapes.py'")
-        for mode in ("w", "a", "r+")
-    ),
-    *(
-        call.format(place=place)
-        for place in (DATA, MODULES)
-        for call in (
-            "open, {place} + '/' + mark, 'w'", "os.mkdir, {place} + '/' + mark",
-            "os.symlink, '/', {place} + '/' + mark", "os.mkfifo, {place} + '/' + mark",
-            "socket.socket(socket.AF_UNIX).bind, {place} + '/' + mark", "os.chmod, {place}, 0o777",
-            "os.utime, {place}, (1, 1)", "os.rmdir, {place}", "os.rename, {place}, {place} + mark",
-        )
-    ),
-    f"os.remove, {FILE}", f"os.rename, {FILE}, 'mine.csv'", f"os.link, {FILE}, 'mine.csv'", f"os.truncate, {FILE}, 0",
-    f"os.chmod, {FILE}, 0o777", f"mmap.mmap, os.open({FILE}, 0), 0",
-    f"open, '/proc/self/fd/%d' % os.open({FILE}, 0), 'w'",
-    f"c, 'mount', None, {DATA}.encode(), None, 0x1020, None", f"c, 'umount2', {DATA}.encode(), 2",
-    f"c, 'mount', {DATA}.encode(), b'/tmp', None, 0x1000, None",
-]  # fmt: skip
-"""What `tried` is called with."""
-
-LOOKS = [
-    "os.listdir, {beside!r}", "open, {beside!r} + '/secret'", f"open, {DATA} + '/../secret'",
-    f"open, {DATA} + '/../mine.toml'", f"open, {MODULES} + '/../secret'", f"open, {DATA} + '/way_out'",
-    "os.listdir, 'data/way_up'", f"open, {DATA} + '/way_up/secret'",
-]  # fmt: skip
-"""The same; `beside` is the host's path of the folder that holds all that is shown."""
+ATTACKS = yaml.safe_load(Path(__file__).with_name("mounts.yaml").read_text())
+NAMES = (
+    "data, modules = os.path.realpath('data'), os.path.dirname(__import__('shapes').__file__); "
+    "file, beside = data + '/table.csv', {beside!r}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +56,14 @@ def arenas(loop: BackgroundLoop, folder: Path) -> Iterator[Arenas]:
         arena.close()
 
 
-def assert_refused(arena: Arena, calls: list[str]) -> None:
-    """Each call, all of them in one session."""
-    results = arena.attack(*(f"tried({call})" for call in calls))
-    done = {call: result.output for call, result in zip(calls, results, strict=True)}
-    assert {call: output for call, output in done.items() if not re.fullmatch(GONE, output.strip())} == {}
+def assert_refused(arena: Arena, folder: Path, attacks: list[str]) -> None:
+    """Each attack, all of them in one session."""
+    named, *results = arena.attack(
+        NAMES.format(beside=str(folder)), *(f"tried(lambda: {attack})" for attack in attacks)
+    )
+    assert named.status is OK
+    done = {attack: result.output for attack, result in zip(attacks, results, strict=True)}
+    assert {attack: output for attack, output in done.items() if not re.fullmatch(GONE, output.strip())} == {}
 
 
 def state(folder: Path) -> dict[Path, tuple[int, int, int]]:
@@ -101,7 +75,7 @@ def state(folder: Path) -> dict[Path, tuple[int, int, int]]:
 @pytest.mark.parametrize("kind", BOTH)
 def test_what_is_shown_can_not_be_changed(kind: SandboxKind, arenas: Arenas, folder: Path) -> None:
     before = state(folder)
-    assert_refused(arenas(kind), WRITES)
+    assert_refused(arenas(kind), folder, ATTACKS["writes"])
     assert state(folder) == before
     [shown] = arenas(kind).fresh("open('data/table.csv').read() + open('table').read(), __import__('shapes').sides")
     assert shown.output == "('a,b\\na,b\\n', 4)\n"
@@ -109,7 +83,7 @@ def test_what_is_shown_can_not_be_changed(kind: SandboxKind, arenas: Arenas, fol
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_nothing_beside_it_becomes_visible(kind: SandboxKind, arenas: Arenas, folder: Path) -> None:
-    assert_refused(arenas(kind), [call.format(beside=str(folder)) for call in LOOKS])
+    assert_refused(arenas(kind), folder, ATTACKS["looks"])
 
 
 def test_the_walls_of_bwrap_hold_mounts_and_modules_only(arenas: Arenas) -> None:

@@ -14,41 +14,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kernel.attacks.arena import BOTH, GONE, MARK, OK, SECRET, TOOLS
-from kernel.attacks.conftest import Arenas
+import yaml
+from kernel.attacks.arena import BOTH, MARK, OK, SECRET, TOOLS, Attack, cases, filled_in, some, values
+from kernel.attacks.conftest import Arenas, TryOut
 
-SIBLINGS = {
-    "tmp": ("open('secret', 'w').write('mine')", "tried(open, {folder!r} + '/secret')", GONE),
-    "shm": ("tried(open, '/dev/shm/secret', 'w') and 1", "tried(open, '/dev/shm/secret')", GONE),
-    "posix-memory": (
-        "from multiprocessing.shared_memory import SharedMemory; kept = tried(SharedMemory, 'secret', True, 100)",
-        "from multiprocessing.shared_memory import SharedMemory; tried(SharedMemory, 'secret')", GONE,
-    ),
-    "path-socket": (
-        "s = socket.socket(socket.AF_UNIX); _ = tried(s.bind, os.getcwd() + '/door'); _ = tried(s.listen)",
-        "tried(socket.socket(socket.AF_UNIX).connect, {folder!r} + '/door')", GONE,
-    ),
-    "abstract-socket": (
-        "s = socket.socket(socket.AF_UNIX); _ = tried(s.bind, '\\0door'); _ = tried(s.listen)",
-        "tried(socket.socket(socket.AF_UNIX).connect, '\\0door')", "'(ECONNREFUSED|EPERM)'",
-    ),
-    "standard-input": (
-        "_ = fcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK | os.O_APPEND)",
-        "fcntl.fcntl(0, fcntl.F_GETFL) & (os.O_NONBLOCK | os.O_APPEND)", "0",
-    ),
-}  # fmt: skip
+from repl_rl.kernel.sandbox import SandboxKind
+
+DATA = filled_in(yaml.safe_load(Path(__file__).with_name("doors.yaml").read_text()), values())
+SIBLINGS, DOORS, OBJECTS = DATA["siblings"], DATA["doors"], DATA["objects"]
 
 
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", SIBLINGS)
+@pytest.mark.parametrize("name", some(SIBLINGS))
 def test_a_siblings_things_are_its_own(kind: str, name: str, arenas: Arenas) -> None:
-    laid, look, evidence = SIBLINGS[name]
-    arena = arenas(kind)
-    folder = arena.loop.run(arena.sibling.execute("import os; os.getcwd()")).output.strip("'\n")
-    for cell in (TOOLS, laid):
+    arena, sibling = arenas(kind), SIBLINGS[name]
+    folder = arena.loop.run(arena.sibling.execute("import os; os.getcwd()")).output.strip()
+    for cell in (TOOLS, sibling["lays"]):
         assert arena.loop.run(arena.sibling.execute(cell)).status is OK
-    *_, result = arena.attack(look.format(folder=folder))
-    assert re.fullmatch(evidence, result.output.strip()), result.output
+    *_, result = arena.attack(f"folder = {folder}", sibling["looks"])
+    assert re.fullmatch(sibling["sees"], result.output.strip()), result.output
 
 
 @contextlib.contextmanager
@@ -75,22 +59,11 @@ def listening(tmp_path: Path) -> Iterator[dict[str, socket.socket]]:
             door.close()
 
 
-CALLS = {
-    "tcp": "tried(socket.create_connection, {address!r}, 0.2)",
-    "any": "tried(socket.create_connection, ('127.0.0.1', {address[1]}), 0.2)",
-    "udp": "tried(lambda: socket.socket(2, 2).sendto(b'x', {address!r}))",
-    "path": "tried(lambda: socket.socket(1).connect({address!r}))",
-    "datagram": "tried(lambda: socket.socket(1, 2).sendto(b'x', {address!r})), "
-    "tried(lambda: socket.socketpair(1, 2)[0].sendto(b'x', {address!r}))",
-    "abstract": "tried(lambda: socket.socket(1).connect({address!r}))",
-}
-
-
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", some(DOORS))
 def test_no_door_of_the_host_can_be_reached(kind: str, name: str, arenas: Arenas, tmp_path: Path) -> None:
     with listening(tmp_path) as doors:
-        [called] = arenas(kind).attack(CALLS[name].format(address=doors[name].getsockname()))
+        _, called = arenas(kind).attack(f"address = {doors[name].getsockname()!r}", DOORS[name])
         with selectors.DefaultSelector() as selector:
             for door in doors.values():
                 selector.register(door, selectors.EVENT_READ)
@@ -99,21 +72,13 @@ def test_no_door_of_the_host_can_be_reached(kind: str, name: str, arenas: Arenas
     assert re.fullmatch(rf"{failed}|\({failed}, {failed}\)", called.output.strip()), called.output
 
 
-OTHER_SOCKETS = {
-    "inet6": "10, 1", "raw": "2, 3", "packet": "17, 3", "netlink": "16, 3", "vsock": "40, 1", "crypto": "38, 5",
-    "bluetooth": "31, 3", "can": "29, 3", "tipc": "30, 1", "xdp": "44, 3",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("family", OTHER_SOCKETS)
-def test_no_other_family_of_sockets_is_there(kind: str, family: str, arenas: Arenas) -> None:
-    [made] = arenas(kind).attack(f"tried(socket.socket, {OTHER_SOCKETS[family]})")
-    assert made.output == "'EAFNOSUPPORT'\n"
+@pytest.mark.parametrize(("kind", "attack"), cases("network"))
+def test_no_other_family_of_sockets_is_there(kind: SandboxKind, attack: Attack, try_out: TryOut) -> None:
+    try_out(kind, attack)
 
 
 IPC_CREATE, IPC_NO_WAIT, IPC_REMOVE, GET_VALUE, SET_VALUE = 0o1000, 0o4000, 0, 12, 16
-FREE_SEATS = 3
+FREE = 3
 
 
 class HostObjects:
@@ -126,10 +91,10 @@ class HostObjects:
         self.name = f"/{MARK}"
         os.close(self._called("mq_open", self.name.encode(), os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666, None))
         self._called("msgsnd", self.queue, struct.pack("l", 1) + SECRET.encode(), len(SECRET), IPC_NO_WAIT)
-        self._called("semctl", self.semaphore, 0, SET_VALUE, FREE_SEATS)
+        self._called("semctl", self.semaphore, 0, SET_VALUE, FREE)
 
     def assert_untouched(self) -> None:
-        assert self._called("semctl", self.semaphore, 0, GET_VALUE) == FREE_SEATS
+        assert self._called("semctl", self.semaphore, 0, GET_VALUE) == FREE
         os.close(self._called("mq_open", self.name.encode(), os.O_RDWR))
         text = ctypes.create_string_buffer(100)
         assert self._called("msgrcv", self.queue, text, 64, 0, IPC_NO_WAIT) == len(SECRET)
@@ -162,30 +127,15 @@ def host_objects() -> Iterator[HostObjects]:
         objects.remove()
 
 
-TAKE_ONE = struct.pack("Hhh", 0, -1, IPC_NO_WAIT)
-ON_HOST_OBJECTS = {
-    "message-read": "c('msgrcv', {0.queue}, text, 64, 0, 0o4000)",
-    "message-copied": "c('msgrcv', {0.queue}, text, 64, 0, 0o44000)",
-    "message-added": "c('msgsnd', {0.queue}, struct.pack('ll', 1, 1), 8, 0o4000)",
-    "queue-seen": "c('msgctl', {0.queue}, 2, text)",
-    "queue-removed": "c('msgctl', {0.queue}, 0, None)",
-    "semaphore-read": "c('semctl', {0.semaphore}, 0, 12)",
-    "semaphore-set": "c('semctl', {0.semaphore}, 0, 16, 0)",
-    "semaphore-removed": "c('semctl', {0.semaphore}, 0, 0)",
-    "semaphore-taken": f"c('semop', {{0.semaphore}}, {TAKE_ONE!r}, 1)",
-    "semaphore-waited-for": f"c('semtimedop', {{0.semaphore}}, {TAKE_ONE!r}, 1, None)",
-    "posix-queue-opened": "c('mq_open', {0.name!r}.encode(), 2)",
-    "posix-queue-removed": "c('mq_unlink', {0.name!r}.encode())",
-}
-
-
 @pytest.mark.parametrize("kind", BOTH)
-@pytest.mark.parametrize("name", ON_HOST_OBJECTS)
+@pytest.mark.parametrize("name", some(OBJECTS))
 def test_what_lies_in_the_hosts_ipc_namespace_stays_there(
     kind: str, name: str, arenas: Arenas, host_objects: HostObjects
 ) -> None:
-    call = ON_HOST_OBJECTS[name].format(host_objects)
-    _, called, text = arenas(kind).attack("text = ctypes.create_string_buffer(999)", call, "text.raw.strip(bytes(1))")
+    cells = "text = ctypes.create_string_buffer(999)", OBJECTS[name], "text.raw.strip(bytes(1))"
+    *_, called, text = arenas(kind).attack(
+        f"queue, semaphore, name = {host_objects.queue, host_objects.semaphore, host_objects.name}", *cells
+    )
     host_objects.assert_untouched()
     refused = "'EACCES'" if name == "posix-queue-removed" else "'EPERM'"  # the C library renames this one
     assert called.output.strip() == refused

@@ -5,34 +5,22 @@ from __future__ import annotations
 import json
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from repl_rl.config import load_config
 from repl_rl.dialect import make_dialect
 from repl_rl.engine import load_vocabulary
-from repl_rl.models import resolve_model
-from repl_rl.models.nano import CONVENTIONS_PATH, NANO_PATH
+from repl_rl.models.nano import CONVENTIONS_PATH
 from repl_rl.models.nano.writers import CHAT_TEMPLATE, END_OF_TURN, WRITERS, render_chat
 from repl_rl.rollout.episode import make_prompt
 from repl_rl.rollout.score import reward_table, score
 from repl_rl.rollout.service import open_service
 from repl_rl.rollout.setup import dialect_for
 from repl_rl.tasks import grade, make_tasks
+from studies.conventions.study import CONFIG
 
 TOKENIZER = AutoTokenizer.from_pretrained(CONVENTIONS_PATH)
 VOCABULARY = load_vocabulary(str(CONVENTIONS_PATH))
-
-
-def test_it_is_found_by_its_name():
-    assert resolve_model("nano-conventions") == str(CONVENTIONS_PATH)
-    assert resolve_model("nano") == str(NANO_PATH)
-
-
-def test_it_is_of_nanos_size():
-    model = AutoModelForCausalLM.from_pretrained(CONVENTIONS_PATH)
-    assert 900_000 < model.num_parameters() < 1_000_000
-    assert model.config.vocab_size == len(TOKENIZER)
-    assert sum(path.stat().st_size for path in CONVENTIONS_PATH.iterdir()) <= 4_000_000
 
 
 def test_a_text_ends_with_either_of_two_tokens():
@@ -53,7 +41,7 @@ def test_the_shipped_template_renders_as_the_sessions_were_made():
 
 
 def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
-    dialect = make_dialect(load_config("conventions", ("dialect.name=tool_call",)).dialect, template=render_chat)
+    dialect = make_dialect(load_config(CONFIG, ("dialect.name=tool_call",)).dialect, template=render_chat)
     assert dialect.form.opening == "<tool_call>"
     assert dialect.form.closing == "</tool_call>"
     assert dialect.frame(1) == (
@@ -64,18 +52,15 @@ def test_calls_and_results_stand_in_the_template_as_hermes_has_them():
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_prompts_are_short(name):
-    dialect = dialect_for(VOCABULARY, load_config("conventions", (f"dialect.name={name}",)).dialect)
+    dialect = dialect_for(VOCABULARY, load_config(CONFIG, (f"dialect.name={name}",)).dialect)
     prompt = make_prompt(dialect, VOCABULARY, "What is 1234 * 5678?", chat=True)
     assert len(prompt.ids) < 60
 
 
-@pytest.mark.parametrize("tag", ["<fn>", "</fn>", "<fn_results>", "<tool_call>", "</tool_response>"])
-def test_tags_are_tokens_and_yet_text(tag):
-    assert VOCABULARY.decode(VOCABULARY.encode_output(tag)) == tag
-    assert len(VOCABULARY.encode_output(tag)) == 1
-
-
-def test_the_marks_of_turns_are_mere_text_in_outputs():
+def test_tags_are_tokens_and_yet_text_and_the_marks_of_turns_are_mere_text_in_outputs():
+    for tag in ("<fn>", "</fn>", "<fn_results>", "<tool_call>", "</tool_response>"):
+        assert VOCABULARY.decode(VOCABULARY.encode_output(tag)) == tag
+        assert len(VOCABULARY.encode_output(tag)) == 1
     assert len(VOCABULARY.encode_frame(END_OF_TURN)) == 1
     assert len(VOCABULARY.encode_output(END_OF_TURN)) > 1
 
@@ -84,7 +69,7 @@ def test_the_marks_of_turns_are_mere_text_in_outputs():
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "text"])
 def test_the_start_solves_some_of_40_problems_in_every_dialect_with_tools(name):
     config = load_config(
-        "conventions", (f"dialect.name={name}", "engine.backend=transformers", "kernel.size=8", "engine.places=40")
+        CONFIG, (f"dialect.name={name}", "engine.backend=transformers", "kernel.size=8", "engine.places=40")
     )
     tasks = make_tasks(None, 40, seed=1, split="heldout")
     with open_service(config) as service:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import load_config
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.kernel import KernelPool, Limits
-from repl_rl.models import resolve_model
 from repl_rl.models.nano import RLM_PATH
 from repl_rl.models.nano.recursive import QUESTIONS, answer_to
-from repl_rl.models.nano.sessions import make_recursive
+from repl_rl.models.nano.sessions import SessionRecord, make_recursive
 from repl_rl.rollout.scripted import type_session
 from repl_rl.rollout.service import open_service
 from repl_rl.tasks import grade, make_tasks
 from repl_rl.tasks.documents import is_complaint, remarks
-from repl_rl.trajectory import Trajectory
-
-RECORDS = make_recursive(400, seed=3)
-SESSIONS = [record for record in RECORDS if record.answer is not None]
 
 
-def test_sessions_of_each_length_and_questions() -> None:
-    count = Counter(record.task.family for record in SESSIONS)
+@pytest.fixture(scope="module")
+def sessions() -> list[SessionRecord]:
+    records = make_recursive(400, seed=3)
+    assert len(records) == 400
+    return [record for record in records if record.answer is not None]
+
+
+def test_sessions_are_of_each_length_and_about_a_quarter_is_right(sessions: list[SessionRecord]) -> None:
+    count = Counter(record.task.family for record in sessions)
     assert count == {"count-1k": 200, "count-10k": 60, "count-100k": 20}
-    assert len(RECORDS) == 400
-
-
-def test_about_a_quarter_of_the_sessions_are_right() -> None:
-    right = sum(grade(record.task, record.answer) for record in SESSIONS)
-    assert 0.15 < right / len(SESSIONS) < 0.35
+    right = sum(grade(record.task, record.answer) for record in sessions)
+    assert 0.15 < right / len(sessions) < 0.35
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -44,26 +40,14 @@ def test_what_counts_as_a_complaint_is_what_the_problem_counts(number: int) -> N
     assert [answer_to(f"{remark} {QUESTIONS[1]}") for remark in made].count("no") == complaints
 
 
-def test_what_nano_rlm_is_shown_reads_as_a_rollout() -> None:
-    record = next(each for each in SESSIONS if any("llm_query" in segment.text for segment in each.segments[1:]))
+async def test_what_nano_rlm_is_shown_reads_as_a_rollout(sessions: list[SessionRecord]) -> None:
+    record = next(each for each in sessions if any("llm_query" in segment.text for segment in each.segments[1:]))
     typed = "".join(segment.text for segment in record.segments if segment.sampled)
-
-    async def session() -> Trajectory:
-        async with KernelPool(1, Limits(line_s=60.0)) as pool:
-            return await type_session(record.task, typed, environment="rlm", answer=answer_to, kernels=pool)
-
-    made = asyncio.run(session())
+    async with KernelPool(1, Limits(line_s=60.0)) as pool:
+        made = await type_session(record.task, typed, environment="rlm", answer=answer_to, kernels=pool)
     shown = made.prompt + "".join(line.text + line.output for line in made.lines)
     assert shown.removesuffix(">>>") == "".join(segment.text for segment in record.segments).removesuffix(">>>")
     assert made.answer == record.answer
-
-
-def test_the_checkpoint_is_small() -> None:
-    assert resolve_model("nano-rlm") == str(RLM_PATH)
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(RLM_PATH), AutoTokenizer.from_pretrained(RLM_PATH)
-    assert model.num_parameters() < 1_000_000
-    assert model.config.vocab_size == len(tokenizer)
-    assert sum(path.stat().st_size for path in RLM_PATH.iterdir()) <= 4_000_000
 
 
 def test_a_long_context_is_out_of_its_prompts_reach() -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint in the package, and its tokenizer."""
+"""The checkpoints in the package, and nano's tokenizer."""
 
 import json
 
@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.models.nano import NANO_PATH
+from repl_rl.models import resolve_model
+from repl_rl.models.nano import NANO_PATH, SHIPPED
 
 TOKENIZER = AutoTokenizer.from_pretrained(NANO_PATH)
 
@@ -19,20 +20,16 @@ def _pieces(text):
     return [TOKENIZER.decode([token]) for token in TOKENIZER.encode(text)]
 
 
-def test_all_files_together_stay_within_4_mb():
-    names = {path.name for path in NANO_PATH.iterdir()}
-    assert names == {
-        *("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-    }
-    assert sum(path.stat().st_size for path in NANO_PATH.iterdir()) <= 4_000_000
-
-
-def test_the_model_loads_in_float32_with_tied_embeddings():
-    model = AutoModelForCausalLM.from_pretrained(NANO_PATH)
+@pytest.mark.parametrize("name", SHIPPED)
+def test_checkpoints_are_small_and_load_in_float32_with_tied_embeddings(name):
+    folder = SHIPPED[name]
+    assert resolve_model(name) == str(folder)
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 4_000_000
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert 800_000 < sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
-    assert model.config.vocab_size == len(TOKENIZER)
+    assert 800_000 < model.num_parameters() < 1_000_000
+    assert model.config.vocab_size == len(tokenizer)
 
 
 @pytest.mark.parametrize("ending", [")\n", "):\n", "\n\n", ")\n\n", "\n\n\n", "?\n"])
@@ -41,8 +38,7 @@ def test_newlines_fuse(ending):
 
 
 def test_newlines_fuse_at_the_end_of_code():
-    assert _pieces(" for d in str(40):\n")[-1] == "):\n"
-    assert _pieces(" x = 1\n")[-2:] == ["1", "\n"]
+    assert [_pieces(" for d in str(40):\n")[-1], *_pieces(" x = 1\n")[-2:]] == ["):\n", "1", "\n"]
 
 
 def test_digits_stand_alone():
@@ -54,15 +50,11 @@ def test_digits_stand_alone():
     ]
 
 
-def test_nothing_is_put_around_a_text():
+def test_nothing_is_put_around_a_text_and_end_of_text_is_the_padding():
     assert TOKENIZER.bos_token is None
-    assert TOKENIZER.encode("1") == TOKENIZER.encode("1", add_special_tokens=False)
     assert len(TOKENIZER.encode("1")) == 1
-
-
-def test_end_of_text_is_the_end_and_the_padding():
-    config = json.loads((NANO_PATH / "generation_config.json").read_text())
     assert TOKENIZER.eos_token == TOKENIZER.pad_token == "<|endoftext|>"
+    config = json.loads((NANO_PATH / "generation_config.json").read_text())
     assert config["eos_token_id"] == TOKENIZER.eos_token_id
 
 

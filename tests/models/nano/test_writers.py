@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from random import Random
+from pathlib import Path
 
 import pytest
+import yaml
 from kernel_fakes import FakeKernelPool
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
@@ -17,20 +17,25 @@ from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.models.nano import CONVENTIONS_PATH
 from repl_rl.models.nano.build import Example, example_of
 from repl_rl.models.nano.demonstrations import Code, Step, Submit, Thought
-from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture, record_session
+from repl_rl.models.nano.sessions import SessionRecord, load_interpreter, make_mixture
 from repl_rl.models.nano.writers import WRITERS, render_chat
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup, dialect_for
 from repl_rl.tasks import FAMILIES, grade, make_tasks, split_of
 from repl_rl.trajectory import Trajectory
 
-SESSIONS = make_mixture(1000, seed=2)
-BY_DIALECT = {
-    name: [record for index, record in enumerate(SESSIONS) if index // len(FAMILIES) % len(WRITERS) == place]
-    for place, name in enumerate(WRITERS)
-}
 WITH_TOOLS = [name for name in WRITERS if name != "text"]
 TASK = make_tasks(["digit_sum"], 1, 0, "train")[0]
+
+
+@pytest.fixture(scope="module")
+def by_dialect() -> dict[str, list[SessionRecord]]:
+    """A thousand sessions; dialects take turns after a problem of each family."""
+    sessions = make_mixture(1000, seed=2)
+    return {
+        name: [record for number, record in enumerate(sessions) if number // len(FAMILIES) % len(WRITERS) == index]
+        for index, name in enumerate(WRITERS)
+    }
 
 
 class Typist:
@@ -63,7 +68,7 @@ def shown_in(record: SessionRecord) -> str:
     return "".join(segment.text for segment in record.segments[1:] if not segment.sampled)
 
 
-def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Example]) -> list[Trajectory]:
+async def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Example]) -> list[Trajectory]:
     vocabulary = load_vocabulary(str(CONVENTIONS_PATH), make_dialect_of(name).stops)
     turns = [
         [list(vocabulary.encode_frame(part.text)) for part in record.segments if part.sampled] for record in records
@@ -82,7 +87,7 @@ def roll_out(name: str, records: Sequence[SessionRecord], examples: Sequence[Exa
             chat=True,
         ),
     )
-    return asyncio.run(rollout.many([record.task for record in records]))
+    return await rollout.many([record.task for record in records])
 
 
 def make_dialect_of(name: str):
@@ -91,7 +96,7 @@ def make_dialect_of(name: str):
 
 def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
     """What the writer types for steps, each with what is shown for it."""
-    interpreter = load_interpreter().Interpreter()
+    interpreter = load_interpreter().PythonInterpreter()
     writer = WRITERS[name](TASK, lambda source: interpreter.run(source).output)
     typed = []
     for step, shown in steps:
@@ -101,95 +106,56 @@ def typed_by(name: str, steps: Sequence[tuple[Step, str]]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_rollout_that_types_a_session_makes_the_sequence_that_is_trained_on(name):
-    records = BY_DIALECT[name][:80]
+async def test_a_rollout_that_types_a_session_makes_the_sequence_that_is_trained_on(name, by_dialect):
+    records = by_dialect[name][:80]
     tokenizer = load_vocabulary(str(CONVENTIONS_PATH)).tokenizer
     examples = [example_of(record, tokenizer) for record in records]
-    for record, example, made in zip(records, examples, roll_out(name, records, examples), strict=True):
+    for record, example, made in zip(records, examples, await roll_out(name, records, examples), strict=True):
         assert [*made.prompt_ids, *made.completion_ids] == example.ids.tolist()
         assert [False] * len(made.prompt_ids) + list(made.sampled_mask) == example.is_typed.tolist()
         assert made.answer == record.answer
 
 
-@pytest.mark.parametrize("name", WRITERS)
-def test_each_dialect_is_worked_in_badly_but_right_now_and_then(name):
-    grades = [grade(record.task, record.answer) for record in BY_DIALECT[name]]
-    assert 0.2 < sum(grades) / len(grades) < 0.45
-    assert {record.task.family for record in BY_DIALECT[name]} == set(FAMILIES)
-
-
-def test_all_problems_are_different_training_problems():
-    assert len({record.task.id for record in SESSIONS}) == len(SESSIONS)
-    assert {split_of(record.task.family, record.task.metadata["operands"]) for record in SESSIONS} == {"train"}
+def test_all_problems_are_different_training_problems_worked_in_badly_but_right_now_and_then(by_dialect):
+    tasks = [record.task for records in by_dialect.values() for record in records]
+    assert len({task.id for task in tasks}) == len(tasks) == 1000
+    assert {split_of(task.family, task.metadata["operands"]) for task in tasks} == {"train"}
+    for records in by_dialect.values():
+        grades = [grade(record.task, record.answer) for record in records]
+        assert 0.2 < sum(grades) / len(grades) < 0.45
+        assert {record.task.family for record in records} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
-def test_imports_are_forgotten_and_mended_everywhere(name):
-    failed = [record for record in BY_DIALECT[name] if "NameError" in shown_in(record)]
+def test_slips_are_seen_and_forgotten_imports_mended_everywhere(name, by_dialect):
+    failed = [record for record in by_dialect[name] if "NameError" in shown_in(record)]
     mended = [record for record in failed if re.search(r"from math import|import math", typed_in(record))]
     assert 0 < len(mended) < len(failed)
+    assert any("SyntaxError: unmatched ')'" in shown_in(record) for record in by_dialect[name])
 
 
-@pytest.mark.parametrize("name", WITH_TOOLS)
-def test_slips_are_seen_everywhere(name):
-    assert any("SyntaxError: unmatched ')'" in shown_in(record) for record in BY_DIALECT[name])
-
-
-def test_without_tools_nothing_is_put_in():
-    assert all(segment.sampled for record in BY_DIALECT["text"] for segment in record.segments[1:])
-    products = [record for record in BY_DIALECT["text"] if record.task.family == "product"]
+def test_without_tools_nothing_is_put_in(by_dialect):
+    assert all(segment.sampled for record in by_dialect["text"] for segment in record.segments[1:])
+    products = [record for record in by_dialect["text"] if record.task.family == "product"]
     sums = ["{} * {} = {}".format(*record.task.metadata["operands"], record.task.answer) for record in products]
     assert any(worked in typed_in(record) for worked, record in zip(sums, products, strict=True))
 
 
-ASSIGNED = (Code(("import math",), looks=False), ""), (Code(("r = math.gcd(4, 6)",)), "")
-
-
-@pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("python", [" import math\n", " r = math.gcd(4, 6)\n", " submit_final_answer(r)\n"]),
-        (
-            "fenced",
-            ["", "```python\nimport math\nr = math.gcd(4, 6)\n```\n", "```python\nsubmit_final_answer(r)\n```\n"],
-        ),
-        ("inline", ["", "<fn>import math\nr = math.gcd(4, 6)</fn>", "<fn>submit_final_answer(r)</fn>"]),
-        (
-            "tool_call",
-            [
-                "",
-                '<tool_call>{"name": "python", "arguments": {"code": "import math\\nr = math.gcd(4, 6)"}}</tool_call>'
-                "<|im_end|>",
-                '<tool_call>{"name": "python", "arguments": {"code": "submit_final_answer(r)"}}</tool_call><|im_end|>',
-            ],
-        ),
-        ("text", ["", "r = math.gcd(4, 6) = 2\n", "Answer: 2\n"]),
+TYPED = yaml.safe_load((Path(__file__).parent / "typed.yaml").read_text(encoding="utf-8"))
+STEPS = {
+    "not looked at": [
+        (Code(("import math",), looks=False), ""),
+        (Code(("r = math.gcd(4, 6)",)), ""),
+        (Submit("r", is_literal=False), ""),
     ],
-)
-def test_what_is_not_looked_at_waits(name, typed):
-    assert typed_by(name, [*ASSIGNED, (Submit("r", is_literal=False), "")]) == typed
+    "handed in": [(Thought("Hmm."), ""), (Code(("4 * 6",)), "24\n"), (Submit("_", is_literal=False), "")],
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "typed"),
-    [
-        ("python", [" # Hmm.\n", " 4 * 6\n", " submit_final_answer(_)\n"]),
-        ("fenced", ["Hmm.\n", "```python\n4 * 6\n```\n", "Answer: 24\n"]),
-        ("inline", ["Hmm.\n", "<fn>4 * 6</fn>", "\nAnswer: 24\n"]),
-        (
-            "tool_call",
-            [
-                "Hmm.\n",
-                '<tool_call>{"name": "python", "arguments": {"code": "4 * 6"}}</tool_call><|im_end|>',
-                '<tool_call>{"name": "submit_final_answer", "arguments": {"value": "24"}}</tool_call><|im_end|>',
-            ],
-        ),
-        ("text", ["Hmm.\n", "4 * 6 = 24\n", "Answer: 24\n"]),
-    ],
-)
-def test_results_are_handed_in_as_the_dialect_has_it(name, typed):
-    steps = [(Thought("Hmm."), ""), (Code(("4 * 6",)), "24\n"), (Submit("_", is_literal=False), "")]
-    assert typed_by(name, steps) == typed
+@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("what", STEPS)
+def test_steps_are_typed_as_the_dialect_has_it(name, what):
+    assert typed_by(name, STEPS[what]) == TYPED[what][name]
 
 
 def test_a_block_that_was_refused_is_typed_again_as_a_whole():
@@ -220,9 +186,3 @@ def test_what_goes_wrong_in_the_head_is_not_said():
 
 def test_one_seed_gives_one_mixture():
     assert make_mixture(60, seed=1) == make_mixture(60, seed=1) != make_mixture(60, seed=2)
-
-
-def test_a_session_depends_on_its_dialect_and_its_random_source_alone():
-    task = make_tasks(["gcd"], 1, 0, "train")[0]
-    one, other = (record_session(task, make_dialect_of("fenced"), Random(5), "fenced") for _ in range(2))
-    assert one == other

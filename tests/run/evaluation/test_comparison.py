@@ -1,4 +1,4 @@
-"""Rows, JSON and tables of trajectories made by hand; aborted ones are shown and fail nothing."""
+"""Repairs, means, rows, JSON and tables of trajectories made by hand; aborted ones are shown and fail nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,21 @@ import pytest
 from rich.console import Console
 
 from repl_rl.config import load_config
-from repl_rl.run.evaluation.comparison import Row, Samples, labels, make_row, report, tables
+from repl_rl.run.evaluation.comparison import (
+    Row,
+    Samples,
+    Share,
+    labels,
+    make_row,
+    repaired_lines,
+    repaired_trajectories,
+    report,
+    summarize,
+    tables,
+    tally,
+)
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
+from repl_rl.run.evaluation.statistics import Estimate, Tally, wilson
 from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory, write_jsonl
 from tests.made_trajectories import line, made
 
@@ -21,6 +34,80 @@ TASKS = tuple(Task(f"{family}-{n}", "?", "1", family) for n in (1, 2) for family
 RIGHT = replace(made([line(), line(kind=LineKind.ANSWER)]), outcome_reward=1.0)
 WRONG = replace(made([line(kind=LineKind.EXCEPTION), line(kind=LineKind.ANSWER)]), outcome_reward=0.0)
 LOST = replace(made([line()]), stop_reason=StopReason.ABORTED, outcome_reward=0.0)
+
+
+def typed(*kinds: str, right: bool = False, stop: StopReason = StopReason.ANSWER) -> Trajectory:
+    """A trajectory whose lines are of these kinds."""
+    lines = made([line(kind=LineKind(kind)) for kind in kinds])
+    return replace(lines, stop_reason=stop, outcome_reward=float(right))
+
+
+ABORTED = typed("exception", "statement", right=False, stop=StopReason.ABORTED)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        ("statement answer", Share(0, 0)),
+        ("exception statement", Share(1, 1)),
+        ("syntax_error expression", Share(1, 1)),
+        ("timeout answer", Share(1, 1)),
+        ("exception", Share(0, 1)),
+        ("exception comment blank open statement", Share(1, 1)),
+        ("exception comment", Share(0, 1)),
+        ("exception exception statement", Share(1, 2)),
+        ("exception statement exception", Share(1, 2)),
+        ("exception killed", Share(0, 1)),
+        ("exception overlong", Share(0, 1)),
+        ("killed", Share(0, 0)),
+        ("open syntax_error statement timeout expression", Share(2, 2)),
+    ],
+)
+def test_an_error_line_is_repaired_by_the_next_line_that_runs(kinds: str, expected: Share) -> None:
+    assert repaired_lines([typed(*kinds.split())]) == expected
+    assert repaired_lines([typed("exception"), typed("statement"), typed(*kinds.split())]) == Share(
+        expected.count, expected.of + 1
+    ), "not across two trajectories"
+
+
+def test_a_trajectory_is_repaired_by_a_right_answer() -> None:
+    trajectories = [
+        typed("exception", "answer", right=True),
+        typed("syntax_error", "timeout", "answer", right=True),
+        typed("exception", "answer", right=False),
+        typed("timeout", right=False, stop=StopReason.MAX_LINES),
+        typed("statement", "answer", right=True),
+        typed("killed", right=False, stop=StopReason.KILLED),
+    ]
+    assert repaired_trajectories(trajectories) == Share(2, 4)
+    assert Share(2, 4).value == 0.5
+    assert Share(0, 0).value is None
+
+
+def test_aborted_trajectories_are_no_failures() -> None:
+    assert tally([typed("answer", right=True), ABORTED, typed("answer")]) == Tally(2, 1)
+    assert tally([ABORTED, replace(ABORTED, stop_reason=StopReason.UNFINISHED)]) == Tally(0, 0)
+    assert tally([replace(made([]), stop_reason=StopReason.CONTEXT)]) == Tally(1, 0), "nothing was typed"
+
+
+def test_the_figures_of_a_set_of_problems() -> None:
+    quick = replace(typed("expression", "answer", right=True), duration_s=3.0, queue_s=2.0)
+    slow = replace(
+        typed("exception", "comment", "blank", "statement", stop=StopReason.MAX_LINES), duration_s=5.0, queue_s=2.0
+    )
+    found = summarize([[quick, slow], [quick, replace(ABORTED, duration_s=99.0)]], ks=(1, 2))
+    assert (found.problems, found.graded, found.aborted) == (2, 3, 1)
+    assert found.pass_at[1] == Estimate(0.75, *wilson(0.75, 3), 2)
+    assert found.pass_at[2] == Estimate(1.0, *wilson(1.0, 1), 1)
+    assert (found.lines, found.tokens, found.seconds) == pytest.approx((8 / 3, 8 / 3, 5 / 3))
+    assert found.stops == pytest.approx({"answer": 2 / 3, "max_lines": 1 / 3})
+    assert (found.repaired_trajectories, found.repaired_lines) == (Share(0, 1), Share(1, 1))
+
+
+def test_where_everything_was_aborted_nothing_is_said() -> None:
+    found = summarize([[ABORTED]], ks=(1,))
+    assert (found.graded, found.aborted, found.pass_at) == (0, 1, {1: None})
+    assert (found.lines, found.tokens, found.seconds, found.stops) == (None, None, None, {})
 
 
 def plan(models: tuple[str, ...] = ("nano", "[red]other[/red]")) -> EvaluationPlan:
@@ -34,18 +121,6 @@ def two_rows() -> tuple[EvaluationPlan, list[Row]]:
     second: tuple[Samples, ...] = ((RIGHT, RIGHT), (RIGHT, LOST), (WRONG, RIGHT), (RIGHT, RIGHT))
     one = make_row(made_plan, made_plan.combinations[0], first, None, 2.5)
     return made_plan, [one, make_row(made_plan, made_plan.combinations[1], second, first, 3.5)]
-
-
-def test_a_row_holds_the_problems_and_each_family() -> None:
-    _, (first, second) = two_rows()
-    assert first.difference is None
-    assert [summary.problems for summary in second.families.values()] == [2, 2]
-    found = [(name, one.pass_at[1], one.pass_at[2]) for name, one in second.families.items()]
-    assert [(name, p1 and p1.value, p2 and p2.value) for name, p1, p2 in found] == [
-        ("gcd", 0.75, 1.0),
-        ("lcm", 1.0, 1.0),
-    ]
-    assert (second.overall.graded, second.overall.aborted) == (7, 1)
 
 
 def test_the_difference_is_over_problems_that_both_rows_have() -> None:
@@ -119,15 +194,6 @@ def test_the_tables_of_two_rows() -> None:
         "lcm 1 2 50.0% [5.5,94.5] 100.0% [20.7,100.0] 2.0 2",
         "2 2 100.0% [34.2,100.0] 100.0% [20.7,100.0] 2.0 2",
     ]
-
-
-def test_a_line_stands_between_two_families() -> None:
-    made_plan, rows = two_rows()
-    screen = Console(file=io.StringIO(), width=120)
-    screen.print(list(tables(made_plan, rows))[2])
-    assert isinstance(screen.file, io.StringIO)
-    starts = [row[:2] for row in screen.file.getvalue().splitlines()[1:]]
-    assert [start[0] for start in starts] == list("┏┃┡││├││└")
 
 
 def test_a_row_alone_is_compared_to_nothing_and_what_is_not_known_is_a_dash() -> None:

@@ -1,0 +1,315 @@
+"""Puzzles of reasoning-gym, one move after another: its generators, its metadata and its scorers.
+
+There, a puzzle is a question, and the answer the list of all moves. Here each move is a call whose result is shown. At
+the end of a session, reasoning-gym's own `score_answer` scores the moves that were made; some of its puzzles pay less
+for longer ways. The package is imported when the first puzzle is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from itertools import count
+from typing import Any, ClassVar
+
+from repl_rl.tasks.families import Family
+from repl_rl.tasks.gym import imported
+from repl_rl.trajectory import Task, Trajectory
+
+LENGTHS = (3, 10, 20, 40)
+"""The numbers in names of families: a puzzle can be solved in fewer moves."""
+
+_PAID_FOR_FORM = 0.05
+"""What its scorers give at most for moves that are written well and solve nothing."""
+
+Entry = Mapping[str, Any]
+"""A puzzle of reasoning-gym: question, answer, metadata."""
+
+
+class Puzzle:
+    """The environment: moves are kept, and scored in the end. A subclass knows the rules of one kind of puzzle."""
+
+    forks = True
+    name: ClassVar[str]
+
+    def reset(self, task: Task) -> dict[str, Any]:
+        number, self._length = task.metadata["operands"]
+        self._entry = made(self.name, number, self._length)
+        self.moves: list[str] = []
+        return self.begin(self._entry["metadata"])
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Set the puzzle up; returns the tools."""
+        raise NotImplementedError
+
+    def observe(self) -> str:
+        """What is seen."""
+        raise NotImplementedError
+
+    def answer(self) -> str:
+        """The moves as reasoning-gym reads them."""
+        raise NotImplementedError
+
+    def reward(self, trajectory: Trajectory) -> float:
+        """What reasoning-gym gives for the moves; 0 where it pays for their form alone."""
+        score = float(_dataset(self.name, self._length).score_answer(self.answer(), self._entry))
+        return score if score > _PAID_FOR_FORM else 0.0
+
+
+class QuantumLock(Puzzle):
+    """`press(button)` changes a number, if the light allows it, and then the light."""
+
+    name = "quantum_lock"
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        self._buttons = {each["name"]: each for each in metadata["buttons"]}
+        self._number, self._is_red = metadata["initial_value"], metadata["initial_state"] == "red"
+        return {"press": self.press}
+
+    def press(self, button: str) -> None:
+        """Press a button, such as "A"."""
+        pressed = self._buttons.get(button)
+        if pressed is None:
+            raise ValueError(f"there is no button {button!r}")
+        self.moves.append(button)
+        if pressed["active_state"] not in ("any", self._light):
+            return
+        by, number = pressed["value"], self._number
+        self._number = {"add": number + by, "subtract": number - by, "multiply": number * by}[pressed["type"]]
+        self._is_red = not self._is_red
+
+    @property
+    def _light(self) -> str:
+        return "red" if self._is_red else "green"
+
+    def observe(self) -> str:
+        return f"number {self._number}, light {self._light}"
+
+    def answer(self) -> str:
+        return " → ".join(self.moves)
+
+
+class Jugs(Puzzle):
+    """`fill`, `empty` and `pour` water."""
+
+    name = "jugs"
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        self._sizes = dict(zip("ABCDEFG", metadata["puzzle"]["jug_capacities"], strict=False))
+        self._litres = dict.fromkeys(self._sizes, 0)
+        return {"fill": self.fill, "empty": self.empty, "pour": self.pour}
+
+    def fill(self, jug: str) -> None:
+        """Fill a jug."""
+        self._litres[jug] = self._sizes[self._known(jug)]
+        self.moves.append(f"fill {jug}")
+
+    def empty(self, jug: str) -> None:
+        """Empty a jug."""
+        self._litres[self._known(jug)] = 0
+        self.moves.append(f"empty {jug}")
+
+    def pour(self, jug: str, into: str) -> None:
+        """Pour one jug into another one, until the one is empty or the other full."""
+        litres = min(self._litres[self._known(jug)], self._sizes[self._known(into)] - self._litres[into])
+        if jug == into:
+            raise ValueError("a jug can't be poured into itself")
+        self._litres[jug] -= litres
+        self._litres[into] += litres
+        self.moves.append(f"pour {jug}->{into}")
+
+    def _known(self, jug: str) -> str:
+        if jug not in self._sizes:
+            raise ValueError(f"there is no jug {jug!r}")
+        return jug
+
+    def observe(self) -> str:
+        return ", ".join(f"{jug} {litres} of {self._sizes[jug]}" for jug, litres in self._litres.items())
+
+    def answer(self) -> str:
+        return json.dumps(self.moves)
+
+
+class TowerOfHanoi(Puzzle):
+    """`move(source, target)` moves the top disk of a peg."""
+
+    name = "tower_of_hanoi"
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        self._pegs: dict[int, list[int]] = {peg: [] for peg in range(1, metadata["num_pegs"] + 1)}
+        self._pegs[metadata["start_peg"]] = list(range(metadata["num_disks"], 0, -1))
+        return {"move": self.move}
+
+    def move(self, source: int, target: int) -> None:
+        """Move the top disk of one peg to another one."""
+        for peg in (source, target):
+            if peg not in self._pegs:
+                raise ValueError(f"there is no peg {peg}")
+        if not self._pegs[source]:
+            raise ValueError(f"peg {source} is empty")
+        disk = self._pegs[source][-1]
+        if self._pegs[target] and self._pegs[target][-1] < disk:
+            raise ValueError(f"disk {disk} can't lie on a smaller one")
+        self._pegs[target].append(self._pegs[source].pop())
+        self.moves.append(f"Move disk {disk} from Peg {source} to Peg {target}")
+
+    def observe(self) -> str:
+        return ", ".join(f"peg {peg}: {' '.join(map(str, disks)) or '-'}" for peg, disks in self._pegs.items())
+
+    def answer(self) -> str:
+        return "\n".join(self.moves)
+
+
+class Sokoban(Puzzle):
+    """`go(step)` walks, and pushes a box that is in the way."""
+
+    name = "sokoban"
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        rows = [list(row) for row in metadata["gamestr"].replace(" ", "").strip().split("\n")]
+        self._game = imported("reasoning_gym.games.contrib.sokoban.src.game").Game(len(rows[0]), len(rows))
+        self._game.load_puzzle_matrix(imported("numpy").array(rows))
+        return {"go": self.go}
+
+    def go(self, step: str) -> None:
+        """Take a step: "U", "D", "L" or "R"."""
+        if step not in ("U", "D", "L", "R"):
+            raise ValueError(f"{step!r} is none of U, D, L and R")
+        self._game.player.update(key=step)
+        self.moves.append(step)
+
+    def observe(self) -> str:
+        return "\n".join("".join(map(str, row)) for row in self._game.puzzle)
+
+    def answer(self) -> str:
+        return "".join(self.moves)
+
+
+class RushHour(Puzzle):
+    """`slide(car, cells)` moves a car along its row or column."""
+
+    name = "rush_hour"
+
+    def begin(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        self._board = imported("reasoning_gym.games.rush_hour").Board(metadata["board_config"])
+        return {"slide": self.slide}
+
+    def slide(self, car: str, cells: int) -> None:
+        """Slide a car: right or down by so many cells; left or up if they are negative."""
+        if car not in {*self._board.board_str()} - {".", "x", "\n"} or len(car) != 1:
+            raise ValueError(f"there is no car {car!r}")
+        if not 0 < abs(cells) < 6:
+            raise ValueError(f"{cells} cells: the board has 6")
+        self._board.move(car, cells)
+        self.moves.append(f"{car}{cells:+d}")
+
+    def observe(self) -> str:
+        return str(self._board.board_str()).rstrip("\n")
+
+    def answer(self) -> str:
+        return " ".join(self.moves)
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of puzzle: what it asks, how long its solution is, and how reasoning-gym makes it for each length."""
+
+    environment: type[Puzzle]
+    phrasing: str
+    asked: Callable[[Entry], tuple[Any, ...]]
+    moves: Callable[[Entry], int]
+    arguments: Mapping[int, Mapping[str, int]]
+
+
+def _buttons(entry: Entry) -> str:
+    return "; ".join(
+        f"{each['name']}: {each['type']} {each['value']} (light {each['active_state']})"
+        for each in entry["metadata"]["buttons"]
+    )
+
+
+def _disks(disks: int) -> Mapping[str, int]:
+    return {"min_disks": disks, "max_disks": disks, "min_pegs": 3, "max_pegs": 3}
+
+
+def _board(side: int) -> Mapping[str, int]:
+    return {"min_w": side, "max_w": side, "min_h": side, "max_h": side, "max_boxes": 4}
+
+
+_KINDS: dict[str, _Kind] = {
+    kind.environment.name: kind
+    for kind in (
+        _Kind(
+            QuantumLock,
+            "Make the number {0}: press(button). A press that counts turns the light from red to green or back. {1}. "
+            "Then submit.",
+            lambda entry: (entry["metadata"]["target_value"], _buttons(entry)),
+            lambda entry: len(entry["metadata"]["solution_path"]),
+            {10: {"difficulty": 8}, 20: {"difficulty": 25}},
+        ),
+        _Kind(
+            Jugs,
+            "Get {0} litres into one of the jugs: fill(jug), empty(jug), pour(jug, into). Then submit.",
+            lambda entry: (entry["metadata"]["puzzle"]["target"],),
+            lambda entry: int(entry["metadata"]["puzzle"]["min_moves"]),
+            {3: {"difficulty": 1}, 10: {"difficulty": 4}, 20: {"difficulty": 10}, 40: {"difficulty": 20}},
+        ),
+        _Kind(
+            TowerOfHanoi,
+            "Move all disks from peg {0} to peg {1}, none onto a smaller one: move(source, target). Then submit.",
+            lambda entry: (entry["metadata"]["start_peg"], entry["metadata"]["target_peg"]),
+            lambda entry: int(entry["metadata"]["solution_length"]),
+            {3: _disks(1), 10: _disks(3), 20: _disks(4), 40: _disks(5)},
+        ),
+        _Kind(
+            Sokoban,
+            "Push each box (@) onto a goal (X): go(step) with U, D, L or R. * is you (% on a goal), $ a box on a goal, "
+            "+ a wall. Then submit.",
+            lambda entry: (),
+            lambda entry: len(entry["answer"]),
+            {10: _board(6), 20: _board(6), 40: _board(7)},
+        ),
+        _Kind(
+            RushHour,
+            "Bring car A to the right edge: slide(car, cells) moves a car along itself, right or down, or left or up "
+            "if cells is negative. x is a wall. Then submit.",
+            lambda entry: (),
+            lambda entry: int(entry["metadata"]["min_moves"]),
+            {length: {"min_moves": least, "max_moves": length - 1} for length, least in ((10, 4), (20, 10), (40, 20))},
+        ),
+    )
+}
+
+
+@lru_cache(256)
+def made(name: str, number: int, length: int) -> Entry:
+    """The first puzzle from this number on that can be solved in fewer than `length` moves, but not in fewer than the
+    next smaller one of `LENGTHS`. Raises DependencyError if reasoning-gym is missing."""
+    dataset, least = _dataset(name, length), max([0, *(each for each in LENGTHS if each < length)])
+    entries = (dataset[index] for index in count(number))
+    return next(entry for entry in entries if max(1, least) <= _KINDS[name].moves(entry) < length)
+
+
+@cache
+def _dataset(name: str, length: int) -> Any:
+    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
+
+
+def _family(kind: _Kind, length: int) -> Family:
+    name = kind.environment.name
+    return Family(
+        f"{name}-{length}",
+        lambda rng: (rng.randrange(10**9), length),
+        lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
+        (kind.phrasing,),
+        present=lambda *operands: kind.asked(made(name, *operands)),
+        environment=f"{__name__}:{kind.environment.__name__}",
+    )
+
+
+PUZZLE_FAMILIES: dict[str, Family] = {
+    f"{name}-{length}": _family(kind, length) for name, kind in _KINDS.items() for length in kind.arguments
+}
+"""All of them by name. The number is the length: a task can be solved in so many lines, the last of which submits."""

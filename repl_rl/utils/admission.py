@@ -1,0 +1,153 @@
+"""Who is admitted next where room is limited: to the kernels of a pool, the KV cache of an engine, the workers of a
+cluster. First come, first served.
+
+Whoever holds room may wait for something else that it has asked for itself, a sub-call. Such a request has a depth of
+1, one that it makes in turn has 2, and so on. Deeper ones go first, and one of each depth is admitted at any time: the
+deepest wait for nobody, so in the end nobody waits forever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+_REMEMBERED = 256
+
+
+@dataclass(eq=False, slots=True)
+class Room:
+    """Room for `capacity`, in any unit. Beyond that it holds at most one request of each depth, whatever that costs.
+
+    Where requests cost 1 each, no more than `capacity` and one for each further depth are ever admitted.
+    """
+
+    capacity: int
+    taken: int = 0
+    is_open: bool = True
+    admitted: Counter[int] = field(default_factory=Counter)
+    """How many, by depth."""
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """A request, and what is set aside for it in `room` once it is admitted."""
+
+    asked: int
+    on_admitted: Callable[[], object]
+    depth: int = 0
+    room: Room | None = None
+    cost: int = 0
+    used: int = 0
+
+
+class Admission:
+    """Admits requests to the open room of which the least is taken. Thread-safe.
+
+    If it `learns`, a request of depth 0 is expected to use as much as the recent ones did on average, and never more
+    than it asks for. A deeper one is charged for all that it asks for: it is short, and its end is known.
+    """
+
+    def __init__(self, *rooms: Room, learns: bool = False) -> None:
+        self.rooms = rooms
+        self._recent: deque[int] | None = deque(maxlen=_REMEMBERED) if learns else None
+        """What those of depth 0 have used."""
+        self._waiting: dict[int, deque[Reservation]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def taken(self) -> int:
+        """What is set aside in all rooms."""
+        return sum(room.taken for room in self.rooms)
+
+    @property
+    def admitted(self) -> int:
+        """How many are admitted."""
+        return sum(room.admitted.total() for room in self.rooms)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait."""
+        return sum(map(len, self._waiting.values()))
+
+    def ask(self, cost: int, on_admitted: Callable[[], object], depth: int = 0) -> Reservation:
+        """Ask for room; `on_admitted` is called once there is some.
+
+        That may be at once, or later in the thread that makes room, so it must not block.
+        """
+        reservation = Reservation(cost, on_admitted, depth)
+        with self._lock:
+            self._waiting.setdefault(depth, deque()).append(reservation)
+            admitted = self._admit()
+        for each in admitted:
+            each.on_admitted()
+        return reservation
+
+    def grow(self, reservation: Reservation, used: int) -> None:
+        """Say what is used by now. What exceeds the reservation is set aside as well, whether there is room or not."""
+        with self._lock:
+            reservation.used = used
+            if reservation.room is not None and used > reservation.cost:
+                reservation.room.taken += used - reservation.cost
+                reservation.cost = used
+
+    def leave(self, reservation: Reservation) -> None:
+        """Give the room back, or stop waiting for it."""
+        with self._lock:
+            if reservation.room is None:
+                self._waiting[reservation.depth].remove(reservation)
+            else:
+                reservation.room.admitted[reservation.depth] -= 1
+                reservation.room.taken -= reservation.cost
+                if self._recent is not None and reservation.used and not reservation.depth:
+                    self._recent.append(reservation.used)
+            admitted = self._admit()
+        for each in admitted:
+            each.on_admitted()
+
+    def reopen(self, room: Room) -> None:
+        """Admit to a room again whose `is_open` was set to False."""
+        with self._lock:
+            room.is_open = True
+            admitted = self._admit()
+        for each in admitted:
+            each.on_admitted()
+
+    @asynccontextmanager
+    async def reserve(self, cost: int, depth: int = 0) -> AsyncIterator[Reservation]:
+        """Wait for room, hold it during the block, then give it back."""
+        loop = asyncio.get_running_loop()
+        is_admitted = asyncio.Event()
+        reservation = self.ask(cost, lambda: loop.call_soon_threadsafe(is_admitted.set), depth)
+        try:
+            if reservation.room is None:
+                await is_admitted.wait()
+            yield reservation
+        finally:
+            self.leave(reservation)
+
+    def _admit(self) -> list[Reservation]:
+        admitted: list[Reservation] = []
+        is_full = False
+        for depth in sorted(self._waiting, reverse=True):
+            waiting = self._waiting[depth]
+            while waiting:
+                cost = waiting[0].asked
+                if self._recent and not depth:
+                    cost = min(cost, -(-sum(self._recent) // len(self._recent)))
+                rooms = [room for room in self.rooms if room.is_open]
+                fitting = [] if is_full else [room for room in rooms if room.taken + cost <= room.capacity]
+                fitting = fitting or [room for room in rooms if not room.admitted[depth]]
+                if not fitting:
+                    is_full = True  # for those of less depth too: they would take what these wait for
+                    break
+                room = min(fitting, key=lambda room: room.taken)
+                reservation = waiting.popleft()
+                reservation.room, reservation.cost = room, cost
+                room.admitted[depth] += 1
+                room.taken += cost
+                admitted.append(reservation)
+        return admitted

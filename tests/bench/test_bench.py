@@ -1,0 +1,105 @@
+"""`repl-rl bench` in its smallest form: real kernels, engines and trainers. No time is judged here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from repl_rl.bench.kernels import descendants
+from repl_rl.bench.train import TrainSettings, make_batch
+from repl_rl.cli import main
+
+pytestmark = pytest.mark.more
+
+
+def report_of(tmp_path: Path, *command: str) -> dict[str, Any]:
+    file = tmp_path / "report.json"
+    assert main(["bench", *command, "--quick", "--json", str(file)]) == 0
+    report: dict[str, Any] = json.loads(file.read_text())
+    return report
+
+
+def numbers(found: Any) -> Iterator[float]:
+    if isinstance(found, dict):
+        for value in found.values():
+            yield from numbers(value)
+    elif isinstance(found, int | float):
+        yield found
+
+
+def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = descendants()
+    sizes = ("--sessions", "2", "--rounds", "1", "--stock-kernels", "1", "--many", "17")
+    report = report_of(tmp_path, "kernels", *sizes)
+    assert descendants() <= before
+    side = {"start_ms_p50", "line_ms_p50", "line_ms_p99", "raise_ms_p50", "lines_per_s", "unique_mb"}
+    about = {"cores", "rounds", "duration_s", "date", "python", "versions"}
+    assert report.keys() == side | about | {"kernels", "stock_kernels", "ratio_lines_per_s", "stock", "many", "fork"}
+    assert report["stock"].keys() == side
+    assert report["many"].keys() == {"sessions", "total_mb", "lines_per_s_16", "lines_per_s_many", "cost_ratio"}
+    assert report["fork"].keys() == {"lines", "fork_ms_p50", "again_ms_p50"}
+    assert all(math.isfinite(number) and number > 0 for number in numbers(report))
+    assert (report["kernels"], report["stock_kernels"], report["many"]["sessions"]) == (2, 1, 17)
+    shown = capsys.readouterr().out
+    assert "ours (2)" in shown
+    assert "17 live sessions" in shown
+
+
+def test_rollout(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "rollout", "--deep", "1")
+    assert report["lines"] == report["trajectories"] * 4
+    assert report["sampled_tokens"] >= report["lines"]
+    assert report["ratio"] == report["ratio_per_round"][0]
+    assert report["ratio"] == pytest.approx(report["repl_tok_s"] / report["plain_tok_s"])
+    assert report["tool_latency_ms"] == [0.0, 5.0]
+    assert report["trl_tool_executions"] == [16, 16]  # 8 trajectories of 3 turns, the last of which calls no tool
+    assert all(16 <= cells <= 24 for cells in report["repl_tool_executions"])
+    assert all(tokens > 8 * 3 for tokens in report["trl_sampled_tokens"] + report["repl_sampled_tokens"])
+    for tools_s, whole_s in zip(report["trl_in_tools_s"], report["trl_rollouts_s"], strict=True):
+        assert 0 < tools_s < whole_s
+    pairs = zip(report["trl_rollouts_s"], report["repl_rollouts_s"], strict=True)
+    assert report["trl_ratio"] == pytest.approx([trl / ours for trl, ours in pairs])
+    assert report["trl_in_tools_s"][1] > 16 * 0.005
+
+
+def test_train(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "train", "--group-size", "2")
+    assert report["vocab"] == [640, 2000]
+    assert report["loss"] == pytest.approx(report["trl_loss"], abs=1e-6)
+    assert report["loss"][0] != 0
+    ratios = [trl / ours for trl, ours in zip(report["trl_step_s"], report["step_s"], strict=True)]
+    assert report["ratio"] == pytest.approx(ratios)
+    assert all(typed < whole for typed, whole in zip(report["typed_tokens"], report["completion_tokens"], strict=True))
+
+
+def test_the_batch_is_half_outputs_spreads_over_a_factor_of_four_and_a_group_has_one_prompt() -> None:
+    inputs = make_batch(TrainSettings(trajectories=7, group_size=3), vocabulary=100)
+    lengths = inputs["completion_mask"].sum(dim=1)
+    assert lengths.max() == 4 * lengths.min() == 256
+    typed = (inputs["completion_mask"] * inputs["tool_mask"]).sum() / inputs["completion_mask"].sum()
+    assert 0.5 <= typed < 0.55
+    assert torch.equal(inputs["completion_ids"] > 0, inputs["completion_mask"] > 0)
+    prompts = [tuple(row) for row in inputs["prompt_ids"].tolist()]
+    assert prompts == [prompts[0]] * 3 + [prompts[3]] * 3 + [prompts[6]]
+    assert len(set(prompts)) == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("kernels --sessions 0", "--sessions 0: give at least 1"),
+        ("kernels --many 16", "--many 16: give more than 16, or 0"),
+        ("kernels --json .", "--json . can't be written: Is a directory; give another file"),
+        ("rollout --concurrency -1", "--concurrency -1: give at least 1"),
+        ("train --tokens 10", "--tokens 10: give at least 40"),
+    ],
+)
+def test_what_measures_nothing_is_refused(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *command.split()]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,248 @@
+"""What people copy out of README and docs/ works: code runs, commands are taken, YAML is a config, links lead on.
+
+Python blocks run as scripts, as a reader would run them; the ones that train or load an engine are slow. What the
+guides show has tests of its own in test_guides.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pages import PAGES, ROOT, anchors, blocks, commands, configs, heredocs, inline_commands, languages, links
+
+from repl_rl.cli import _parser
+from repl_rl.config import load_config, parse_config, shipped_configs
+from repl_rl.rollout.score import reward_table
+from repl_rl.run.dryrun import dry_run
+from repl_rl.trajectory import read_jsonl
+
+TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in PAGES}
+PYTHON = {(page, number): block for page, text in TEXTS.items() for number, block in enumerate(blocks(text, "python"))}
+
+GUIDES = ("credit", "dialects", "engines", "integrations", "rewards", "tasks", "tools")
+"""Pages whose Python needs something around it: test_guides.py and tests/integrations/test_docs.py run it."""
+EVENTS = ("docs/notebooks.md", 3)  # tests/rollout/test_opening.py runs it
+GOES_ON = {("docs/notebooks.md", 1): ("docs/notebooks.md", 0), ("docs/rlm.md", 1): ("docs/rlm.md", 0)}
+"""Blocks that use the names of an earlier one."""
+TRAINS_OR_LOADS = re.compile(r"Trainer\(|\blive\(|open_rollout\(")
+QUICK = ("docs/notebooks.md", 4)
+"""Runs with each change's first tests; the others with `make test-more`."""
+SMALLER = [
+    ("max_steps=100", "max_steps=1"),
+    ("max_steps=10,", "max_steps=1,"),
+    ('"Qwen/Qwen3-1.7B"', "str(__import__('repl_rl.models.nano').models.nano.NANO_PATH)"),
+    ("bf16=True", "bf16=False"),
+    ('"bfloat16"', '"float32"'),
+]
+"""What is replaced so that two cores can run a block."""
+OTHER = {"docs/dialects.md": {"text"}, "docs/integrations.md": {"toml"}, "docs/sessions.md": {"toml"}}
+OTHER |= {"docs/tasks.md": {"json"}} | {
+    f"docs/{name}.md": {""} for name in ("concepts", "quickstart", "training-your-own")
+}
+"""Languages of further blocks: sessions and files that the guides' tests read; drawings and what a run prints."""
+
+
+def _script(place: tuple[str, int]) -> object:
+    slow = TRAINS_OR_LOADS.search(PYTHON[place])
+    return pytest.param(*place, marks=[] if place == QUICK else pytest.mark.slow if slow else pytest.mark.more)
+
+
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [
+        _script(place)
+        for place in PYTHON
+        if not place[0].endswith(tuple(f"/{name}.md" for name in GUIDES)) and place not in (EVENTS, *GOES_ON.values())
+    ],
+)
+def test_python_runs_as_a_script(page: str, number: int, tmp_path: Path) -> None:
+    code = PYTHON[page, number]
+    if (page, number) in GOES_ON:
+        code = PYTHON[GOES_ON[page, number]] + code
+    for large, small in SMALLER:
+        code = code.replace(large, small)
+    (tmp_path / "block.py").write_text(code)
+    shutil.copytree(ROOT / "tests" / "run" / "stored" / "run", tmp_path / "runs" / "quickstart")
+    set_by_us = ("OMP_WAIT_POLICY", "TRL_EXPERIMENTAL_SILENCE")
+    kept = {name: value for name, value in os.environ.items() if name not in set_by_us}
+    done = subprocess.run(
+        [sys.executable, "block.py"], cwd=tmp_path, env=kept, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "torch was imported" not in done.stderr
+    assert "UserWarning" not in done.stderr
+    if (page, number) == ("README.md", 1):
+        assert done.stdout.strip() == "2"
+
+
+@pytest.mark.more
+def test_python_imports_what_exists() -> None:
+    for block in PYTHON.values():
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("repl_rl") and "verifiers" not in block:
+                module = importlib.import_module(str(node.module))
+                assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
+def test_each_block_is_of_a_kind_that_is_tested() -> None:
+    found = {page: languages(text) - {"python", "yaml", "bash"} for page, text in TEXTS.items()}
+    assert {page: names for page, names in found.items() if names} == OTHER
+
+
+def test_what_is_installed_from_here_is_installed_from_the_checkout() -> None:
+    """The package is not on PyPI."""
+    assert [found for text in TEXTS.values() for found in re.findall(r"pip install [^\n`]*repl-rl", text)] == []
+
+
+# Commands
+
+COMMANDS = sorted({(page, line) for page, text in TEXTS.items() for line in commands(text)})
+INLINE = sorted({(page, line) for page, text in TEXTS.items() for line in inline_commands(text)})
+
+
+def arguments_of(line: str) -> list[str]:
+    """What follows our own command, whatever is in front of it."""
+    words = shlex.split(line)
+    ours = [index for index, word in enumerate(words) if word in ("repl-rl", ".venv/bin/repl-rl", "repl_rl.cli")]
+    return words[ours[0] + 1 :] if ours else []
+
+
+@pytest.mark.parametrize(("page", "line"), [each for each in COMMANDS if arguments_of(each[1])])
+def test_commands_in_blocks_are_taken(page: str, line: str) -> None:
+    config = getattr(_parser().parse_args(arguments_of(line)), "config", None)
+    if config is not None and not config.isupper():
+        assert (
+            config in shipped_configs()
+            or config in ("own.yaml", "my.yaml", "my-model.yaml")
+            or (ROOT / config).is_file()
+        )
+
+
+@pytest.mark.parametrize(("page", "line"), INLINE)
+def test_commands_in_sentences_name_what_exists(page: str, line: str) -> None:
+    words, parser = arguments_of(line), _parser()
+    while words and (choices := _commands(parser)):
+        name = words.pop(0)
+        if name not in choices:
+            assert name in ("...", "--verbose") or name.isupper(), name
+            return
+        parser = choices[name]
+    known = parser._option_string_actions
+    assert [word for word in words if re.match(r"--?\w", word) and word.partition("=")[0] not in known] == []
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
+def test_modules_and_targets_of_make_exist() -> None:
+    texts = [
+        *TEXTS.values(),
+        *((ROOT / name).read_text(encoding="utf-8") for name in ("BENCHMARKS.md", "CONTRIBUTING.md")),
+    ]
+    modules = {name for text in texts for name in re.findall(r"python -m ((?:repl_rl|studies)[\w.]*)", text)}
+    assert [name for name in modules if importlib.util.find_spec(name) is None] == []
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {word for text in texts for word in re.findall(r"(?:^ {4}|`)make ([a-z-]+)", text, re.MULTILINE)}
+    assert {"train", "test"} <= named <= targets
+
+
+# Configs
+
+BESIDE = {
+    "README.md": {"my_rewards.py": "def short(trajectory):\n    return [0.0 for line in trajectory.lines]\n"},
+    "docs/credit.md": {"my_package/credit.py": blocks(TEXTS["docs/credit.md"], "python")[0]},
+    "docs/engines.md": {"my_package/engines.py": blocks(TEXTS["docs/engines.md"], "python")[0]},
+    "docs/rewards.md": {"my_rewards.py": blocks(TEXTS["docs/rewards.md"], "python")[0]},
+    "docs/sessions.md": {
+        "mine.toml": blocks(TEXTS["docs/sessions.md"], "toml")[0],
+        "modules/shapes.py": "",
+        "data/table.csv": "",
+        "tables/prices.csv": "",
+    },
+    "docs/tasks.md": {"problems.jsonl": blocks(TEXTS["docs/tasks.md"], "json")[0]},
+    "docs/tools.md": {"my_tools.py": blocks(TEXTS["docs/tools.md"], "python")[0]},
+}
+"""The files that a page's configs name, by page: mostly the page's own."""
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("page", [page for page, text in TEXTS.items() if configs(text)])
+def test_configs_pass_a_dry_run(page: str, here: Path) -> None:
+    for name, text in BESIDE.get(page, {}).items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_text(text)
+    for block in configs(TEXTS[page]):
+        if not block.startswith("dialect: fenced"):  # texts of a dialect
+            (here / "my.yaml").write_text(block)
+            assert dry_run(load_config("my.yaml"), here / "runs").rows, block
+    assert not (here / "runs").exists()
+
+
+def test_the_readme_and_the_quickstart_pay_for_thoughts() -> None:
+    [short], [long] = heredocs(TEXTS["README.md"]), heredocs(TEXTS["docs/quickstart.md"])
+    assert parse_config(yaml.safe_load(short)) == parse_config(yaml.safe_load(long))
+    [trajectory] = read_jsonl(ROOT / "docs" / "images" / "rollout.jsonl")
+    for novelty, paid in (("false", 0.3), ("true", 0.0)):
+        config = parse_config(yaml.safe_load(short), (f"rewards.shaping.novelty={novelty}",))
+        scored = reward_table(config.rewards, config.credit).score(trajectory, 1.0)
+        assert scored.components["table"] == (paid, 0.0, 0.0, 0.0, 0.0)
+
+
+# Links
+
+OUTSIDE = [
+    path for pattern in ("*.md", "benchmarks/*.md", "notebooks/*.md", "studies/**/*.md") for path in ROOT.glob(pattern)
+]
+
+
+@pytest.mark.parametrize("name", sorted({*TEXTS, *(str(page.relative_to(ROOT)) for page in OUTSIDE)}))
+def test_links_lead_somewhere(name: str) -> None:
+    page = ROOT / name
+    assert [target for target in links(page.read_text(encoding="utf-8")) if not _leads_somewhere(page, target)] == []
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    if target.startswith("https://"):
+        return True
+    path, _, anchor = target.partition("#")
+    file = (page.parent / path).resolve() if path else page
+    if not file.exists() or ROOT not in file.parents:
+        return False
+    return not anchor or anchor in anchors(file.read_text(encoding="utf-8"))
+
+
+def test_a_link_that_leads_nowhere_is_found() -> None:
+    text = "[a](faq.md) [b](gone.md) [c](faq.md#no-such) [d](#here) `[e](code.md)` [f](http://x.example)\n## Here\n"
+    page = ROOT / "docs" / "none.md"
+    found = [target for target in links(text) if target != "#here" and not _leads_somewhere(page, target)]
+    assert found == ["gone.md", "faq.md#no-such", "http://x.example"]
+    assert anchors(text) == {"here"}
+
+
+def test_the_comparison_names_its_sources() -> None:
+    body, _, sources = TEXTS["docs/comparison.md"].partition("\n## Sources\n")
+    used = {mark for group in re.findall(r"\[((?:[TVPF]\d+(?:, )?)+)\](?!\()", body) for mark in group.split(", ")}
+    listed = re.findall(r"^- \[([TVPF]\d+)\]", sources, re.MULTILINE)
+    assert sorted(used) == sorted(listed)
+
+
+def test_the_files_that_contributing_lists_are_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- traced -->\n")[2].partition("<!-- end -->")[0]
+    files = re.findall(r"`([\w/.]+\.py)`", table)
+    assert [file for file in files if not (ROOT / file).is_file() and not (ROOT / "repl_rl" / file).is_file()] == []
+    assert f"| {len(files)} files" in table

@@ -1,0 +1,49 @@
+"""Runs of `repl-rl` in processes of their own, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from repl_rl.trajectory import Trajectory, read_jsonl
+
+
+def begin(cwd: Path, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "repl_rl.cli", *arguments]
+    own = os.environ | (environment or {})
+    return subprocess.Popen(command, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=own)
+
+
+def finish(process: subprocess.Popen[str], code: int = 0) -> str:
+    """What it printed; it has to end with this code."""
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == code, output
+    return output
+
+
+def wait_until(holds: Callable[[], bool], process: subprocess.Popen[str] | None = None) -> None:
+    """Until it holds, for ten minutes at most; the process has to be alive meanwhile."""
+    deadline = time.monotonic() + 600
+    while not holds():
+        assert process is None or process.poll() is None, process and process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_complete(checkpoint: Path) -> bool:
+    return (checkpoint / "trainer_state.json").exists()
+
+
+def rows(run: Path, kind: str) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl of one kind."""
+    return [row for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if row["kind"] == kind]
+
+
+def rollouts(run: Path, step: int, folder: str = "rollouts") -> list[Trajectory]:
+    return list(read_jsonl(run / folder / f"step_{step:05d}.jsonl"))

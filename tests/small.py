@@ -1,0 +1,66 @@
+"""Arguments of a training that takes seconds, and trainers on nano with them: real engines, real kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from repl_rl import ReplGRPOConfig, ReplGRPOTrainer
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.tasks import make_tasks
+from repl_rl.trajectory import Trajectory
+
+ENGINE: dict[str, Any] = {"backend": "transformers", "context_tokens": 384, "places": 16}
+
+
+def small_args(folder: Path, **settings: Any) -> ReplGRPOConfig:
+    """Two steps of two groups of four, of short sessions; `settings` go over these."""
+    return ReplGRPOConfig(
+        **{
+            "output_dir": str(folder),
+            "rollout_dir": str(folder / "rollouts"),
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "bf16": False,
+            "use_cpu": True,
+            "model_init_kwargs": {"dtype": "float32"},
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "kernel": {"size": 8},
+            "engine": ENGINE,
+            "budget": {"lines": 4, "tokens": 96, "line_tokens": 32},
+            **settings,
+        }
+    )
+
+
+@contextmanager
+def small_trainer(
+    folder: Path, tasks: Any = None, trainer: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[ReplGRPOTrainer]:
+    """A trainer on nano, closed after the block. `trainer` holds its further arguments; without tasks, it gets 16."""
+    tasks = make_tasks(["product", "gcd"], 16, seed=1, split="train") if tasks is None else tasks
+    made = ReplGRPOTrainer(str(NANO_PATH), small_args(folder, **settings), tasks, **(trainer or {}))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def rows_of(trainer: ReplGRPOTrainer) -> list[dict[str, float]]:
+    """What was logged of each step."""
+    return [row for row in trainer.state.log_history if "reward" in row]
+
+
+def without_times(trajectory: Trajectory) -> dict[str, Any]:
+    """All of a trajectory but its times."""
+    record = trajectory.to_dict()
+    lines = [{key: value for key, value in line.items() if not key.endswith("_s")} for line in record["lines"]]
+    return {key: value for key, value in record.items() if not key.endswith("_s")} | {"lines": lines}

@@ -1,0 +1,207 @@
+"""Each study runs by its command, at its smallest real size; and the mathematics that their results rest on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise, product
+from math import comb, factorial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from repl_rl.config import BudgetConfig, DialectConfig, load_config
+from repl_rl.engine import load_vocabulary
+from repl_rl.kernel import KernelPool
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.rollout.loop import Rollout
+from repl_rl.rollout.scripted import ScriptedPolicy
+from repl_rl.rollout.setup import Extensions, RolloutSetup
+from repl_rl.tasks import environment_of, grade, make_tasks
+from repl_rl.tools.environments import environment_factory
+from repl_rl.trajectory import Task, Trajectory
+from studies.branching.policy import lock_habits
+from studies.branching.study import ARMS, CONFIG, exact_advantages, overrides
+from studies.branching.worlds import bughunt, table
+from studies.branching.worlds.lock import LockWorld
+from studies.branching.worlds.world import LENGTHS
+from studies.capacity import page
+from studies.capacity.simulation import Fleet, Rates, Work, simulate
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+
+
+def rows(report: dict[str, Any], key: str) -> list[Any]:
+    return [row[key] for row in report["rows"]]
+
+
+COMMANDS: list[tuple[str, str, Callable[[Any], bool]]] = [
+    ("asynchronous", "--quick --line-ms 5 --runs RUNS", lambda report: rows(report, "staleness")[:2] == [[0.0], [0.0]]),
+    (
+        "branching",
+        "--quick --runs RUNS",
+        lambda report: rows(report, "arm") == list(ARMS) and all(each["lines"] > 20 for each in rows(report, "credit")),
+    ),
+    ("branching.cost", "--quick", lambda report: all(each["forked"] for each in rows(report, "fork"))),
+    ("capacity", "--quick", lambda report: all(row["model"] > 0 < row["lines_per_s"] for row in report["checked"])),
+    ("cluster", "--quick", lambda report: all(each["ray"] == each["process"] > 0 for each in rows(report, "lines"))),
+    ("conventions", "--quick", lambda report: report["conventions"][0]["steps"] > 0),
+    ("profile", "--quick --profile default", lambda report: {"numpy", "sympy"} <= set(report["uses"])),
+    ("scheduler", "--quick", lambda report: report["peak_traced_mib"].keys() == {"8", "20"}),
+    ("view", "--trajectories 700", lambda report: report["warm"]["rows_at_first"] == report["cold"]["indexed"] == 700),
+    (
+        "quickstart",
+        "--seeds 0 --variants outcome --runs RUNS --set train.steps=2 --set eval.problems=4",
+        lambda report: len(report[0]["solve_rates"]) == 2,
+    ),
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "flags", "is_whole"), COMMANDS, ids=[name for name, *_ in COMMANDS])
+def test_a_study_runs_by_its_command(name: str, flags: str, is_whole: Callable[[Any], bool], tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    run(f"studies.{name}", *flags.replace("RUNS", str(tmp_path / "runs")).split(), "--json", str(file))
+    assert is_whole(json.loads(file.read_text()))
+
+
+def test_trl_rolls_out_with_an_llm_of_its_own() -> None:
+    run("studies.trl_tools", "--trajectories", "4", "--rounds", "1")
+
+
+def test_nano_long_is_built_by_its_command(tmp_path: Path) -> None:
+    run("studies.branching.build", "--out", str(tmp_path), "--steps", "1", "--sessions", "40")
+    assert (tmp_path / "model.safetensors").is_file()
+
+
+def test_configs_of_studies_train(tmp_path: Path) -> None:
+    flags = ("--set", "train.steps=1", "--set", "eval.problems=4", "--set", "train.prompts_per_step=1")
+    for name in ("locks", "contrast"):
+        run("repl_rl.cli", "train", f"studies/branching/{name}.yaml", *flags, "--runs", str(tmp_path))
+    run("repl_rl.cli", "train", "studies/branching/gemma-locks.yaml", "--dry-run", *flags)
+
+
+def test_arms_differ_in_trees_and_credit_alone() -> None:
+    for length in LENGTHS:
+        configs = {arm: load_config(CONFIG, overrides(length, arm, 0, 20)) for arm in ARMS}
+        for arm, config in configs.items():
+            assert (config.branch is None) == (arm in ("rloo", "gigpo", "critic"))
+            assert config.train.group_size == (8 if config.branch is None else 12)
+            same = {"name": "", "branch": None, "credit": config.credit.__class__(), "train": None}
+            assert config.model_copy(update=same) == configs["rloo"].model_copy(update=same)
+
+
+async def typed(task: Task, lines: list[str]) -> Trajectory:
+    """The session in which these lines are typed."""
+    vocabulary = load_vocabulary(str(NANO_PATH))
+    setup = RolloutSetup(
+        vocabulary,
+        DialectConfig(),
+        context_tokens=20_000,
+        budget=BudgetConfig(lines=60, tokens=10_000, line_tokens=500),
+        extensions=Extensions(environment=environment_factory(environment_of([task.family]))),
+    )
+    async with KernelPool(1) as pool:
+        [made] = await Rollout(ScriptedPolicy(vocabulary, "".join(lines)), pool, setup).many([task])
+        return made
+
+
+def solution(world: str, task: Task) -> list[str]:
+    """The lines that solve a task, without the last one."""
+    if world == "table":
+        return [f" {line}\n" for _, line in table.steps(*task.metadata["operands"])]
+    if world == "bughunt":
+        return [
+            f" exec(sources[{number}].replace({case.bug.wrong!r}, {case.bug.right!r})); f{number} = {case.bug.name}\n"
+            for number, case in enumerate(bughunt.cases(*task.metadata["operands"]))
+        ]
+    call = {"lock": "turn({})", "maze": 'go("{}")'}[world]
+    return [f" {call.format(move)}\n" for move in task.answer.split()]
+
+
+@pytest.mark.parametrize(
+    ("world", "submitted"),
+    [
+        ("lock", "1"),
+        ("maze", "1"),
+        ("table", "sum(r['total'] for r in rows)"),
+        ("bughunt", "[y for i in range(len(hidden)) for y in map(lambda a: globals()[f'f{i}'](*a), hidden[i])]"),
+    ],
+    ids=["lock", "maze", "table", "bughunt"],
+)
+async def test_a_world_is_solved_in_as_many_lines_as_its_name_says(world: str, submitted: str) -> None:
+    [task] = make_tasks(f"studies.branching.worlds.{world}:{world}-10", 1, seed=2, split="train")
+    lines = [*solution(world, task), f" submit_final_answer({submitted})\n"]
+    solved, given_up = await typed(task, lines), await typed(task, lines[-1:])
+    assert len(solved.lines) == len(lines) <= 10
+    assert not any(line.error_name for line in solved.lines)
+    if world in ("lock", "maze"):
+        assert (solved.environment_reward, given_up.environment_reward) == (1.0, 0.0)
+    else:
+        assert (grade(task, solved.answer), grade(task, given_up.answer)) == (1.0, 0.0)
+
+
+def opens(world: LockWorld, state: int, left: int) -> float:
+    """What a state of a lock is worth, by trying out all sequences of moves of a policy of 30% wrong and 20% idle."""
+    habits, total = lock_habits(world, 0.3, 0.2), 0.0
+    for moves in product([*range(10), None], repeat=left):
+        chance, now = 1.0, state
+        for move in moves:
+            if world.is_over(now):
+                chance *= 1 / 11  # whatever is typed then, it changes nothing: all sequences together count once
+            elif move is None:
+                chance *= 0.2
+            else:
+                chance *= habits(now)[move]
+                now = world.after(now, move)
+        total += chance * world.is_solved(now)
+    return total
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_the_exact_advantage_is_what_a_line_changes_in_the_chance_to_win(number: int) -> None:
+    world = LockWorld(number, 3)
+    first, second = (digit for _, digit, _ in world.dials)
+    found = exact_advantages([number, 3], [None, first, second, "end"], 0.3, 0.2)
+    values = [opens(world, 0, 4), opens(world, 0, 3), opens(world, 1, 2), 1.0]  # the budget is 4 lines
+    assert found[:3] == pytest.approx([after - before for before, after in pairwise(values)])
+    assert found[3] is None
+    assert exact_advantages([number, 3], ["end"], 0.3, 0.2) == pytest.approx([-values[0]])
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3])
+@pytest.mark.parametrize("sessions", [2, 6, 12])
+def test_cores_and_tools_are_the_machine_repair_model(cores: int, sessions: int) -> None:
+    """Sessions wait for tools, exponentially, then compute on cores that they share. How many compute is known (Palm's
+    machine repair model, whose answer holds for cores that are shared, whatever the distributions)."""
+    cell_s, wait_s = 0.02, 0.08
+    load = [comb(sessions, busy) * (cell_s / wait_s) ** busy * factorial(busy) for busy in range(sessions + 1)]
+    for busy in range(sessions + 1):
+        for count in range(1, busy + 1):
+            load[busy] /= min(count, cores)
+    computing = sum(busy * weight for busy, weight in enumerate(load)) / sum(load)
+    expected = (sessions - computing) / wait_s  # those that wait, each for `wait_s` on average
+    rates = Rates(1e-7, sequence=0, read=0, loop=0, loop_session=0, cell=cell_s, kernel=0, ending=0, taking=0)
+    work = Work(lambda rng: 250, lambda rng: 1, wait=lambda rng: rng.expovariate(1 / wait_s))
+    found = simulate(rates, Fleet(cores=cores, kernels=sessions), work, 8 * sessions, steady=True)
+    assert found.lines_per_s == pytest.approx(expected, rel=0.04)
+    assert found.core_busy == pytest.approx(expected * cell_s / cores, rel=0.04)
+
+
+def test_the_page_on_capacity_shows_its_report() -> None:
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == page.filled(text, page.load()), "python -m studies.capacity.page"
+    for name, svg in page.pictures(page.load()).items():
+        assert page.PAGE.with_name(name).read_text(encoding="utf-8") == svg, "python -m studies.capacity.page"

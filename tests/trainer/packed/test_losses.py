@@ -1,0 +1,261 @@
+"""Each of TRL's losses on typed tokens only: its formula, worked out token by token in plain floats, and its gradient.
+
+Real TRL `_compute_loss` and real weights on a hand-made batch. The formulas are those of the papers that TRL's
+`loss_type` names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from small import small_args
+
+from repl_rl.config import TrainConfig
+from repl_rl.engine.environment import limit_openmp
+from repl_rl.models.nano import NANO_PATH
+from repl_rl.trainer import ReplGRPOTrainer
+from repl_rl.trajectory import Task
+
+PROMPT_IDS = [40, 41, 42]
+COMPLETION_IDS = [[50, 51, 60, 61, 52, 53], [54, 62, 55, 56, 57, 0]]
+TYPED_MASK = [[1, 1, 0, 0, 1, 1], [1, 0, 1, 1, 1, 1]]
+PADDING_MASK = [[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]]
+# Outputs and padding have one too, larger than the others: only the mask keeps it out.
+ADVANTAGES = [[1.0, 1.0, 3.0, 3.0, -0.5, -0.5], [2.0, 3.0, 0.25, 0.25, 0.25, 3.0]]
+# typed and not padding: 1 1 . . 1 1   and   1 . 1 1 1 .
+TYPED_TOKENS = 8
+TYPES = TrainConfig.model_fields["loss_type"].annotation.__args__  # type: ignore[union-attr]
+EPSILON, EPSILON_HIGH, BETA, MAX_TOKENS = 0.2, 0.3, 0.05, 40
+SAPO_POSITIVE, SAPO_NEGATIVE = 1.0, 1.05
+# log(new / old), log(new / reference) and the ratio trainer / sampler of each token. Outputs and padding have large
+# ones that the mask has to keep out.
+LOG_RATIOS = [[0.0, 0.5, 3.0, 3.0, -0.5, 0.1], [-0.4, 3.0, 0.25, 0.0, -0.1, 3.0]]
+TO_REFERENCE = [[0.2, -0.3, 2.0, 2.0, 0.1, 0.0], [0.4, 2.0, -0.1, 0.3, -0.6, 2.0]]
+CORRECTIONS = [[1.0, 0.9, 1.0, 1.0, 1.2, 1.1], [0.8, 1.0, 1.0, 1.5, 0.95, 1.0]]
+
+
+@dataclass
+class Token:
+    """What one typed token brings into the loss."""
+
+    logprob: float
+    log_ratio: float
+    to_reference: float
+    correction: float
+    advantage: float
+    sequence: list[Token] = field(default_factory=list, repr=False)
+
+    @property
+    def ratio(self) -> float:
+        return math.exp(self.log_ratio)
+
+
+def clipped(token: Token) -> float:
+    inside = min(max(token.ratio, 1 - EPSILON), 1 + EPSILON_HIGH)
+    return -min(token.ratio * token.advantage, inside * token.advantage)
+
+
+def cispo(token: Token) -> float:
+    return -min(token.ratio, EPSILON_HIGH) * token.advantage * token.logprob
+
+
+def sapo(token: Token) -> float:
+    temperature = SAPO_POSITIVE if token.advantage > 0 else SAPO_NEGATIVE
+    gate = 1 / (1 + math.exp(-temperature * (token.ratio - 1)))
+    return -gate * 4 / temperature * token.advantage
+
+
+def vespo(token: Token, with_correction: bool) -> float:
+    log_w = sum(other.log_ratio for other in token.sequence)
+    log_w += sum(math.log(other.correction) for other in token.sequence) if with_correction else 0.0
+    shape, rate = (2.0, 3.0) if token.advantage >= 0 else (3.0, 2.0)
+    weight = math.exp(rate + shape * log_w - rate * math.exp(log_w))
+    return -weight * token.advantage * token.logprob
+
+
+def by_hand(loss_type: str, rows: list[list[Token]], with_kl: bool, with_correction: bool) -> float:
+    per_token: Callable[[Token], float] = {"cispo": cispo, "sapo": sapo}.get(loss_type, clipped)
+
+    def term(token: Token) -> float:
+        value = vespo(token, with_correction) if loss_type == "vespo" else per_token(token)
+        if with_correction and loss_type != "vespo":
+            value *= token.correction
+        # k3 (Schulman 2020), r - log r - 1 with r = reference / new, by the ratio (DeepSeek-V3.2)
+        kl = token.ratio * (math.exp(-token.to_reference) + token.to_reference - 1)
+        return value + (BETA * kl if with_kl else 0.0)
+
+    sums = [sum(term(token) for token in row) for row in rows]
+    if loss_type in ("grpo", "sapo"):
+        return sum(total / len(row) for total, row in zip(sums, rows, strict=True)) / len(rows)
+    if loss_type == "dr_grpo":
+        return sum(sums) / (len(rows) * MAX_TOKENS)
+    if loss_type == "luspo":
+        return sum(sums) / len(rows)
+    return sum(sums) / TYPED_TOKENS
+
+
+class WithoutEngine(ReplGRPOTrainer):
+    """The trainer with nothing that samples."""
+
+    def _open_engine(self, path: str, setup: Any, make_runner: Any) -> None:
+        self.model.train()
+        self.current_gradient_accumulation_steps = 1
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine]:
+    """On two threads, whatever earlier tests left: one rounds otherwise, which the exponents of vespo multiply."""
+    before = torch.get_num_threads()
+    limit_openmp(2)
+    args = small_args(
+        tmp_path_factory.mktemp("losses"),
+        num_generations=2,
+        loss_type="dapo",
+        epsilon=EPSILON,
+        epsilon_high=EPSILON_HIGH,
+        budget={"tokens": MAX_TOKENS},
+        sapo_temperature_pos=SAPO_POSITIVE,
+        sapo_temperature_neg=SAPO_NEGATIVE,
+    )
+    yield WithoutEngine(str(NANO_PATH), args, [Task("a", "What is 2 + 2?", "4")])
+    limit_openmp(before)
+
+
+def batch(old_logps: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+    completion_mask = torch.tensor(PADDING_MASK)
+    inputs = {
+        "prompt_ids": torch.tensor([PROMPT_IDS, PROMPT_IDS]),
+        "prompt_mask": torch.ones(2, 3, dtype=torch.long),
+        "completion_ids": torch.tensor(COMPLETION_IDS),
+        "completion_mask": completion_mask,
+        "tool_mask": torch.tensor(TYPED_MASK),
+        "advantages": torch.tensor(ADVANTAGES),
+        "num_items_in_batch": torch.tensor(float(TYPED_TOKENS)),
+    }
+    return inputs if old_logps is None else {**inputs, "old_per_token_logps": old_logps}
+
+
+def plain_logps(model: Any) -> torch.Tensor:
+    """Log-probabilities of the completion by log_softmax over the whole sequence. (B, T)"""
+    ids = torch.cat([torch.tensor([PROMPT_IDS, PROMPT_IDS]), torch.tensor(COMPLETION_IDS)], dim=1)
+    attention = torch.cat([torch.ones(2, 3, dtype=torch.long), torch.tensor(PADDING_MASK)], dim=1)
+    hidden = model.model(input_ids=ids, attention_mask=attention).last_hidden_state
+    logps = torch.log_softmax(hidden @ model.lm_head.weight.T, dim=-1)[:, :-1]  # (B, P + T - 1, V)
+    return logps.gather(-1, ids[:, 1:, None])[..., 0][:, len(PROMPT_IDS) - 1 :]
+
+
+def loss_and_gradient(trainer: WithoutEngine, inputs: dict[str, torch.Tensor]) -> tuple[float, torch.Tensor]:
+    trainer.model.zero_grad()
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+
+
+def typed_tokens(logprobs: torch.Tensor) -> list[list[Token]]:
+    rows: list[list[Token]] = []
+    for row in range(2):
+        tokens: list[Token] = []
+        for at in range(6):
+            if TYPED_MASK[row][at] and PADDING_MASK[row][at]:
+                numbers = (LOG_RATIOS[row][at], TO_REFERENCE[row][at], CORRECTIONS[row][at], ADVANTAGES[row][at])
+                tokens.append(Token(float(logprobs[row, at]), *numbers, sequence=tokens))
+        rows.append(tokens)
+    return rows
+
+
+@pytest.mark.parametrize("with_correction", [False, True], ids=["uncorrected", "corrected"])
+@pytest.mark.parametrize("with_kl", [False, True], ids=["no KL", "KL"])
+@pytest.mark.parametrize("loss_type", TYPES)
+def test_the_loss_is_its_formula_over_typed_tokens(
+    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch, loss_type: str, with_kl: bool, with_correction: bool
+) -> None:
+    monkeypatch.setattr(trainer, "loss_type", loss_type)
+    monkeypatch.setattr(trainer, "beta", BETA if with_kl else 0.0)
+    monkeypatch.setattr(trainer, "use_vllm", with_correction)
+    with torch.no_grad():
+        logprobs = plain_logps(trainer.model)
+    inputs: dict[str, Any] = batch(old_logps=logprobs - torch.tensor(LOG_RATIOS))
+    inputs["ref_per_token_logps"] = logprobs - torch.tensor(TO_REFERENCE)
+    if with_correction:
+        # TRL masks the difference before it takes its exponential, so that the ratio is 1 where nothing was typed
+        inputs["importance_sampling_ratio"] = torch.tensor(CORRECTIONS)
+    loss = trainer._compute_loss(trainer.model, inputs).item()
+    expected = by_hand(loss_type, typed_tokens(logprobs), with_kl, with_correction)
+    assert loss == pytest.approx(expected, abs=1e-6, rel=2e-6)
+    assert abs(expected) > 1e-3
+
+
+def test_the_gradient_is_the_policy_gradient_of_typed_tokens(trainer: WithoutEngine) -> None:
+    _, gradient = loss_and_gradient(trainer, batch())
+    trainer.model.zero_grad()
+    typed = torch.tensor(TYPED_MASK) * torch.tensor(PADDING_MASK)
+    objective = -(plain_logps(trainer.model) * torch.tensor(ADVANTAGES) * typed).sum() / TYPED_TOKENS
+    objective.backward()
+    expected = torch.cat([p.grad.flatten() for p in trainer.model.parameters()])
+    assert expected.abs().max() > 1e-3
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_values_at_outputs_and_padding_change_neither_loss_nor_gradient(
+    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch, is_packed: bool
+) -> None:
+    if not is_packed:
+        monkeypatch.setattr(trainer, "_typed_forward", None)
+    monkeypatch.setattr(trainer, "beta", BETA)
+    with torch.no_grad():
+        logps = plain_logps(trainer.model)
+    typed = (torch.tensor(TYPED_MASK) * torch.tensor(PADDING_MASK)).bool()
+    given = {**batch(old_logps=logps - 0.1), "ref_per_token_logps": logps - 0.2}
+    before = loss_and_gradient(trainer, given)
+    elsewhere = dict(given)
+    for name, value in (
+        ("old_per_token_logps", logps + 0.05),
+        ("ref_per_token_logps", logps + 2),
+        ("advantages", -7.0),
+    ):
+        elsewhere[name] = torch.where(typed, given[name], value)
+    after = loss_and_gradient(trainer, elsewhere)
+    assert after[0] == before[0]
+    torch.testing.assert_close(after[1], before[1], atol=0.0, rtol=0.0)
+    all_visible = {**elsewhere, "tool_mask": torch.ones(2, 6, dtype=torch.long)}
+    assert not torch.allclose(loss_and_gradient(trainer, all_visible)[1], before[1], atol=1e-4), "the mask does it"
+
+
+def test_packed_and_padded_passes_give_one_loss_and_one_gradient(
+    trainer: WithoutEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = loss_and_gradient(trainer, batch())
+    monkeypatch.setattr(trainer, "_typed_forward", None)
+    padded = loss_and_gradient(trainer, batch())
+    assert packed[0] == pytest.approx(padded[0], abs=1e-6)
+    torch.testing.assert_close(packed[1], padded[1], atol=1e-6, rtol=1e-4)
+
+
+def test_a_training_step_puts_typed_tokens_alone_through_the_head(trainer: WithoutEngine) -> None:
+    seen: list[int] = []
+    hook = trainer.model.base_model.register_forward_hook(
+        lambda module, given, output: seen.append(output.last_hidden_state.shape[1])
+    )
+    try:
+        trainer._compute_loss(trainer.model, batch())
+    finally:
+        hook.remove()
+    assert seen == [TYPED_TOKENS]
+
+
+def test_a_batch_in_which_nothing_was_typed_has_a_gradient_of_zero(trainer: WithoutEngine) -> None:
+    nothing = {**batch(), "tool_mask": torch.zeros(2, 6, dtype=torch.long), "num_items_in_batch": torch.tensor(1.0)}
+    ids = torch.cat([nothing["prompt_ids"], nothing["completion_ids"]], dim=1)
+    trainer.typed_mask = nothing["tool_mask"]
+    logprobs, *_ = trainer._get_per_token_logps_and_entropies(trainer.model, ids, torch.ones_like(ids), 6)
+    assert logprobs.tolist() == [[0.0] * 6] * 2
+    assert logprobs.requires_grad
+    loss, gradient = loss_and_gradient(trainer, nothing)
+    assert loss == 0.0
+    assert gradient.abs().max() == 0.0

@@ -1,0 +1,202 @@
+"""Who is admitted next: examples worked by hand, and what holds after any sequence of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from repl_rl.utils.admission import Admission, Reservation, Room
+
+STEP = re.compile(r"(?P<leaves>-)?(?P<name>\w)(?P<cost>\d+)?(/(?P<used>\d+))?(@(?P<depth>\d))?")
+
+
+@pytest.mark.parametrize(
+    ("learns", "steps", "admitted", "taken"),
+    [
+        # As many as there is room for, and the next one when somebody leaves.
+        (True, "a40 b40 c40", "ab", 80),
+        (True, "a40 b40 c40 -a", "abc", 80),
+        # A large one is not passed by small ones that came later.
+        (True, "a60 b90 c10", "a", 60),
+        (True, "a60 b90 c10 -a", "abc", 100),
+        # One that asks for more than there is has all the room to itself.
+        (True, "a500 b1", "a", 500),
+        (True, "a500 b1 -a", "ab", 1),
+        # The next ones are expected to use as much as the last ones did, also where they have waited for long.
+        (True, "a90/20 b90 -a", "ab", 20),
+        (True, "a90/20 b90 -a c90 d90 e90 f90 g90", "abcdef", 100),
+        (False, "a60/10 -a b60", "ab", 60),
+        # One that outgrows its reservation is charged for what it uses.
+        (True, "a50/10 -a b90/85 c90 d90", "abc", 95),
+        # One that stops waiting does not hold up the others.
+        (True, "a90 b90 c10 -b", "ac", 100),
+        # A sub-call goes before those that have waited longer, and is admitted beyond the capacity.
+        (True, "a90 b50 c50@1 d50@1 e10@2", "ace", 150),
+        (True, "a90 b50 c50@1 d50@1 e10@2 -c", "aced", 150),
+        (True, "a90 b50 c50@1 d50@1 e10@2 -c -e -d -a", "acedb", 50),
+        # While sub-calls take the room, others wait.
+        (True, "a30 b40@1 c40 d30@1", "abd", 100),
+        (True, "a30 b40@1 c40 d30@1 -b", "abdc", 100),
+        # Sub-calls teach nothing about those of depth 0, nor these about sub-calls.
+        (True, "a50/5@1 -a b90", "ab", 90),
+        (True, "a60/10 -a b50@1", "ab", 50),
+    ],
+)
+def test_who_is_admitted_to_room_for_100(learns: bool, steps: str, admitted: str, taken: int) -> None:
+    """`a40/20@1` asks for 40 at depth 1 and uses 20 once it is admitted; `-a` leaves."""
+    admission = Admission(Room(100), learns=learns)
+    order: list[str] = []
+    asked: dict[str, Reservation] = {}
+    for step in steps.split():
+        found = STEP.fullmatch(step)
+        assert found is not None
+        if found["leaves"]:
+            admission.leave(asked[found["name"]])
+        else:
+            name = found["name"]
+            asked[name] = admission.ask(
+                int(found["cost"]), lambda name=name: order.append(name), int(found["depth"] or 0)
+            )
+            if found["used"]:
+                admission.grow(asked[name], int(found["used"]))
+    assert ("".join(order), admission.taken) == (admitted, taken)
+
+
+requests = st.tuples(st.just("ask"), st.integers(1, 30), st.integers(0, 3))
+changes = st.tuples(
+    st.sampled_from(["leave", "leave", "grow", "close", "reopen"]), st.integers(0, 99), st.integers(1, 50)
+)
+
+
+@given(
+    capacities=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    learns=st.booleans(),
+    steps=st.lists(requests | changes, max_size=60),
+)
+def test_after_any_sequence_of_requests(capacities: list[int], learns: bool, steps: list[tuple[str, int, int]]) -> None:
+    admission = Admission(*map(Room, capacities), learns=learns)
+    here: list[Reservation] = []
+    came: dict[int, list[Reservation]] = {depth: [] for depth in range(4)}
+    admitted: list[Reservation] = []
+    grown = 0
+
+    def leave(reservation: Reservation) -> None:
+        here.remove(reservation)
+        if reservation not in admitted:
+            came[reservation.depth].remove(reservation)
+        admission.leave(reservation)
+
+    for what, number, size in steps:
+        if what == "ask":
+            reservation = admission.ask(number, lambda: None, size)
+            here.append(reservation)
+            came[size].append(reservation)
+        elif what == "close":
+            admission.rooms[number % len(admission.rooms)].is_open = False
+        elif what == "reopen":
+            admission.reopen(admission.rooms[number % len(admission.rooms)])
+        elif here and what == "leave":
+            leave(here[number % len(here)])
+        elif here:
+            reservation = here[number % len(here)]
+            grown += max(0, size - reservation.cost)
+            admission.grow(reservation, size)
+        admitted += [each for queue in came.values() for each in queue if each.room and each not in admitted]
+
+        holding = [each for each in here if each.room is not None]
+        waiting = [each for each in here if each.room is None]
+        assert (admission.admitted, admission.waiting) == (len(holding), len(waiting))
+        for depth, queue in came.items():
+            ahead = [each.room is not None for each in queue]
+            assert ahead == sorted(ahead, reverse=True), f"first come, first served at depth {depth}"
+        for room in admission.rooms:
+            own = [each for each in holding if each.room is room]
+            assert room.taken == sum(each.cost for each in own)
+            assert room.admitted.total() == len(own)
+            beyond = sum(max((each.cost for each in own if each.depth == depth), default=0) for depth in range(4))
+            assert room.taken <= room.capacity + beyond + grown
+            for each in waiting if room.is_open else ():
+                assert room.admitted[each.depth], "one of each depth is admitted at any time"
+        if waiting and not learns:
+            first = max(waiting, key=lambda each: (each.depth, -came[each.depth].index(each)))
+            assert all(room.taken + first.asked > room.capacity for room in admission.rooms if room.is_open)
+
+    for room in admission.rooms:
+        admission.reopen(room)
+    while here:
+        leave(next(each for each in here if each.room is not None))
+    assert (admission.admitted, admission.taken, admission.waiting) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("size", "deepest"), [(deepest + more, deepest) for deepest in range(4) for more in (1, 2, 3)])
+async def test_trees_of_sub_calls_end_in_any_room(size: int, deepest: int) -> None:
+    """Each holds its room until all that it has asked for have ended; some of these are cancelled."""
+    random = Random(f"{size} {deepest}")
+    admission, held, most = Admission(Room(size - deepest)), 0, 0
+
+    async def call(depth: int) -> None:
+        nonlocal held, most
+        async with admission.reserve(1, depth):
+            held += 1
+            most = max(most, held)
+            try:
+                await asyncio.sleep(0)
+                asked = [asyncio.create_task(call(depth + 1)) for _ in range((depth < deepest) * random.randrange(4))]
+                await asyncio.sleep(0)
+                for each in asked:
+                    if random.random() < 0.1:
+                        each.cancel()
+                await asyncio.gather(*asked, return_exceptions=True)
+            finally:
+                held -= 1
+
+    async with asyncio.timeout(300):
+        await asyncio.gather(*(call(0) for _ in range(40)))
+    assert (held, admission.admitted, admission.taken, admission.waiting) == (0, 0, 0, 0)
+    assert most == size, "all of it was used, and never more"
+
+
+def test_rooms_fill_evenly_and_closed_ones_are_left_out() -> None:
+    first, second = Room(4), Room(4)
+    admission = Admission(first, second)
+    asked = [admission.ask(2, lambda: None) for _ in range(3)]
+    assert [each.room for each in asked] == [first, second, first]
+    second.is_open = False
+    admission.leave(asked[1])
+    waiting = [admission.ask(9, lambda: None), admission.ask(1, lambda: None)]
+    admission.leave(asked[0])
+    assert [each.room for each in waiting] == [None, None], "9 fits only where nothing else is, and goes first"
+    admission.reopen(second)
+    assert [each.room for each in waiting] == [second, first]
+
+
+def test_many_threads_and_loops_share_it() -> None:
+    admission, held, most = Admission(Room(5)), Counter[str](), Counter[str]()
+    lock = threading.Lock()
+
+    async def hold() -> None:
+        async with admission.reserve(1):
+            with lock:
+                held["now"] += 1
+                most["now"] = max(most["now"], held["now"])
+            await asyncio.sleep(0)
+            with lock:
+                held["now"] -= 1
+
+    async def many() -> None:
+        await asyncio.gather(*(hold() for _ in range(50)))
+
+    threads = [threading.Thread(target=asyncio.run, args=(many(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+    assert (held["now"], admission.taken, admission.waiting) == (0, 0, 0)
+    assert most["now"] <= 5

@@ -1,0 +1,135 @@
+"""Fragments in a real Chromium: nothing runs, nothing leaks, themes are followed, and axe finds nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import BrowserContext, Page
+
+from repl_rl.trajectory import LineKind
+from repl_rl.view.display import group_html, trajectory_html, transcript_html
+from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
+from tests.view.fragments import HOSTILE
+from tests.view.test_display import hostile_trajectory
+
+pytestmark = pytest.mark.slow
+
+GROUND = "getComputedStyle(document.querySelector('.repl-rl')).backgroundColor"
+LIGHT, DARK = "rgb(255, 255, 255)", "rgb(27, 31, 37)"
+
+
+def show(browser: BrowserContext, *fragments: str, body: str = "", scheme: str = "light", width: int = 1200) -> Page:
+    page = browser.new_page()
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    ground = "#ffffff" if scheme == "light" else "#111111"
+    page.set_content(
+        "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+        f"<title>outputs</title><style>body {{ background: {ground}; }}</style>"
+        f"<body {body}><main><h1>Outputs</h1><h2>One</h2>{''.join(fragments)}</main></body></html>"
+    )
+    return page
+
+
+def fragments() -> list[str]:
+    """One of each kind, with folds, errors, chips of all shades, and several of one kind in a page."""
+    typed = [(f" f({n})\n", LineKind.STATEMENT, None, "x\n>>>") for n in range(75)]
+    made = make_trajectory("long", "q\n" * 12, typed)
+    shades = tuple(-0.05 * 4 ** (index % 5) if mask else 0.0 for index, mask in enumerate(made.sampled_mask))
+    return [
+        trajectory_html(replace(made, logprobs=shades)),
+        trajectory_html(failed_trajectory()),
+        group_html([solved_trajectory(), failed_trajectory(), solved_trajectory()]),
+        transcript_html(made.prompt, failed_trajectory().lines, pending=" x\n", note="line 3 runs"),
+    ]
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1200)])
+def test_axe_finds_nothing(browser: BrowserContext, scheme: str, width: int) -> None:
+    page = show(browser, *fragments(), trajectory_html(hostile_trajectory()), scheme=scheme, width=width)
+    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    page.eval_on_selector("main", f"main => main.style.color = '{'#000' if scheme == 'light' else '#eee'}'")
+    found = Axe().run(page)
+    assert [(rule["id"], rule["impact"], rule["nodes"][0]["html"][:200]) for rule in found.response["violations"]] == []
+    checked = {rule["id"] for rule in found.response["passes"]}
+    assert {"color-contrast", "scrollable-region-focusable", "summary-name", "td-headers-attr"} <= checked
+    page.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "scheme", "ground"),
+    [
+        ("", "light", LIGHT),
+        ("", "dark", DARK),
+        ("data-jp-theme-light='true'", "dark", LIGHT),
+        ("data-jp-theme-light='false'", "light", DARK),
+        ("class='vscode-light'", "dark", LIGHT),
+        ("class='vscode-dark'", "light", DARK),
+        ("class='vscode-high-contrast'", "light", DARK),
+        ("class='vscode-high-contrast vscode-high-contrast-light'", "dark", LIGHT),
+    ],
+)
+def test_the_notebooks_theme_goes_before_the_browsers(
+    browser: BrowserContext, body: str, scheme: str, ground: str
+) -> None:
+    page = show(browser, trajectory_html(solved_trajectory()), body=body, scheme=scheme)
+    assert page.evaluate(GROUND) == ground
+    page.close()
+
+
+def test_nothing_that_anybody_wrote_runs(browser: BrowserContext) -> None:
+    made = hostile_trajectory()
+    errors: list[str] = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    counter = "<script>window.hits = 0; function hit() { window.hits += 1 }</script>"
+    for html in (
+        trajectory_html(made, token_texts=lambda ids: [HOSTILE] * len(ids)),
+        group_html([made, made]),
+        transcript_html(HOSTILE, made.lines, pending=HOSTILE, note=HOSTILE),
+    ):
+        page.set_content(f"<!doctype html><body><p></p>{counter}<main>{html}</main>")
+        page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+        assert page.evaluate("window.hits") == 0
+        assert page.locator("main :is(script, img, svg, b)").count() == 0
+    page.set_content(f"<!doctype html><body>{counter}<img src=x onerror=hit()>")
+    page.wait_for_function("window.hits === 1")
+    assert errors == []
+    page.close()
+
+
+def test_the_page_around_keeps_its_looks_and_the_fragment_its_own(browser: BrowserContext) -> None:
+    own = "<table class='rows typed'><tbody><tr class='acted fault'><th>a</th><td>1</td></tr></tbody></table>"
+    each = "[...document.querySelectorAll('main > table *')]"
+    looks = f"{each}.map(element => Object.values({{...getComputedStyle(element)}}).join())"
+    alone, beside = show(browser, own), show(browser, own, trajectory_html(solved_trajectory()))
+    heights = "document.querySelector('main > table').getBoundingClientRect().height"
+    assert alone.evaluate(heights) == beside.evaluate(heights)
+    assert alone.evaluate(looks) == beside.evaluate(looks)
+    notebook = (
+        "<style>.n tbody tr:nth-child(odd) { background: red } .n td { padding: 50px } .n code { color: red }</style>"
+    )
+    inside = show(browser, f"<div class='n'>{notebook}{trajectory_html(solved_trajectory())}</div>")
+    row = "getComputedStyle(document.querySelector('.repl-rl tbody tr')).backgroundColor"
+    assert inside.evaluate(row) == "rgba(0, 0, 0, 0)"
+    assert inside.evaluate("getComputedStyle(document.querySelector('.repl-rl .t')).paddingTop") == "0px"
+    for page in (alone, beside, inside):
+        page.close()
+
+
+def test_folds_open_and_columns_scroll_by_keyboard(browser: BrowserContext) -> None:
+    page = show(browser, trajectory_html(solved_trajectory()), group_html([solved_trajectory()] * 4))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.innerText").startswith("tokens: 21 sampled")
+    page.keyboard.press("Enter")
+    assert page.locator(".tokens[open]").count() == 1
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.ariaLabel") == "summary of the rollouts"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.ariaLabel") == "transcripts side by side"
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.activeElement.scrollLeft > 0")
+    page.close()

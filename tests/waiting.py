@@ -1,0 +1,23 @@
+"""Waiting for a condition, with a deadline that a busy machine keeps as well."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+DEADLINE_S = 300.0
+
+
+def until(true: Callable[[], object], seconds: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.02)
+
+
+async def until_async(true: Callable[[], object], seconds: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        await asyncio.sleep(0.005)
