@@ -129,6 +129,8 @@ def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> No
     assert opening + text_of(trajectory, dialect) == told.text
     assert (trajectory.answer, trajectory.stop_reason) == ((told.answer,), StopReason.ANSWER)
     assert "".join(line.text for line in trajectory.lines) == "".join(told.typed)
+    assert [[cell.source, cell.output] for line in trajectory.lines for cell in line.cells or ()] == told.cells
+    assert all(line.cells is not None for line in trajectory.lines)
     if told.kinds:
         assert [line.kind for line in trajectory.lines] == told.kinds
 
@@ -136,13 +138,6 @@ def test_a_whole_trajectory(roll: Callable[..., Trajectory], dialect: str) -> No
 @pytest.mark.parametrize("dialect", SESSIONS)
 def test_the_guide_shows_these_sessions(dialect: str) -> None:
     assert f"```text\n{SESSIONS[dialect].text.removesuffix(chr(10))}\n```" in GUIDE.replace("````", "```")
-
-
-@pytest.mark.parametrize("dialect", SESSIONS)
-def test_what_ran_is_recorded_without_the_dialects_own_text(roll: Callable[..., Trajectory], dialect: str) -> None:
-    lines = roll(dialect, SESSIONS[dialect].typed).lines
-    assert all(line.cells is not None for line in lines)
-    assert [[cell.source, cell.output] for line in lines for cell in line.cells or ()] == SESSIONS[dialect].cells
 
 
 REPEATED = ("x = 6", "x * 7", "x * 7", "print(x)", "print(x)", "5", "x * 8")

@@ -338,7 +338,7 @@ def test_seeds_of_sessions_are_their_own(loop: BackgroundLoop, pool: KernelPool)
 
     script = engine_of(
         {"Begin": ["FINAL(rlm_query_batched(['One', 'One']))\n"], "One": ["FINAL(llm_query('x'))\n"]}
-    )._script
+    ).script
     rollout = rollout_of(Noting(vocabularies.nano(), script), pool, depth=2, at_once=1)
     loop.run(rollout.many([TASK], SeededSampling(seed="s")))
     first = ["s/0", "s/0/sub-call 0", "s/0/sub-call 0/sub-call 0"]
