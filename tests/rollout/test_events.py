@@ -30,10 +30,9 @@ from test_three_views import (
 
 from repl_rl.config import BudgetConfig, DialectConfig, SamplingConfig
 from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine import Engine, SampledLine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelStartError
 from repl_rl.kernel import ExecResult, HostCalls, KernelSource
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.events import Began, Ended, Event, Ran, Sampled, events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import Extensions, RolloutSetup, dialect_for, make_extensions
@@ -41,11 +40,6 @@ from repl_rl.trajectory import LineKind, StopReason, Task, Trajectory
 
 TASK = Task("t1", "What is 6 * 7?", "42")
 LINES = (" x = 42\n", " x\n", " submit_final_answer(x)\n")
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 def rollout_of(

@@ -29,7 +29,7 @@ from repl_rl.config import (
     SubcallsConfig,
 )
 from repl_rl.dialect import PythonDialect
-from repl_rl.engine import Vocabulary, load_vocabulary, make_engine
+from repl_rl.engine import Vocabulary, make_engine
 from repl_rl.kernel import KernelPool, Limits
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutBatch
@@ -43,11 +43,6 @@ from repl_rl.trajectory import Task, Trajectory, whole_session
 Pools = Callable[..., KernelPool]
 CONTEXT_TOKENS = 512
 TREE = BranchConfig(roots=3, forks=2, branches=3, within=5)
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 @pytest.fixture(scope="module")

@@ -45,11 +45,6 @@ client.stop_channels()
 TASK = Task("t1", "What is 6 * 7?", "42")
 
 
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
-
-
 def roll(
     vocabulary: Vocabulary,
     lines: Sequence[str],
@@ -99,11 +94,6 @@ async def test_a_stock_client_looks_into_a_rollout_and_changes_it_and_stays_afte
     assert trajectory.answer == ("21",)
     assert [line.output for line in trajectory.lines][2].startswith("21\n")
     assert not files[0].exists()
-
-
-def masked_text(vocabulary: Vocabulary, trajectory: Trajectory) -> str:
-    ids = [i for i, was in zip(trajectory.completion_ids, trajectory.sampled_mask, strict=True) if not was]
-    return vocabulary.decode(ids)
 
 
 def assert_three_views_agree(vocabulary: Vocabulary, trajectory: Trajectory, engine: ScriptedEngine) -> None:

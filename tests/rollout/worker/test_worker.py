@@ -16,9 +16,8 @@ import pytest
 from scripted import ScriptedEngine
 
 from repl_rl.config import KernelConfig, SamplingConfig
-from repl_rl.engine import Engine, SampledLine, Vocabulary, load_vocabulary
+from repl_rl.engine import Engine, SampledLine, Vocabulary
 from repl_rl.errors import ConfigError, EngineError, KernelError, ReplRLError
-from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scheduler import Cut
 from repl_rl.rollout.service import start_service
@@ -26,11 +25,6 @@ from repl_rl.rollout.setup import RolloutSetup, make_extensions
 from repl_rl.trajectory import StopReason, Task, Trajectory
 
 TASKS = [Task(f"t{number}", f"What is {number} * 7?", str(number * 7)) for number in range(1, 5)]
-
-
-@pytest.fixture(scope="module")
-def vocabulary() -> Vocabulary:
-    return load_vocabulary(str(NANO_PATH))
 
 
 def lines_for(prompt: str) -> Sequence[str]:
