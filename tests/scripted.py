@@ -26,7 +26,7 @@ class ScriptedEngine:
         self.given: list[list[int]] = []
         self._vocabulary = vocabulary
         self._script = script
-        self._sessions: dict[tuple[int, ...], tuple[str, int]] = {}
+        self.sessions: dict[tuple[int, ...], tuple[str, int]] = {}
 
     @asynccontextmanager
     async def slot(self, tokens: int, depth: int = 0) -> AsyncIterator[ScriptedEngine]:
@@ -34,23 +34,23 @@ class ScriptedEngine:
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
         self.given.append(list(ids))
-        prompt, turn = self._session(tuple(ids))
+        prompt, turn = self.session_of(tuple(ids))
         typed = self._script(prompt)[turn]
         stops = any(byte in typed.encode() for byte in self._vocabulary.stops)
         sampled = [*self._vocabulary.encode_output(typed), *([] if stops else [min(self._vocabulary.eos_ids)])]
         finish = Finish.NEWLINE if stops else Finish.EOS
         if len(sampled) > max_tokens:
             sampled, finish = sampled[:max_tokens], Finish.LENGTH
-        self._sessions[(*ids, *sampled)] = (prompt, turn + 1)
+        self.sessions[(*ids, *sampled)] = (prompt, turn + 1)
         return SampledLine(tuple(sampled), (LOGPROB,) * len(sampled), finish)
 
     def close(self) -> None:
         """Nothing is held."""
 
-    def _session(self, ids: tuple[int, ...]) -> tuple[str, int]:
+    def session_of(self, ids: tuple[int, ...]) -> tuple[str, int]:
         """The prompt and the turn of the session whose ids these go on from; a new one if there is none."""
-        past = max((known for known in self._sessions if ids[: len(known)] == known), key=len, default=None)
-        return (self._vocabulary.decode(ids), 0) if past is None else self._sessions[past]
+        past = max((known for known in self.sessions if ids[: len(known)] == known), key=len, default=None)
+        return (self._vocabulary.decode(ids), 0) if past is None else self.sessions[past]
 
 
 class RecursiveEngine:

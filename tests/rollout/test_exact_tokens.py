@@ -140,9 +140,8 @@ def asking(
 
 def assert_the_engine_holds_nothing(engine: RecordingEngine) -> None:
     """In the engine's own thread and in vLLM: what a change of the weights would meet."""
-    vllm: Any = engine._engine
+    vllm: Any = engine.engine
     with vllm.paused():
-        assert vllm._running == {}
         assert (vllm.admission.admitted, vllm.admission.taken) == (0, 0)
         scheduler = vllm.llm.llm_engine.engine_core.engine_core.scheduler
         assert scheduler.requests == scheduler.parked == {}
@@ -153,18 +152,18 @@ async def test_sessions_ask_the_engine_that_samples_them(
     engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool, monkeypatch: Any
 ) -> None:
     """As many tokens at a time as one trajectory has: each sub-call goes beyond that, and nobody waits forever."""
-    monkeypatch.setattr(engine._engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine.engine.admission.rooms[0], "capacity", CONTEXT_TOKENS)  # type: ignore[attr-defined]
     problems = make_tasks(None, 6, seed=5, split="heldout")
     asked = [PythonDialect().completion_prompt(problem.question) for problem in problems]
     tasks = [Task(f"t{number}", "Solve?", "", metadata={"context": asked}) for number in range(6)]
 
     async def alone(prompt: str) -> str:
         ids = vocabulary.encode_prompt(prompt)
-        async with engine._engine.slot(CONTEXT_TOKENS) as slot:
+        async with engine.engine.slot(CONTEXT_TOKENS) as slot:
             line = await slot.sample_line(ids, 32, SamplingConfig(temperature=0))
         return vocabulary.decode([index for index in line.ids if index not in vocabulary.eos_ids]).strip()
 
-    made = await asking(engine._engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks)
+    made = await asking(engine.engine, vocabulary, pool, ["FINAL(llm_query_batched(context))\n"]).many(tasks)
     expected = [await alone(prompt) for prompt in asked]
     assert len(set(expected)) > 1
     assert [each.answer for each in made] == [(repr(expected),)] * 6
@@ -175,7 +174,7 @@ async def test_sessions_ask_the_engine_that_samples_them(
 async def test_sub_calls_that_are_given_up_leave_no_request_in_vllm(
     engine: RecordingEngine, vocabulary: Vocabulary, pool: KernelPool
 ) -> None:
-    rollout = asking(engine._engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
+    rollout = asking(engine.engine, vocabulary, pool, ["llm_query_batched(['>>> #'] * 60)\n"] * 12)
     held = cast(HalfScripted, rollout.engine).held
     tasks = [Task(f"t{number}", "Q?", "", metadata={"context": ""}) for number in range(3)]
     async with aclosing(rollout.as_completed(RolloutBatch(tasks))) as stream:
@@ -210,7 +209,7 @@ async def test_what_is_sampled_for_sub_calls_is_exact_to_the_token(
     engine: RecordingEngine, vocabulary: Vocabulary, patient_pool: KernelPool
 ) -> None:
     """Answers and sessions, as `subcalls.train` trains them: all that the engine was given and has sampled."""
-    recording = RecordingEngine(engine._engine)
+    recording = RecordingEngine(engine.engine)
     options: dict[str, Any] = {"environment": Consulting, "temperature": 1, "depth": 2, "train": True}
     rollout = asking(recording, vocabulary, patient_pool, ["submit_final_answer(len(consult()))\n"], **options)
     made = await rollout.many([Task(f"t{number}", "Solve?", "") for number in range(4)])

@@ -72,7 +72,7 @@ class ActingEngine(ScriptedEngine):
         self._at = (question, turn)
 
     async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-        prompt, turn = self._session(tuple(ids))
+        prompt, turn = self.session_of(tuple(ids))
         if self.act is not None and self._at[0] in prompt and self._at[1] == turn:
             act, self.act = self.act, None
             act()
@@ -88,7 +88,7 @@ def test_trajectories_are_those_of_rollouts_in_this_process(vocabulary: Vocabula
         with open_service(engine, vocabulary, apart) as service:
             first = service.generate(TASKS)
             engine.version = 4
-            engine._sessions.clear()
+            engine.sessions.clear()
             second = service.generate(TASKS[:1], SamplingConfig(temperature=0.5))
             made.append([without_times(trajectory) for trajectory in first + second])
             numbers = service.kernel_numbers()
@@ -117,7 +117,7 @@ def test_the_temperature_of_a_call_reaches_the_engine_and_the_next_call_has_the_
     engine = Noting(vocabulary, lines_for)
     with open_service(engine, vocabulary) as service:
         service.generate(TASKS[:1], SamplingConfig(temperature=0.25))
-        engine._sessions.clear()
+        engine.sessions.clear()
         service.generate(TASKS[:1])
     assert asked == [0.25] * 4 + [SamplingConfig().temperature] * 4
 
@@ -137,7 +137,7 @@ def test_a_failure_of_the_engine_is_raised_and_the_next_batch_works(vocabulary: 
     with open_service(engine, vocabulary) as service:
         with pytest.raises(EngineError, match=r"^out of memory on the third line$"):
             service.generate(TASKS)
-        engine._sessions.clear()
+        engine.sessions.clear()
         assert [t.answer for t in service.generate(TASKS)] == [("7",), ("14",), ("21",), ("28",)]
 
 
@@ -264,7 +264,7 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
 
     class Waiting(ActingEngine):
         async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
-            if "1 * 7" not in self._session(tuple(ids))[0]:
+            if "1 * 7" not in self.session_of(tuple(ids))[0]:
                 await is_stuck.wait()
             return await super().sample_line(ids, max_tokens, sampling)
 
@@ -281,7 +281,7 @@ def test_a_cut_goes_through_the_worker(vocabulary: Vocabulary) -> None:
         assert [len(trajectory.lines) for trajectory in made] == [1, 4, 4, 0]
         assert made[0].lines[0].text == " r = 1 * 7\n"
         assert [trajectory.answer for trajectory in made] == [None, ("14",), ("21",), None]
-        engine._sessions.clear()
+        engine.sessions.clear()
         assert [trajectory.answer for trajectory in service.generate(TASKS[:1])] == [("7",)]
 
 
