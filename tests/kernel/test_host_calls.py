@@ -107,6 +107,7 @@ async def test_a_call_goes_to_the_host_and_its_value_comes_back(each_pool: Kerne
     assert (told(first), told(second)) == ([("search", None)], [])
 
 
+@pytest.mark.more
 async def test_calls_that_overlap_are_worked_on_one_by_one(each_pool: KernelPool) -> None:
     running: list[int] = []
     most = 0
@@ -130,6 +131,7 @@ async def test_calls_that_overlap_are_worked_on_one_by_one(each_pool: KernelPool
     assert most == 1
 
 
+@pytest.mark.more
 @in_pool(limits=replace(LIMITS, line_s=300.0))
 async def test_a_line_may_call_a_thousand_times(pool: KernelPool) -> None:
     host = Host()
@@ -309,6 +311,7 @@ async def test_interrupts_at_any_moment_leave_the_channel_in_step(pool: KernelPo
                 pass
 
 
+@pytest.mark.more
 async def test_threads_take_turns(each_pool: KernelPool) -> None:
     work = "def work(n): got.append(search(n)[0])\n"
     run = (
