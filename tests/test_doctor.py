@@ -125,7 +125,7 @@ def test_a_missing_jupyter_console_is_no_fault_and_comes_with_what_brings_it(
     found = "optional: jupyter console, which looks into live sessions, is not installed"
     remedy = "pip install -c constraints.txt -e '.[attach]'"
     assert check("attach") == Check("attach", True, found, remedy)
-    monkeypatch.setattr(doctor, "PACKAGE", tmp_path / "site-packages" / "repl_rl")
+    monkeypatch.setattr("repl_rl.utils.machine.CHECKOUT", tmp_path / "site-packages")
     assert check("attach").remedy == "pip install 'repl-rl[attach]'"
     for name in ("jupyter", "jupyter-console"):
         (tmp_path / name).touch()

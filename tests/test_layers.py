@@ -41,7 +41,7 @@ LAYERS: tuple[frozenset[str], ...] = tuple(
     )
 )
 """Lowest first. Rooms of one layer may import each other as long as no circle comes of it."""
-FLOORS = 13
+FLOORS = 12
 """How long a chain of rooms may be in which each imports the next. `__main__` is another name of `cli`."""
 IMPORT_PATH = re.compile(r"repl_rl(?:\.\w+)+:\w+")
 
@@ -102,7 +102,7 @@ def _from_table(node: ast.expr, tables: dict[str, list[str]], package: str) -> l
     """What may stand for a lazy table's entry, or for another value in a name: any module of the package."""
     names = [each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in tables]
     inside = [name.removeprefix(f"{package}.") for name in modules() if name.startswith(f"{package}.")]
-    return [value for name in names for value in tables[name]] or inside[:0]
+    return [value for name in names for value in tables[name]] or inside
 
 
 def module_of(name: str) -> str | None:

@@ -143,18 +143,6 @@ def test_a_labelled_file_is_read_without_its_labels(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == [drawn(RED), trajectory()]
 
 
-@pytest.mark.parametrize(
-    "output",
-    ["\ud800 alone", "\x00", "a\u2028b\x85c\r\nd", "\U0001f600", "x" * 5_000_000],
-    ids=["lone surrogate", "NUL", "line separators", "astral", "five million characters"],
-)
-def test_jsonl_keeps_outputs_of_every_kind(tmp_path: Path, output: str) -> None:
-    first, last = trajectory().lines
-    written = trajectory(lines=(dataclasses.replace(first, output=output), last))
-    write_jsonl(tmp_path / "new" / "folder" / "x.jsonl", [written, written])
-    assert list(read_jsonl(tmp_path / "new" / "folder" / "x.jsonl")) == [written, written]
-
-
 def test_the_record_has_the_fields_of_the_contract() -> None:
     record = json.loads(json.dumps(trajectory().to_dict()))
     promised = (

@@ -1,4 +1,4 @@
-"""`repl-rl bench`: its arguments, what it prints and writes, and a description of the machine for its reports.
+"""`repl-rl bench`: its arguments, and what it prints and writes.
 
 The measurements are the modules beside this one. Importing this loads nothing heavy.
 """
@@ -8,14 +8,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
-import importlib.metadata
 import json
-import os
-import platform
-from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -82,25 +76,3 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
-
-
-def machine(packages: Sequence[str]) -> dict[str, Any]:
-    """Cores that this process may use, date, and versions; None for a package that is not installed."""
-    return {
-        "cores": cores(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in packages},
-    }
-
-
-def cores() -> int:
-    """The number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

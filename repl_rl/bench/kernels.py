@@ -42,9 +42,9 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME
 from rich.console import Group
 from rich.table import Table
 
-from repl_rl.bench import cores, machine
 from repl_rl.errors import ConfigError, ForkRefusedError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecResult, ExecStatus, HostCalls, KernelPool, KernelSession, KernelSource, Limits
+from repl_rl.utils.machine import cores, machine
 
 IMPORTS = "import sympy, numpy"
 LINES = (

@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.open_ended import LINE_S, OpenEnded
 from repl_rl.config import BudgetConfig, EngineConfig, KernelConfig, ModelConfig, SamplingConfig
 from repl_rl.engine import Engine, SampledLine, Slot, Vocabulary, load_vocabulary
@@ -44,6 +43,7 @@ from repl_rl.rollout.service import MakeRunner, start_service
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task, Trajectory
+from repl_rl.utils.machine import machine
 
 if TYPE_CHECKING:
     from repl_rl.bench.trl_tools import TRLRound

@@ -23,11 +23,11 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from repl_rl.bench import machine
 from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.run.trial import forget_peak, status_mb
 from repl_rl.trainer.typed_tokens import TypedTokenTrainer
+from repl_rl.utils.machine import machine
 
 _PACKAGES = ("repl-rl", "torch", "transformers", "trl")
 _CHUNK_TOKENS = 10

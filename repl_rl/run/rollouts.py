@@ -118,12 +118,13 @@ def _attached(options: argparse.Namespace, console: Console) -> Callable[[Kernel
     """With `--attach`: say where to attach, and keep the session until Enter is pressed."""
     if not options.attach:
         return None
-    from repl_rl.doctor import attach_remedy, jupyter_console
     from repl_rl.rollout.service import AttachedKernels
+    from repl_rl.utils.machine import install_command, jupyter_console
 
     command = jupyter_console()
     if command is None:
-        missing = f"jupyter console, which attaches to a session, is not installed; bring it with: {attach_remedy()}"
+        remedy = install_command("attach")
+        missing = f"jupyter console, which attaches to a session, is not installed; bring it with: {remedy}"
         console.print(missing, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def say(file: Path) -> None:

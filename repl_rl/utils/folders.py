@@ -23,7 +23,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 def resource_folder(name: str) -> Path:
     """The folder `name` ("prompts", "configs", ...): inside the package in a wheel, beside it in a checkout.
 
-    Raises DependencyError if it is in neither place, which means a broken installation.
+    Raises DependencyError if it is in neither folder, which means a broken installation.
     """
     for parent in (_PACKAGE, _PACKAGE.parent):
         if (parent / name).is_dir():

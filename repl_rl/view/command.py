@@ -110,17 +110,15 @@ def _serve(target: Path, port: int, browser: bool, console: Console) -> None:
             _say(console, f"viewer: {address}", style="bold")
             _say(console, "Ctrl-C ends it")
             run_later = asyncio.get_running_loop().run_in_executor
-            if browser and console.is_terminal and _has_screen():
+            # A browser that gets a window of its own; one in text mode would take over this terminal.
+            names = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+            has_screen = sys.platform == "darwin" or any(os.environ.get(name) for name in names)
+            if browser and console.is_terminal and has_screen:
                 run_later(None, webbrowser.open, address)
             if target.is_dir():
                 run_later(None, _refresh_report, target, console)
 
         asyncio.run(serve(api, follower.poke, port, ready))
-
-
-def _has_screen() -> bool:
-    """Whether a browser would get a window of its own. A text-mode browser would take over this terminal."""
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def _refresh_report(folder: Path, console: Console) -> None:

@@ -25,6 +25,7 @@ from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.text import visible
 from repl_rl.view.session_cells import Role, SessionCell, SessionText, encodable, session_text
+from repl_rl.view.viewer.index import question_in
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -37,7 +38,6 @@ _KERNELSPEC = {"name": "repl_rl", "display_name": "Python (repl_rl)", "language"
 _LANGUAGE = {"name": "python", "mimetype": "text/x-python", "file_extension": ".py"}
 _THOUGHTS = ("code", "markdown")
 _PROMPT_CHARS = 4000
-_QUESTION = re.compile(r"(?:^(?:>>> )?#[^\n]*\n)+(?=\s*(?:>>>|In \[\d+\]:)?\s*\Z)", re.MULTILINE)
 _MARKDOWN = re.compile(r"[&<>\\`*_{}\[\]$~|#!]|^[-+=]|^\d+(?=[.)])|(?<=\n)[-+=]|(?<=\n)\d+(?=[.)])")
 
 
@@ -63,8 +63,8 @@ def to_notebook(
     text = session_text(trajectory, dialect, trust=trust)
     cells = [_heading(trajectory), *(_notebook_cell(trajectory, cell, text.shows, thoughts) for cell in text.cells)]
     count = 0
-    for place, cell in enumerate(cells):
-        cell["id"] = f"cell-{place}"
+    for index, cell in enumerate(cells):
+        cell["id"] = f"cell-{index}"
         if cell["cell_type"] == "code":
             count += 1
             cell["execution_count"] = count
@@ -179,20 +179,13 @@ def _heading(trajectory: Trajectory) -> NotebookNode:
     from nbformat import v4
 
     parts = [f"# {plain_markdown(trajectory.task_id)}"]
-    if question := question_of(trajectory.prompt):
+    if question := question_in(trajectory.prompt):
         parts.append("  \n".join(map(plain_markdown, question.split("\n"))))
     parts.append(plain_markdown(verdict(trajectory)))
     prompt = visible(truncate_middle(trajectory.prompt, _PROMPT_CHARS))
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`{3,}", prompt))])
     parts.append(f"The prompt:\n\n{fence}text\n{prompt}\n{fence}")
     return v4.new_markdown_cell("\n\n".join(parts), metadata={"repl_rl": {"role": "heading"}})
-
-
-def question_of(prompt: str) -> str:
-    """The comments at the end of an interpreter's prompt; "" where a prompt ends otherwise."""
-    found = _QUESTION.search(prompt)
-    lines = found[0].splitlines() if found else []
-    return "\n".join(line.removeprefix(">>> ").removeprefix("#").strip() for line in lines)
 
 
 def verdict(trajectory: Trajectory) -> str:

@@ -155,6 +155,11 @@ def facts(run: Run) -> list[tuple[str, str]]:
     done = int(last["step"]) if last else 0
     rate, median, slow = (number(last, key) for key in ("tokens_per_s", "kernel_ms_p50", "kernel_ms_p99"))
     prompts, group = run.setting("train.prompts_per_step"), run.setting("train.group_size")
+    up, lost = number(last, "kernels/workers"), number(last, "kernels/workers_lost")
+    stale, most = number(last, "asynchronous/staleness_mean"), number(last, "asynchronous/staleness_max")
+    dropped = number(last, "asynchronous/dropped_share")
+    lost_too = f", and {lost:.0f} lost" if lost else ""
+    dropped_too = f"; {dropped:.0%} of groups dropped" if dropped else ""
     facts = {
         "model": run.setting("model.path"),
         "steps": f"{done} of {planned}" if isinstance(planned, int) and planned != done else str(done),
@@ -165,47 +170,34 @@ def facts(run: Run) -> list[tuple[str, str]]:
         "sampling": None if rate is None else f"{rate:,.0f} tokens/s",
         "kernel, median line": None if median is None else milliseconds(median / 1000),
         "kernel, 99th percentile": None if slow is None else milliseconds(slow / 1000),
-        "workers": _workers(last),
-        "staleness": _staleness(last),
+        "workers": None if up is None else f"{up:.0f}{lost_too}",
+        "staleness": None if stale is None or most is None else f"{stale:.1f} updates, {most:.0f} at most{dropped_too}",
         "seed": run.setting("seed"),
     }
     return [(name, str(value)) for name, value in facts.items() if value is not None]
 
 
-def _workers(row: Row) -> str | None:
-    up, lost = number(row, "kernels/workers"), number(row, "kernels/workers_lost")
-    return None if up is None else f"{up:.0f}" + (f", and {lost:.0f} lost" if lost else "")
-
-
-def _staleness(row: Row) -> str | None:
-    """Of the tokens that the last step trained on."""
-    mean, most = number(row, "asynchronous/staleness_mean"), number(row, "asynchronous/staleness_max")
-    dropped = number(row, "asynchronous/dropped_share")
-    if mean is None or most is None:
-        return None
-    return f"{mean:.1f} updates, {most:.0f} at most" + (f"; {dropped:.0%} of groups dropped" if dropped else "")
-
-
 def family_rows(run: Run) -> list[dict[str, Any]]:
-    """Held-out rates per family, `all` first, with the number of problems where the rows contain it."""
-    if run.before is None:
-        return []
-    before, after = _mapping(run.before, "families"), _mapping(run.after or {}, "families")
-    counts = _mapping(run.before, "family_problems")
-    total = _family_row("all", number(run.before, "problems"), run.before, run.after or {}, "solve_rate")
-    names = sorted({*before, *after})
-    return [total, *(_family_row(name, number(counts, name), before, after, name) for name in names)]
+    """Held-out rates per family, `all` first; none without an evaluation."""
+    return [] if run.before is None else rates(run.before, run.after or {})
 
 
-def _family_row(name: str, count: float | None, before: Row, after: Row, key: str) -> dict[str, Any]:
-    early, late = number(before, key), number(after, key)
-    change = None if early is None or late is None else 100 * (late - early)
-    return {"name": name, "count": count, "before": early, "after": late, "change": change}
+def rates(before: Row, after: Row) -> list[dict[str, Any]]:
+    """The rates of two evaluations, in total and per family, with the number of problems where a row contains it."""
 
+    def named(row: Row, families: str, total: str) -> Row:
+        value = row.get(families)
+        return {**(value if isinstance(value, Mapping) else {}), "all": row.get(total)}
 
-def _mapping(row: Row, key: str) -> Row:
-    value = row.get(key)
-    return value if isinstance(value, Mapping) else {}
+    early, late = (named(row, "families", "solve_rate") for row in (before, after))
+    counts = [named(row, "family_problems", "problems") for row in (after, before)]
+    found = []
+    for name in ["all", *sorted({*early, *late} - {"all"})]:
+        first, last = number(early, name), number(late, name)
+        change = None if first is None or last is None else 100 * (last - first)
+        count = next((count for each in counts if (count := number(each, name)) is not None), None)
+        found.append({"name": name, "count": count, "before": first, "after": last, "change": change})
+    return found
 
 
 def _require_run(path: Path) -> None:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from repl_rl.trajectory import Line, LineKind, SubCall, Trajectory
 from repl_rl.utils.text import visible
-from repl_rl.view.run import number
+from repl_rl.view.run import rates
 from repl_rl.view.transcript import Origin, ScreenRow, ending, screen_rows
 from repl_rl.view.words import FAULTS, cost, counted, one_line, short, signed
 
@@ -79,14 +79,11 @@ def before_after_table(before: Mapping[str, Any], after: Mapping[str, Any]) -> T
     for row in (before, after):
         table.add_column(_cell(f"step {row.get('step', '?')}"), justify="right")
     table.add_column("change", justify="right")
-    for family in sorted({*_mapping(before, "families"), *_mapping(after, "families")}):
-        counts = [_mapping(row, "family_problems").get(family) for row in (after, before)]
-        rates = [number(_mapping(row, "families"), family) for row in (before, after)]
-        table.add_row(_cell(family), *_rate_cells(_first_count(counts), *rates))
+    total, *families = rates(before, after)
+    for row in families:
+        table.add_row(*_rate_cells(row))
     table.add_section()
-    total = _first_count([after.get("problems"), before.get("problems")])
-    rates = [number(row, "solve_rate") for row in (before, after)]
-    table.add_row("all", *_rate_cells(total, *rates), style="bold")
+    table.add_row(*_rate_cells(total), style="bold")
     return table
 
 
@@ -108,24 +105,13 @@ def _column(values: Iterable[float | None]) -> Text:
     return Text("\n").join(Text(signed(value), style=style) for value, style in styles)
 
 
-def _rate_cells(count: int | None, before: float | None, after: float | None) -> list[str]:
-    change = "–" if before is None or after is None else f"{100 * (after - before):+.0f} pt"
-    return ["–" if count is None else str(count), _rate(before, count), _rate(after, count), change]
-
-
-def _rate(rate: float | None, count: int | None) -> str:
-    if rate is None:
-        return "–"
-    return f"{rate:.1%}" if count is None else f"{round(rate * count)} ({rate:.1%})"
-
-
-def _first_count(candidates: list[Any]) -> int | None:
-    return next((value for value in candidates if isinstance(value, int) and not isinstance(value, bool)), None)
-
-
-def _mapping(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = row.get(key)
-    return value if isinstance(value, Mapping) else {}
+def _rate_cells(row: Mapping[str, Any]) -> list[Text | str]:
+    count, change = row["count"], row["change"]
+    cells: list[Text | str] = [_cell(row["name"]), "–" if count is None else f"{count:.0f}"]
+    for rate in (row["before"], row["after"]):
+        solved = "" if rate is None or count is None else f"{round(rate * count)} "
+        cells.append("–" if rate is None else f"{solved}({rate:.1%})" if solved else f"{rate:.1%}")
+    return [*cells, "–" if change is None else f"{change:+.0f} pt"]
 
 
 def _cell(text: str) -> Text:

@@ -59,12 +59,12 @@ def tree_rows(group: Sequence[Trajectory]) -> list[TreeRow]:
         cells = [
             TreeCell(
                 line,
-                f"line {place}: {short(line.text.strip(), _TITLE_CHARS)}",
+                f"line {number}: {short(line.text.strip(), _TITLE_CHARS)}",
                 line.kind in FAULTS,
-                worths.get((index, place)) if place in {0, *forks} else None,
-                place + 1 in forks,
+                worths.get((index, number)) if number in {0, *forks} else None,
+                number + 1 in forks,
             )
-            for place, line in enumerate(member.lines)
+            for number, line in enumerate(member.lines)
         ]
         rows.append(TreeRow(index + 1, verdict, VERDICT_MARKS[verdict], before, _began(member.branch), tuple(cells)))
         for line, child in sorted(children.get(index, ())):
@@ -84,5 +84,5 @@ def _began(branch: Branch | None) -> str:
     if branch is None:
         return ""
     if not branch.line:
-        return "from the prompt, in the place of a fork that did not come about"
+        return "from the prompt, instead of a fork that did not come about"
     return f"by {branch.by} after line {branch.line - 1} of #{branch.parent + 1}, weight {branch.weight:.3g}"

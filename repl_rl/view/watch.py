@@ -73,7 +73,12 @@ def live(
     board = Board(canvas_here(), n, f"loading {config.model.path}")
     silence_libraries()  # The screen is for the rollout, not for messages of loading libraries.
     with board.until_the_end(), warnings.catch_warnings(action="ignore"), BackgroundLoop() as loop:
-        making = loop.submit(_opened(config, asked, board))
+
+        async def made() -> list[Trajectory]:
+            async with open_rollout(config) as rollout:
+                return await _rolled(rollout, asked, board, config.sampling.seeded(f"{config.seed}/live"))
+
+        making = loop.submit(made())
         while not wait([making], _TICK_S).done:
             board.refresh()
         return _one_or_all(making.result())
@@ -129,7 +134,7 @@ class Board:
 async def watch(
     rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None = None
 ) -> Trajectory | Group:
-    """Roll out a task once for each place on the board, and keep the board drawn meanwhile."""
+    """Roll out a task once for each rollout on the board, and keep the board drawn meanwhile."""
     with board.until_the_end():
         making = asyncio.create_task(_rolled(rollout, task, board, sampling))
         try:
@@ -140,11 +145,6 @@ async def watch(
         finally:
             making.cancel()
             await asyncio.gather(making, return_exceptions=True)
-
-
-async def _opened(config: Config, task: Task, board: Board) -> list[Trajectory]:
-    async with open_rollout(config) as rollout:
-        return await _rolled(rollout, task, board, config.sampling.seeded(f"{config.seed}/live"))
 
 
 async def _rolled(rollout: Rollout, task: Task, board: Board, sampling: SamplingConfig | None) -> list[Trajectory]:
@@ -233,7 +233,7 @@ class LiveRollout:
         number = len(self.lines) + 1
         if self.pending is not None:
             return f"line {number} runs"
-        return f"the model types line {number}" if self.prompt else "waiting for a place and an interpreter"
+        return f"the model types line {number}" if self.prompt else "waiting for a slot and an interpreter"
 
 
 class Canvas(Protocol):
@@ -247,7 +247,7 @@ class Canvas(Protocol):
 
 
 def canvas_here() -> Canvas:
-    """The canvas for the place where this runs: a notebook, a terminal or a pipe."""
+    """The canvas for where this runs: a notebook, a terminal or a pipe."""
     # Only a Jupyter kernel counts as a notebook: IPython in a terminal is a terminal.
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -81,7 +81,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks replaced by a sign, for a place that has one row."""
+    """`text` with its line breaks replaced by a sign, where there is one row."""
     return text.replace("\n", "⏎")
 
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.open_ended import OpenEnded
 from repl_rl.engine.environment import require_vllm
 from repl_rl.errors import ConfigError
+from repl_rl.utils.machine import machine
 from studies.common.runs import PlannedRun, run_missing
 
 if TYPE_CHECKING:

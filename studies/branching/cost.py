@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended
 from repl_rl.config import BranchConfig, EngineConfig, ModelConfig
 from repl_rl.engine import Vocabulary, load_vocabulary
@@ -30,6 +29,7 @@ from repl_rl.errors import ConfigError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.tasks import make_tasks
+from repl_rl.utils.machine import machine
 from studies.common.command import main
 
 if TYPE_CHECKING:

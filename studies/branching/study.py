@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.credit.tree import weights
 from repl_rl.engine.environment import require_vllm
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import Trajectory, read_jsonl, whole_session
+from repl_rl.utils.machine import machine
 from studies.branching.policy import MOST_LINES, lock_habits
 from studies.branching.worlds.lock import LockWorld
 from studies.branching.worlds.world import LENGTHS, values

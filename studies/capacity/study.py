@@ -33,7 +33,6 @@ import psutil  # type: ignore[import-untyped]
 from rich.console import Group
 from rich.table import Table
 
-from repl_rl.bench import cores, machine
 from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended, wait_until_ready
 from repl_rl.config import EngineConfig, ModelConfig
 from repl_rl.engine import load_vocabulary
@@ -44,6 +43,7 @@ from repl_rl.models.nano import NANO_PATH
 from repl_rl.rollout.batch import RolloutService
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Trajectory
+from repl_rl.utils.machine import cores, machine
 from studies.capacity.simulation import Fleet, Loss, Rates, Simulated, Work, simulate
 
 Say = Callable[[str], None]

@@ -27,7 +27,6 @@ from typing import Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.rollout import CONTEXT_TOKENS, RolloutSettings, open_ended
 from repl_rl.cluster import RolloutCluster, connect, open_replicas
 from repl_rl.config import ClusterConfig, Config, EngineConfig, ModelConfig, SamplingConfig, load_config
@@ -40,6 +39,7 @@ from repl_rl.rollout.batch import RolloutService
 from repl_rl.rollout.scripted import ScriptedPolicy
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
+from repl_rl.utils.machine import machine
 
 Say = Callable[[str], None]
 

@@ -24,11 +24,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.config import load_config
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.run.folder import RunFolder
 from repl_rl.trajectory import LineKind, Trajectory, read_jsonl
+from repl_rl.utils.machine import machine
 
 CONVENTIONS = ("python", "fenced", "inline", "tool_call", "text")
 CONFIG = str(Path(__file__).with_name("conventions.yaml"))

@@ -20,11 +20,11 @@ from typing import Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.bench.kernels import Say, descendants, memory_mb, timed_s
 from repl_rl.errors import ConfigError, KernelError
 from repl_rl.kernel import KernelPool, KernelSession, Limits
 from repl_rl.kernel.limits import MATH, Profile
+from repl_rl.utils.machine import machine
 
 USES = {
     "numpy": "import numpy; str(numpy.linalg.solve(numpy.eye(3), [1, 2, 3]))",

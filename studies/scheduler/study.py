@@ -24,7 +24,6 @@ from typing import Any
 
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.config import BudgetConfig, SamplingConfig
 from repl_rl.engine import Finish, SampledLine, Vocabulary, load_vocabulary
 from repl_rl.errors import ConfigError, KernelStartError
@@ -35,6 +34,7 @@ from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Task
+from repl_rl.utils.machine import machine
 
 _TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 SCRIPT: tuple[tuple[str, str | None], ...] = (

@@ -30,11 +30,11 @@ from urllib.request import urlopen
 import psutil  # type: ignore[import-untyped]
 from rich.table import Table
 
-from repl_rl.bench import machine
 from repl_rl.config import Config, dump_config
 from repl_rl.errors import RunError
 from repl_rl.tasks import make_tasks
 from repl_rl.trajectory import Line, LineKind, StopReason, Task, Trajectory
+from repl_rl.utils.machine import machine
 
 _PER_STEP = 512
 _GROUP = 8

@@ -12,9 +12,9 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from kernel.conftest import LIMITS
 
-from repl_rl.doctor import jupyter_console
 from repl_rl.kernel import KernelPool
 from repl_rl.kernel.pool import PooledKernel
+from repl_rl.utils.machine import jupyter_console
 from repl_rl.utils.threads import BackgroundLoop
 
 BACKENDS = ["fork", "repl_rl"]

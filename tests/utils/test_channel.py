@@ -6,7 +6,6 @@ import asyncio
 import pickle
 import socket
 import struct
-from collections.abc import Coroutine
 from typing import Any
 
 from hypothesis import given
@@ -15,10 +14,6 @@ from hypothesis import strategies as st
 from repl_rl.utils.channel import Channel, Frames, frame
 
 MESSAGES = st.one_of(st.integers(), st.text(), st.binary(), st.tuples(st.integers(), st.text()))
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, timeout=600))
 
 
 @given(st.lists(st.lists(MESSAGES, max_size=4), max_size=6), st.data())
@@ -30,15 +25,6 @@ def test_messages_come_out_whole_and_in_order_however_the_bytes_are_cut(frames: 
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         received += reader.feed(stream[start:end])
     assert received == [message for messages in frames for message in messages]
-
-
-def test_nothing_comes_out_before_the_last_byte() -> None:
-    reader = Frames()
-    sent = frame(["a", "b"])
-    assert [list(reader.feed(sent[index : index + 1])) for index in range(len(sent))] == [
-        *[[]] * (len(sent) - 1),
-        ["a", "b"],
-    ]
 
 
 class End:
@@ -78,57 +64,48 @@ async def read_frame(end: socket.socket) -> list[Any]:
     return messages
 
 
-def test_what_is_sent_in_one_turn_goes_out_in_one_frame() -> None:
-    async def go() -> None:
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
-        with theirs:
-            channel = await End().open(ours)
-            for message in "abc":
-                channel.send(message)
+async def test_what_is_sent_in_one_turn_goes_out_in_one_frame() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    with theirs:
+        channel = await End().open(ours)
+        for message in "abc":
+            channel.send(message)
+        await asyncio.sleep(0)
+        channel.send("d")
+        assert await read_frame(theirs) == ["a", "b", "c"]
+        assert await read_frame(theirs) == ["d"]
+        channel.close()
+
+
+async def test_messages_arrive_in_the_order_of_sending_in_both_directions() -> None:
+    ours, theirs = socket.socketpair()
+    here, there = End(), End()
+    one, other = await here.open(ours), await there.open(theirs)
+    for number in range(200):
+        one.send(number)
+        other.send((number, b"x" * 5000))
+        if number % 7 == 0:
             await asyncio.sleep(0)
-            channel.send("d")
-            assert await read_frame(theirs) == ["a", "b", "c"]
-            assert await read_frame(theirs) == ["d"]
-            channel.close()
-
-    run(go())
-
-
-def test_messages_arrive_in_the_order_of_sending_in_both_directions() -> None:
-    async def go() -> None:
-        ours, theirs = socket.socketpair()
-        here, there = End(), End()
-        one, other = await here.open(ours), await there.open(theirs)
-        for number in range(200):
-            one.send(number)
-            other.send((number, b"x" * 5000))
-            if number % 7 == 0:
-                await asyncio.sleep(0)
-            if number % 50 == 0:
-                one.flush()
-        assert await there.has(200) == list(range(200))
-        assert await here.has(200) == [(number, b"x" * 5000) for number in range(200)]
-        one.close()
-        other.close()
-        await here.ended.wait()
-        await there.ended.wait()
-
-    run(go())
+        if number % 50 == 0:
+            one.flush()
+    assert await there.has(200) == list(range(200))
+    assert await here.has(200) == [(number, b"x" * 5000) for number in range(200)]
+    one.close()
+    other.close()
+    await here.ended.wait()
+    await there.ended.wait()
 
 
-def test_closing_sends_what_waits_and_the_other_end_hears_of_it() -> None:
-    async def go() -> None:
-        ours, theirs = socket.socketpair()
-        here, there = End(), End()
-        one, other = await here.open(ours), await there.open(theirs)
-        one.send("last")
-        one.close()
-        await there.ended.wait()
-        assert there.received == ["last"]
-        other.send("to nobody")
-        other.close()
-        await here.ended.wait()
-        assert here.received == []
-
-    run(go())
+async def test_closing_sends_what_waits_and_the_other_end_hears_of_it() -> None:
+    ours, theirs = socket.socketpair()
+    here, there = End(), End()
+    one, other = await here.open(ours), await there.open(theirs)
+    one.send("last")
+    one.close()
+    await there.ended.wait()
+    assert there.received == ["last"]
+    other.send("to nobody")
+    other.close()
+    await here.ended.wait()
+    assert here.received == []

@@ -79,10 +79,3 @@ def test_a_module_that_is_missing_inside_of_the_users(folder: Path) -> None:
         "rewards.functions: 'path_wants:f' can't be imported (ModuleNotFoundError: No module named 'absent_helpers', "
         "at path_wants.py:2)"
     )
-
-
-def test_a_module_that_is_no_python(folder: Path) -> None:
-    (folder / "path_typo.py").write_text("x = 1\ndef f(:\n")
-    assert message("path_typo:f") == (
-        "rewards.functions: 'path_typo:f' can't be imported (SyntaxError: invalid syntax (path_typo.py, line 2))"
-    )

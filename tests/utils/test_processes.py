@@ -4,7 +4,6 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 import time
 from multiprocessing.connection import Connection
 
@@ -29,12 +28,6 @@ def test_a_process_of_multiprocessing_ends_with_the_one_that_started_it() -> Non
         while child.status() != psutil.STATUS_ZOMBIE:  # which it stays where nothing reaps orphans
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
-
-
-def test_elsewhere_nothing_happens() -> None:
-    before = set(threading.enumerate())
-    end_with_parent()
-    assert set(threading.enumerate()) == before
 
 
 def start_a_child(pipe: Connection) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from repl_rl.view.charts import BLUE, Chart
-from repl_rl.view.drawing import chart_svg
+from repl_rl.view.charts import BLUE, Chart, chart_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 PERCENT = {"yaxis": {"tickformat": ".0%", "range": [0, 1]}, "xaxis": {"title": {"text": "step"}}}
@@ -42,22 +40,12 @@ def test_points_stand_where_the_numbers_say() -> None:
     assert svg.find(f"{SVG}title").text == "T. What it is."  # type: ignore[union-attr]
 
 
-def test_a_gap_in_the_numbers_is_a_gap_in_the_line() -> None:
-    [path] = paths(drawn(trace([0.0, None, 1.0, 1.0])))
-    assert re.sub(r"[\d. ]+", " ", path).split() == ["M", "M", "L"]
-
-
 def test_markers_opacity_and_dashes_are_drawn() -> None:
     held = trace([0.2, 0.4], mode="lines+markers", line={"color": "#123456", "dash": "dot"}, opacity=0.5)
     svg = drawn(held)
     assert [circle.attrib["fill"] for circle in svg.iter(f"{SVG}circle")] == ["#123456", "#123456"]
     [path] = svg.iter(f"{SVG}path")
     assert (path.attrib["stroke-dasharray"], path.attrib["stroke-opacity"]) == ("2 4", "0.5")
-
-
-def test_a_scale_of_ones_own_has_round_ticks() -> None:
-    svg = drawn(trace([-0.37, 0.91, 0.2]), layout={})
-    assert labels(svg)[:6] == ["-0.2", "0", "0.2", "0.4", "0.6", "0.8"]
 
 
 @pytest.mark.parametrize("y", [[0.3], [0.3, 0.3, 0.3]])

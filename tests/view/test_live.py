@@ -32,12 +32,12 @@ from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.kernel import ExecResult, HostCalls
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.events import Ran, Sampled, events_of
+from repl_rl.rollout.events import Sampled, events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
 from repl_rl.view import live, print_trajectory
-from repl_rl.view.watch import Board, LiveRollout, NotebookCanvas, PipeCanvas, TerminalCanvas, canvas_here, watch
+from repl_rl.view.watch import Board, LiveRollout, PipeCanvas, TerminalCanvas, canvas_here, watch
 
 ROOT = Path(__file__).parents[2]
 TASK = Task("t1", "What is 6 * 7?", "42")
@@ -139,14 +139,7 @@ def test_a_rollout_told_bit_by_bit() -> None:
     assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [state.pending for state in states] == [None, " x = 6\n", None, " x\n", None, None]
     assert states[-1].lines == trajectory.lines
-    assert (LiveRollout().doing, LiveRollout().rows) == ("waiting for a place and an interpreter", [])
-
-
-def test_a_line_that_is_told_again_is_replaced() -> None:
-    [line] = trajectory_of([(" x\n", "")]).lines
-    seen = LiveRollout("p").after(Sampled(0, " x\n", (1,), (0.0,))).after(Ran(0, line))
-    other = Line(0, 1, " x\n\ufffd", LineKind.STATEMENT)
-    assert seen.after(Ran(0, other)).lines == (other,)
+    assert (LiveRollout().doing, LiveRollout().rows) == ("waiting for a slot and an interpreter", [])
 
 
 TYPED = st.sampled_from([" x\n", "\n", " if x:\n    ", "y", " a\n\n b\n", "\x1b[2J\n"])
@@ -181,69 +174,60 @@ def test_the_board_draws_what_is_new_and_nothing_twice() -> None:
     assert canvas.drawn == [(waiting, "loading nano"), ((LiveRollout(), LiveRollout(pending=" x\n")), "")]
 
 
-def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
+async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
     kernels, canvas = Gates(), Kept()
 
-    async def go() -> Trajectory | Group:
-        watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 1)))
-        while not canvas.drawn or canvas.drawn[-1][0][0].pending is None:
-            await asyncio.sleep(0.01)
-        kernels.made[0].may_run.set()
-        return await watching
-
-    trajectory = asyncio.run(go())
+    watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 1)))
+    while not canvas.drawn or canvas.drawn[-1][0][0].pending is None:
+        await asyncio.sleep(0.01)
+    kernels.made[0].may_run.set()
+    trajectory = await watching
     assert any(seen.pending == " x = 42\n" and not seen.lines for (seen,), _ in canvas.drawn)
     assert isinstance(trajectory, Trajectory)
     [((ended,), note)] = canvas.finished
     assert (ended.trajectory, ended.lines, note) == (trajectory, trajectory.lines, "")
 
 
-def test_several_rollouts_come_as_a_group_in_order() -> None:
+async def test_several_rollouts_come_as_a_group_in_order() -> None:
     canvas = Kept()
-    group = asyncio.run(watch(rollout_of(), TASK, Board(canvas, 3)))
+    group = await watch(rollout_of(), TASK, Board(canvas, 3))
     assert isinstance(group, Group)
     assert [member.answer for member in group] == [("42",)] * 3
     assert [seen.trajectory for seen in canvas.finished[0][0]] == group
 
 
-def test_no_more_run_at_once_than_the_rollout_allows() -> None:
+async def test_no_more_run_at_once_than_the_rollout_allows() -> None:
     rollout = rollout_of(kernels=(kernels := Gates()))
     rollout.setup = replace(rollout.setup, at_once=2)
 
-    async def go() -> None:
-        watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
-        while len(kernels.made) < 2 or not all(gate.is_asked.is_set() for gate in kernels.made):
-            await asyncio.sleep(0.01)
-        assert kernels.open == 2
-        kernels.made[0].may_run.set()
-        while len(kernels.made) < 3:
-            await asyncio.sleep(0.01)
-        for gate in kernels.made:
-            gate.may_run.set()
-        await watching
-
-    asyncio.run(go())
+    watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
+    while len(kernels.made) < 2 or not all(gate.is_asked.is_set() for gate in kernels.made):
+        await asyncio.sleep(0.01)
+    assert kernels.open == 2
+    kernels.made[0].may_run.set()
+    while len(kernels.made) < 3:
+        await asyncio.sleep(0.01)
+    for gate in kernels.made:
+        gate.may_run.set()
+    await watching
 
 
-def test_a_cancelled_show_says_so_and_frees_everything() -> None:
+async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
     kernels, canvas = Gates(), Kept()
 
-    async def go() -> None:
-        watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 2)))
-        while len(kernels.made) < 2:
-            await asyncio.sleep(0.01)
-        watching.cancel()
-        await asyncio.wait([watching])
-        assert watching.cancelled()
-        assert kernels.open == 0
-
-    asyncio.run(go())
+    watching = asyncio.ensure_future(watch(rollout_of(kernels=kernels), TASK, Board(canvas, 2)))
+    while len(kernels.made) < 2:
+        await asyncio.sleep(0.01)
+    watching.cancel()
+    await asyncio.wait([watching])
+    assert watching.cancelled()
+    assert kernels.open == 0
     [(seen, note)] = canvas.finished
     assert note == "interrupted: this is what there was"
     assert all(each.prompt and each.trajectory is None for each in seen)
 
 
-def test_a_failing_engine_is_shown_and_raised() -> None:
+async def test_a_failing_engine_is_shown_and_raised() -> None:
     class Broken(ScriptedEngine):
         async def sample_line(self, ids: Sequence[int], max_tokens: int, sampling: SamplingConfig) -> SampledLine:
             if self.given:
@@ -253,7 +237,7 @@ def test_a_failing_engine_is_shown_and_raised() -> None:
     file = StringIO()
     engine = Broken(load_vocabulary(str(NANO_PATH)), lambda prompt: LINES)
     with pytest.raises(EngineError, match="the weights are broken"):
-        asyncio.run(watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1)))
+        await watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1))
     assert file.getvalue().splitlines()[-3:] == [
         "› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken",
     ]  # fmt: skip
@@ -262,29 +246,29 @@ def test_a_failing_engine_is_shown_and_raised() -> None:
 # A pipe
 
 
-def piped(lines: Sequence[str] = LINES, n: int = 1) -> str:
+async def piped(lines: Sequence[str] = LINES, n: int = 1) -> str:
     file = StringIO()
-    asyncio.run(watch(rollout_of(lines), TASK, Board(PipeCanvas(Console(file=file, width=40)), n, "loading nano")))
+    await watch(rollout_of(lines), TASK, Board(PipeCanvas(Console(file=file, width=40)), n, "loading nano"))
     return file.getvalue()
 
 
-def test_a_pipe_gets_every_row_once() -> None:
-    first, *rows, ending = piped().splitlines()
+async def test_a_pipe_gets_every_row_once() -> None:
+    first, *rows, ending = (await piped()).splitlines()
     assert first == "loading nano"
     assert rows[2:] == ["¶ >>> # What is 6 * 7?", *ROWS]
     assert re.fullmatch(r"stopped: answer  answer: 42  3 lines, \d+ tokens, \d+\.\d s", ending)
 
 
-def test_rows_of_several_rollouts_carry_their_numbers() -> None:
-    rows = piped(n=2).splitlines()
+async def test_rows_of_several_rollouts_carry_their_numbers() -> None:
+    rows = (await piped(n=2)).splitlines()
     for number in (1, 2):
         own = [row.removeprefix(f"{number} ") for row in rows if row.startswith(f"{number} ")]
         assert own[3:-1] == list(ROWS)
         assert own[-1].startswith("stopped: answer  answer: 42")
 
 
-def test_what_a_program_prints_can_not_steer_a_terminal() -> None:
-    text = piped([" print('\\x1b[2J\\x9b1m\\u202e[bold]x[/red]')\n", " submit_final_answer(1)\n"])
+async def test_what_a_program_prints_can_not_steer_a_terminal() -> None:
+    text = await piped([" print('\\x1b[2J\\x9b1m\\u202e[bold]x[/red]')\n", " submit_final_answer(1)\n"])
     assert "‹ \\x1b[2J\\x9b1m\\u202e[bold]x[/red]" in text
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
 
@@ -333,29 +317,7 @@ def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
     assert all(f"Question {name}" in without_codes(file.getvalue()) for name in "abc")
 
 
-def test_what_is_said_while_nothing_has_begun() -> None:
-    console, file = terminal()
-    TerminalCanvas(console).draw([LiveRollout()], "loading nano")
-    assert "loading nano" in file.getvalue()
-
-
 # A notebook
-
-
-def test_a_running_session_is_html_without_the_programs_own() -> None:
-    shown: list[dict[str, str]] = []
-    canvas = NotebookCanvas()
-    canvas._show = shown.append  # type: ignore[method-assign]
-    states = list(states_of(trajectory_of([(" print('<script>x</script>')\n", "<script>x</script>\n>>>")])))
-    canvas.draw([states[1]], "")
-    canvas.draw([states[2]] * 9, "")
-    running, several = (each["text/html"] for each in shown)
-    assert "line 1 runs" in running
-    assert "&lt;script&gt;" in running
-    assert "<script" not in running + several
-    assert several.count("the model types line 2") == 8
-    assert "and 1 more" in several
-    assert shown[0]["text/plain"].splitlines() == ["¶ >>> # Six?", "› >>> print('<script>x</script>')"]
 
 
 def run_notebook(folder: Path, *cells: str) -> list[Any]:

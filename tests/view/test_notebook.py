@@ -15,7 +15,7 @@ from view.conftest import Typed, failed_trajectory, make_trajectory, solved_traj
 
 from repl_rl.errors import ConfigError, RunError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
-from repl_rl.view.notebook import plain_markdown, question_of, to_notebook, value_of
+from repl_rl.view.notebook import plain_markdown, to_notebook, value_of
 
 COMMENT, STATEMENT, EXPRESSION, OPEN = LineKind.COMMENT, LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.OPEN
 ANSWER, BLANK, OVERLONG = LineKind.ANSWER, LineKind.BLANK, LineKind.OVERLONG
@@ -105,12 +105,6 @@ def test_the_heading_says_what_and_how() -> None:
     assert "Void" in to_notebook(replace(solved_trajectory(), stop_reason=StopReason.ABORTED)).cells[0].source
 
 
-def test_a_question_of_several_lines() -> None:
-    assert question_of("Python 3\n>>> # How many?\n>>> # Count.\n>>>") == "How many?\nCount."
-    assert question_of("Python 3\n# How many?\n\nIn [1]:") == "How many?"
-    assert question_of("How many?\n") == ""
-
-
 def test_what_never_ran_is_raw() -> None:
     typed = [
         (" x = 1\n", STATEMENT, None, ">>>"),
@@ -150,15 +144,6 @@ def outputs_of(trajectory: Trajectory, dialect: str) -> list[tuple[str, str, str
     return [(cell.cell_type, cell.source, text) for cell, text in zip(cells, shown, strict=True)]
 
 
-def test_recorded_cells_have_outputs_of_their_own() -> None:
-    ahead = told((" # so\nx = 2\nx\nx +", EXPRESSION, None, "2\n"), (" 1\n", EXPRESSION, None, "3\n>>>"))
-    trajectory = recorded(ahead, [("x = 2", ""), ("x", "2\n")], [("x + 1", "3\n")])
-    assert outputs_of(trajectory, "python") == [
-        ("code", "# so", ""), ("code", "x = 2", ""), ("code", "x", "2\n"), ("code", "x + 1", "3\n"),
-    ]  # fmt: skip
-    assert to_notebook(trajectory).metadata.repl_rl.shows == "output"
-
-
 def test_what_looks_like_a_frame_in_a_recorded_output_is_output() -> None:
     line = ("```python\nprint('x')\n```\n", EXPRESSION, None, "```output\n>>>```\n")
     trajectory = recorded(told(line, line), [("print('x')", ">>>")], [("print('x')", "```output\n")])
@@ -192,23 +177,21 @@ def test_cells_that_the_reader_cannot_find_are_those_of_the_record() -> None:
     ]
 
 
-def test_what_stood_after_the_last_recorded_cell_did_not_run() -> None:
-    killed = told((" exit()\nx = 2\n", LineKind.KILLED, None, ""), stop=StopReason.KILLED)
-    assert cells_of(to_notebook(recorded(killed, [("exit()", "")]))) == [
-        ("code", "exit()"), ("raw", "[not run: the session had ended]\nx = 2"),
-    ]  # fmt: skip
-
-
-def test_behind_an_answer_nothing_ran() -> None:
-    answered = told((" submit_final_answer(1)\nx = 2\n", ANSWER, None, ""), stop=StopReason.ANSWER)
-    notebook = to_notebook(recorded(answered, [("submit_final_answer(1)", "")]))
-    assert cells_of(notebook)[1] == ("raw", "[not run: the session had ended with the answer]\nx = 2")
-
-
-def test_the_line_that_the_machinery_lost_is_raw() -> None:
-    lost = told((" 1\n", EXPRESSION, None, "1\n>>>"), (" 2\n", LineKind.KILLED, None, ""), stop=StopReason.ABORTED)
-    raw = "[not run: the machinery failed while it ran]\n2"
-    assert cells_of(to_notebook(recorded(lost, [("1", "1\n")], []))) == [("code", "1"), ("raw", raw)]
+@pytest.mark.parametrize(
+    ("kind", "typed", "ran", "stop", "left"),
+    [
+        (LineKind.KILLED, " exit()\nx = 2\n", "exit()", StopReason.KILLED, "the session had ended"),
+        (ANSWER, " submit(1)\nx = 2\n", "submit(1)", StopReason.ANSWER, "the session had ended with the answer"),
+        (LineKind.KILLED, " x = 2\n", None, StopReason.ABORTED, "the machinery failed while it ran"),
+        (STATEMENT, " x = 2\n", None, StopReason.EOS, "it is not recorded that it ran"),
+    ],
+)
+def test_what_did_not_run_is_raw_with_the_reason(
+    kind: LineKind, typed: str, ran: str | None, stop: StopReason, left: str
+) -> None:
+    made = recorded(told((typed, kind, None, ""), stop=stop), [(ran, "")] if ran else [])
+    before = [("code", ran)] if ran else []
+    assert cells_of(to_notebook(made)) == [*before, ("raw", f"[not run: {left}]\nx = 2")]
 
 
 def test_line_endings_of_a_source_are_kept() -> None:

@@ -8,7 +8,7 @@ from repl_rl.trajectory import LineKind
 from repl_rl.utils.text import Excerpt, cut, excerpt
 from repl_rl.view.transcript import OPEN_ROWS, Part, screen_rows, session_parts, trajectory_parts
 from repl_rl.view.words import short
-from tests.view.conftest import make_trajectory, solved_trajectory
+from tests.view.conftest import make_trajectory
 
 
 def shape(parts: list[Part]) -> list[tuple[str, int]]:
@@ -40,10 +40,6 @@ def test_a_text_is_cut_in_its_middle(text: str, limit: int, shown: str) -> None:
     assert cut(text, limit).left_out == max(0, len(text) - limit)
 
 
-def test_a_short_session_is_one_part() -> None:
-    assert shape(trajectory_parts(solved_trajectory(), 10**6)) == [("", len(screen_rows(solved_trajectory())))]
-
-
 def test_a_long_session_is_folded_in_its_middle() -> None:
     made = make_trajectory("t", "q", [(f" f({n})\n", LineKind.STATEMENT, None, f"{n}\n>>>") for n in range(200)])
     assert shape(trajectory_parts(made, 10**6)) == [
@@ -52,16 +48,6 @@ def test_a_long_session_is_folded_in_its_middle() -> None:
         ("rows 261 to 341, lines 131 to 171", 81),
         ("", OPEN_ROWS),
     ]
-
-
-def test_what_does_not_fit_is_counted_with_its_errors() -> None:
-    kinds = [LineKind.EXCEPTION if n == 100 else LineKind.STATEMENT for n in range(200)]
-    made = make_trajectory("t", "q", [(" f()\n", kind, None, "x\n>>>") for kind in kinds])
-    parts = shape(trajectory_parts(made, 60_000))
-    gaps = [title for title, count in parts if count == 0]
-    assert len(gaps) == 1
-    assert gaps[0].endswith(", ✗ 1 error")
-    assert sum(count for _, count in parts) + int(gaps[0].split()[0]) == 403
 
 
 @given(st.integers(1, 150), st.integers(1_000, 100_000), st.integers(0, 20))
@@ -86,10 +72,3 @@ def test_the_rows_that_run_are_the_last_ones(pending: str | None, rows: list[int
     made = make_trajectory("t", "q", typed)
     shown = [row for part in session_parts(">>>", made.lines, pending, 10**6) for row in part.rows]
     assert [index for index, row in enumerate(shown, 1) if row.pending] == rows
-
-
-def test_a_prompt_too_long_keeps_both_ends() -> None:
-    parts = session_parts("a row of the prompt\n" * 1000 + ">>>", (), None, 40_000)
-    assert parts[0].title == "the prompt, 1,001 rows"
-    assert len(parts) == 3
-    assert sum(len(part.rows) for part in parts) + int(parts[1].left_out.split()[0]) == 1001

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from repl_rl.errors import RunError
-from repl_rl.view.run import number, read_run
+from repl_rl.view.run import read_run
 from tests.view.conftest import STEPS, solved_trajectory, train_row, write_metrics
 
 
@@ -72,20 +71,6 @@ def test_a_resumed_runs_clock_starts_again_and_is_added_up(run_folder: Path) -> 
     assert read_run(run_folder).train_seconds == 35.0
 
 
-def test_one_evaluation_is_before_and_nothing_is_after(run_folder: Path) -> None:
-    write_metrics(run_folder, [{"kind": "eval", "step": 0, "solve_rate": 0.25}])
-    run = read_run(run_folder)
-    assert run.before == {"kind": "eval", "step": 0, "solve_rate": 0.25}
-    assert run.after is None
-
-
-def test_a_run_that_has_only_begun_is_a_run(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("name: begun\n")
-    run = read_run(tmp_path)
-    assert (run.train, run.evals, run.rollouts, run.train_seconds) == ((), (), (), 0.0)
-    assert run.notes == ("there is no metrics.jsonl yet",)
-
-
 @pytest.mark.parametrize("text", ["- 1\n", "a: [\n", "\x00", "[" * 10_000])
 def test_an_unusable_config_is_a_note(run_folder: Path, text: str) -> None:
     (run_folder / "config.yaml").write_text(text)
@@ -93,15 +78,6 @@ def test_an_unusable_config_is_a_note(run_folder: Path, text: str) -> None:
     assert run.setting("model.path") is None
     assert len(run.notes) == 1
     assert run.notes[0].startswith("config.yaml ")
-
-
-def test_a_rollout_file_is_read_up_to_where_it_was_cut(run_folder: Path) -> None:
-    path = run_folder / "rollouts" / "step_00001.jsonl"
-    path.write_text(path.read_text()[:-40])
-    run = read_run(run_folder)
-    assert len(run.rollouts[0].trajectories) == 2
-    assert len(run.notes) == 1
-    assert run.notes[0].startswith("rollouts/step_00001.jsonl: 1 line is left out (line 3: ")
 
 
 def test_a_rollout_file_without_a_trajectory_gives_way_to_the_next(run_folder: Path) -> None:
@@ -122,21 +98,3 @@ def test_what_is_no_run_folder_says_what_a_run_holds(tmp_path: Path, run_folder:
         RunError, match=r"neither config.yaml nor metrics.jsonl; it holds runs, name one of them: quickstart"
     ):
         read_run(run_folder.parent)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (3, 3.0),
-        (0.5, 0.5),
-        (math.nan, None),
-        (math.inf, None),
-        (10**400, None),
-        (True, None),
-        ("1", None),
-        (None, None),
-    ],
-)
-def test_number_takes_finite_numbers_only(value: object, expected: float | None) -> None:
-    assert number({"key": value}, "key") == expected
-    assert number({}, "key") is None

@@ -15,11 +15,11 @@ import pytest
 from repl_rl.cli import main
 from repl_rl.errors import DependencyError, RunError
 from repl_rl.run import training
-from repl_rl.trajectory import LineKind, StopReason, Trajectory, write_jsonl
+from repl_rl.trajectory import LineKind, write_jsonl
 from repl_rl.view import write_report
 from repl_rl.view.charts import charts, moving_average
 from repl_rl.view.run import facts, read_run
-from repl_rl.view.viewer import export, indexer
+from repl_rl.view.viewer import export
 from repl_rl.view.words import duration
 from tests.view.conftest import STEPS, make_trajectory, solved_trajectory, train_row, write_metrics
 from tests.view.test_viewer_export import EVIL, Page, small_page
@@ -29,11 +29,6 @@ __all__ = ["small_page"]
 
 def page_of(folder: Path) -> Page:
     return Page(write_report(folder).read_text(encoding="utf-8"))
-
-
-def texts(trajectory: dict[str, Any]) -> list[str]:
-    """Mark and text of each row."""
-    return [row["mark"] + "".join(piece["text"] for piece in row["pieces"]) for row in trajectory["screen"]]
 
 
 def test_the_report_lies_in_the_run_folder_and_leaves_nothing_else(run_folder: Path) -> None:
@@ -116,30 +111,12 @@ def test_the_head_says_how_workers_and_a_queue_are_doing(run_folder: Path) -> No
     assert (shown["workers"], shown["staleness"]) == ("3", "1.7 updates, 4 at most")
 
 
-def test_the_problems_of_a_family_are_counted_where_the_evaluation_tells_it(run_folder: Path) -> None:
-    row = {"kind": "eval", "step": 0, "solve_rate": 0.5, "problems": 9, "families": {"gcd": 0.5, "product": 0.5}}
-    write_metrics(run_folder, [{**row, "family_problems": {"gcd": 4}}])
-    families = page_of(run_folder).data["run"]["families"]
-    assert [(family["name"], family["count"]) for family in families] == [("all", 9), ("gcd", 4), ("product", None)]
-
-
 def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
     page = page_of(run_folder)
     assert page.data["run"]["notes"] == []
     assert len(page.data["rows"]) == len(page.data["trajectories"]) == len(page.data["tokens"]) == 30
     attributes = next(attributes for attributes, _ in page.scripts if attributes.get("id") == "run-data")
     assert attributes["data-curves"] == "all"
-
-
-def test_a_transcript_shows_who_wrote_what_and_what_it_was_worth(run_folder: Path) -> None:
-    shown = page_of(run_folder).data["trajectories"]["train-1-0"]
-    assert texts(shown)[2] == "›>>> math.gcd(12, 18)"
-    assert texts(shown)[5] == "‹NameError: name 'math' is not defined. Did you forget to import 'math'?"
-    line = shown["lines"]["0"]
-    assert (line["kind"], line["error_name"], line["duration_s"]) == ("exception", "NameError", 0.0042)
-    assert (line["reward"], line["advantage"]) == (-0.1, -0.75)
-    assert (shown["row"]["stop_reason"], shown["answer"], shown["row"]["tokens"]) == ("answer", ["12"], 6)
-    assert {piece["origin"] for row in shown["screen"] for piece in row["pieces"]} == {"typed", "interpreter", "prompt"}
 
 
 def test_a_long_run_is_sampled_over_its_steps_and_says_so(run_folder: Path) -> None:
@@ -170,22 +147,6 @@ def test_every_step_has_fewer_where_trajectories_are_large(run_folder: Path, mon
     assert min(counts.values()) >= 1
     assert max(counts.values()) <= min(counts.values()) + 1
     assert "This report holds" in data["run"]["notes"][0]
-
-
-def test_only_the_sample_is_read(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = run_folder / "rollouts" / "step_00002.jsonl"
-    write_jsonl(path, [solved_trajectory()] * 500)
-    real, read = indexer.read_record, list[bytes]()
-    monkeypatch.setattr(indexer, "read_record", lambda line: (read.append(line), real(line))[1])
-    write_report(run_folder)
-    assert len(read) == 30 + export.REPORT_PER_STEP
-
-
-def test_a_rollout_file_that_a_crash_cut_off_is_told(run_folder: Path) -> None:
-    path = run_folder / "rollouts" / "step_00001.jsonl"
-    path.write_text(path.read_text()[:-40] + "\n")
-    (note,) = page_of(run_folder).data["run"]["notes"]
-    assert note.startswith("rollouts/step_00001.jsonl: a line is left out; the first: trajectory 2: ")
 
 
 def test_hostile_text_stays_text_wherever_it_stands(run_folder: Path) -> None:
@@ -229,15 +190,6 @@ def test_an_evaluation_without_a_second_one_says_so(run_folder: Path) -> None:
     assert [(row["before"], row["after"]) for row in run["families"]] == [(0.25, None)]
 
 
-def test_aborted_and_ungraded_trajectories_are_told_apart(run_folder: Path) -> None:
-    aborted = Trajectory("a-1", ">>>", (1,), (), (), (), StopReason.ABORTED, error="the kernel went away")
-    for step in (0, STEPS):
-        write_jsonl(run_folder / "eval" / f"step_{step:05d}.jsonl", [aborted, make_trajectory("b-1", "q", [])])
-    data = page_of(run_folder).data
-    assert [row["status"] for row in data["rows"] if row["split"] == "eval"] == ["void"] * 4
-    assert data["trajectories"]["eval-0-0"]["error"] == "the kernel went away"
-
-
 def test_charts_are_those_that_there_are_numbers_for(run_folder: Path) -> None:
     drawn = {chart.id: chart for chart in charts(read_run(run_folder))}
     assert list(drawn) == [*("learning", "families", "kinds", "errors", "rewards", "lengths", "latency", "speed")]
@@ -266,13 +218,6 @@ def test_charts_of_the_machine_s_side(run_folder: Path) -> None:
     assert (median["y"], slowest["y"], step["y"]) == ([4.1, 4.1], [38.2, 38.2], [6.0, 7.0])
     assert ("yaxis" in median, step["yaxis"], drawn["latency"].layout["yaxis2"]["side"]) == (False, "y2", "right")
     assert [trace["y"] for trace in drawn["speed"].data] == [[1412.0, 1412.0]]
-
-
-def test_latency_of_steps_alone_needs_one_scale(run_folder: Path) -> None:
-    write_metrics(run_folder, [{"kind": "train", "step": 1, "step_time": 5.0}])
-    (chart,) = charts(read_run(run_folder))
-    assert (chart.id, chart.layout["yaxis"]["title"]["text"]) == ("latency", "s")
-    assert "yaxis" not in chart.data[0]
 
 
 def test_a_gap_in_a_series_stays_a_gap_and_leaves_its_mean_alone() -> None:

@@ -21,15 +21,6 @@ def run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, 
     return code, " ".join((captured.out + captured.err).split())
 
 
-def test_a_summary_serves_nothing(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = run([str(run_folder), "--summary"], capsys)
-    assert code == 0
-    assert shown.startswith("quickstart: 24 steps on nano 92.5% of 240 held-out problems solved after training")
-    assert "report.html" in shown
-    assert (run_folder / "report.html").is_file()
-    assert not (run_folder / ".view").exists()
-
-
 def test_a_file_is_printed(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = run([str(run_folder / "rollouts" / "step_00001.jsonl")], capsys)
     assert code == 0
@@ -170,11 +161,18 @@ def test_a_port_that_is_taken_is_said(run_folder: Path, capsys: pytest.CaptureFi
     assert "give another, or leave out --port" in shown
 
 
-def test_the_viewer_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("program", "heavy"),
+    [
+        ("import repl_rl.view as v; v.write_report, v.view, v.print_trajectory", "vllm plotly jupyter_client"),
+        ("import repl_rl.cli, repl_rl.view.viewer.server", "vllm plotly jupyter_client numpy jinja2 tokenizers"),
+        ("import repl_rl.view.viewer.indexer", "pydantic aiohttp plotly jinja2 rich yaml"),
+        ("from repl_rl.view.tokens import load_token_texts as load; load('nano')([1])", "vllm"),
+    ],
+)
+def test_nothing_heavy_is_loaded(program: str, heavy: str) -> None:
     program = (
-        "import sys, repl_rl.cli, repl_rl.view.viewer.server, repl_rl.view.viewer.export\n"
-        "heavy = {'torch', 'vllm', 'plotly', 'jupyter_client', 'transformers', 'numpy', 'jinja2', 'tokenizers'}\n"
-        "print(sorted(heavy & sys.modules.keys()))"
+        f"import sys\n{program}\nprint(sorted({{'torch', 'transformers', *{heavy.split()}}} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout == "[]\n"

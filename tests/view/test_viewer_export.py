@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,10 @@ from typing import Any
 import pytest
 
 from repl_rl.errors import RunError
-from repl_rl.trajectory import LineKind, write_jsonl
+from repl_rl.trajectory import write_jsonl
 from repl_rl.view.viewer import export
 from repl_rl.view.viewer.api import RunApi
-from tests.view.conftest import STEPS, make_trajectory, solved_trajectory
+from tests.view.conftest import STEPS, solved_trajectory
 
 EVIL = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028\udc80"
 PAGE = """<!doctype html>
@@ -115,21 +113,6 @@ def test_scripts_run_by_their_hash_alone(run_folder: Path) -> None:
     assert not [attributes for attributes, _ in page.scripts if "src" in attributes]
 
 
-def test_what_a_run_holds_is_never_markup(run_folder: Path) -> None:
-    typed = [(f" # {EVIL}\n", LineKind.COMMENT, None, f"{EVIL}\n>>>"), (" x\n", LineKind.EXCEPTION, EVIL, EVIL)]
-    hostile = replace(make_trajectory(f"t-{EVIL}", EVIL, typed, answer=(EVIL,), grade=1.0), error=EVIL)
-    write_jsonl(run_folder / "rollouts" / "step_00001.jsonl", [hostile])
-    (run_folder / "config.yaml").write_text(json.dumps({"name": EVIL}))
-    page = exported(run_folder)
-    assert len(page.scripts) == 3
-    assert "img" not in page.tags
-    assert page.data["run"]["name"].startswith("</script><script>alert(1)</script><!--<img")
-    assert page.data["trajectories"]["train-1-0"]["answer"] == [page.data["run"]["name"]]
-    text = (run_folder.parent / "out.html").read_text(encoding="utf-8")
-    assert re.findall("alert.1.{10}", text)
-    assert text.count("<script>alert") == 0
-
-
 def test_at_most_so_many_evaluations_first(run_folder: Path) -> None:
     data = exported(run_folder, most=14).data
     expected = [f"eval-0-{position}" for position in (0, 1)] + [f"eval-{STEPS}-{position}" for position in range(12)]
@@ -151,13 +134,6 @@ def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pyte
     assert 140_000 < path.stat().st_size <= 160_000
     steps = {row["step"] for row in Page(path.read_text(encoding="utf-8")).data["rows"]}
     assert {0, 1, STEPS} <= steps
-
-
-def test_steps_are_chosen_from_both_ends_and_then_evenly() -> None:
-    assert export.evenly([1, 2, 3, 4, 5, 6, 7, 8, 9]) == [9, 1, 5, 3, 7, 2, 4, 6, 8]
-    assert export.evenly([4]) == [4]
-    assert export.evenly([]) == []
-    assert sorted(export.evenly(list(range(37)))) == list(range(37))
 
 
 def test_a_page_that_an_export_can_t_hold_is_refused(run_folder: Path, small_page: Path) -> None:

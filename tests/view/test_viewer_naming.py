@@ -6,7 +6,6 @@ import pytest
 
 from repl_rl.config import DialectConfig
 from repl_rl.dialect import make_dialect
-from repl_rl.trajectory import Message
 from repl_rl.view.viewer.index import family_of, question_of
 
 QUESTION = "What is 2 + 2?\n\nSay it # twice."
@@ -19,12 +18,6 @@ def test_a_dialect_s_prompt_gives_the_question_back(name: str, examples: int) ->
         examples = 0
     prompt = make_dialect(DialectConfig(name=name, examples=examples)).completion_prompt(QUESTION)
     assert question_of(prompt) == QUESTION
-
-
-def test_in_a_conversation_the_last_problem_counts() -> None:
-    said = (Message("user", "What is 1 + 1?"), Message("assistant", "2"))
-    prompt = make_dialect(DialectConfig(name="fenced")).completion_prompt("And 2 + 2?", said)
-    assert question_of(prompt) == "And 2 + 2?"
 
 
 @pytest.mark.parametrize(
@@ -41,10 +34,6 @@ def test_in_a_conversation_the_last_problem_counts() -> None:
 )
 def test_other_prompts(prompt: str, question: str) -> None:
     assert question_of(prompt) == question
-
-
-def test_a_question_without_end_is_cut() -> None:
-    assert len(question_of(">>> # " + "y" * 9000 + "\n>>>")) == 4000
 
 
 @pytest.mark.parametrize(

@@ -199,15 +199,6 @@ def test_an_index_that_is_damaged_while_it_is_served_is_made_again(viewer: Viewe
     assert statuses[-1] == 200
 
 
-def test_two_viewers_of_one_run_do_not_mind_each_other(run_folder: Path) -> None:
-    with viewing(run_folder) as first, viewing(run_folder) as second:
-        assert first.json("/api/trajectories") == second.json("/api/trajectories")
-        assert first.end(signal.SIGTERM) == 0
-        write_jsonl(run_folder / "rollouts" / "step_00025.jsonl", [solved_trajectory("gcd-train-9-9")])
-        second.until("/api/trajectories?step=25", lambda rows: rows["total"] == 1)
-        assert second.end() == 0
-
-
 def test_a_file_is_served_too(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with viewing(run_folder / "rollouts" / "step_00001.jsonl", "--serve") as viewer:

@@ -21,7 +21,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from repl_rl.doctor import version_of
 from repl_rl.rollout.score import reward_table
 from repl_rl.rollout.service import open_service
 from repl_rl.run.evaluation.plan import Combination, EvaluationPlan
@@ -29,6 +28,7 @@ from repl_rl.run.evaluation.statistics import CONFIDENCE, Estimate, Tally, estim
 from repl_rl.run.held_out import evaluate
 from repl_rl.trajectory import LineKind, StopReason, Trajectory
 from repl_rl.utils.distributed import process_rank
+from repl_rl.utils.machine import version_of
 from repl_rl.utils.text import visible
 
 ERRORS = frozenset({LineKind.EXCEPTION, LineKind.SYNTAX_ERROR, LineKind.TIMEOUT})

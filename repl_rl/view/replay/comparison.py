@@ -130,18 +130,18 @@ def compared(name: str, notebook: NotebookNode, executions: Mapping[int, Executi
     unit: list[int] = []  # indices of cells that share their output
     cells = 0
     ran_cells = [
-        (place, _about(cell))
-        for place, cell in enumerate(notebook["cells"])
+        (at, _about(cell))
+        for at, cell in enumerate(notebook["cells"])
         if cell["cell_type"] == "code" and _about(cell).get("role") == "ran"
     ]
-    for index, (place, about_cell) in enumerate(ran_cells):
-        unit.append(place)
+    for index, (at, about_cell) in enumerate(ran_cells):
+        unit.append(at)
         if about_cell.get("shares_output") and index + 1 < len(ran_cells):
             continue
-        ran = [executions[place] for place in unit if place in executions]
-        told = [notebook["cells"][place] for place in unit]
+        ran = [executions[each] for each in unit if each in executions]
+        told = [notebook["cells"][each] for each in unit]
         cells += len(unit)
-        difference = _difference(place, told, ran, str(about.get("shows", "output")), names)
+        difference = _difference(at, told, ran, str(about.get("shows", "output")), names)
         differences += [difference] if difference else []
         if len(ran) < len(unit) or ran[-1].status == "killed":
             break
@@ -155,9 +155,9 @@ def _about(cell: NotebookNode) -> Mapping[str, Any]:
 
 
 def _difference(
-    place: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
+    at: int, cells: Sequence[NotebookNode], ran: Sequence[Execution], shows: str, names: TaintedNames
 ) -> Difference | None:
-    """The difference of cells that are compared together; `place` is the index of the last one."""
+    """The difference of cells that are compared together; `at` is the index of the last one."""
     last = _about(cells[-1])
     answer = last.get("answer")
     text = "".join(_shown(cell["outputs"]) for cell in cells)
@@ -189,7 +189,7 @@ def _difference(
         cause = Cause.OTHER
     else:
         cause = cause_of(str(expected), str(got), works_with, source)
-    return Difference(place, tuple(last.get("lines", ())), source, expected, got, cause)
+    return Difference(at, tuple(last.get("lines", ())), source, expected, got, cause)
 
 
 def _told(cell: NotebookNode, execution: Execution, shows: str) -> str:
@@ -331,9 +331,9 @@ def _of_attribute(name: str) -> list[Cause]:
 def _handed(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Names whose values a call, a method, or an assignment to a subscript or attribute may change."""
     for node in nodes:
-        places: list[ast.expr] = []
+        targets: list[ast.expr] = []
         if isinstance(node, ast.Call):
-            places = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
+            targets = [*node.args, node.func.value] if isinstance(node.func, ast.Attribute) else [*node.args]
         elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
-            places = [node.value]
-        yield from (place.id for place in places if isinstance(place, ast.Name))
+            targets = [node.value]
+        yield from (target.id for target in targets if isinstance(target, ast.Name))

@@ -1,7 +1,7 @@
 """What the page asks for (`/api/...`), answered from a run's files and its index, in plain JSON types.
 
 Every string of an answer has been through `visible` and every number is finite. Only the curves are kept in memory: a
-trajectory is read from its place in its file on request. Safe to call from several threads.
+trajectory is read from its file on request. Safe to call from several threads.
 
 Raises `NotFound` for an id that the run does not hold (any more), and ConfigError for invalid parameters.
 """
@@ -35,7 +35,7 @@ Stamp = tuple[tuple[int, int], ...]
 
 
 class NotFound(RunError):
-    """The run holds no trajectory with this id, or no longer at the place that the index has for it."""
+    """The run holds no trajectory with this id, or no longer where the index has it."""
 
 
 class RunApi:
@@ -80,10 +80,10 @@ class RunApi:
 
     def trajectory(self, id: str, first: int = 0, count: int | None = 400) -> Answer:
         """A trajectory with `count` rows of its screen from `first` on; None for all of them."""
-        place, record = self._read(id)
+        entry, record = self._read(id)
         gamma = self._about_run(self._stamp())["gamma"]
         shown = transcript(record, 1.0 if gamma is None else float(gamma), first, count)
-        return plain_members({"row": place.row, "question": place.question, **shown})
+        return plain_members({"row": entry.row, "question": entry.question, **shown})
 
     def tokens(self, id: str, line: int | None = None) -> Answer:
         """The tokens of one line, or the first ones of the completion."""
@@ -92,25 +92,25 @@ class RunApi:
 
     def group(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.group(connection, _place(connection, id).row)}
+            return {"rows": queries.group(connection, _entry(connection, id).row)}
 
     def task(self, id: str) -> Answer:
         with opened(self.index) as connection:
-            return {"rows": queries.of_task(connection, _place(connection, id).row["task_id"])}
+            return {"rows": queries.of_task(connection, _entry(connection, id).row["task_id"])}
 
-    def _read(self, id: str) -> tuple[queries.Place, Record]:
+    def _read(self, id: str) -> tuple[queries.Entry, Record]:
         with opened(self.index) as connection:
-            place = _place(connection, id)
-        path = self.target / place.path if self.target.is_dir() else self.target
+            entry = _entry(connection, id)
+        path = self.target / entry.path if self.target.is_dir() else self.target
         try:
             with path.open("rb") as file:
-                file.seek(place.start)
-                record = read_record(file.read(place.length), folder=path.parent)
-            if visible(record.trajectory.task_id) != place.row["task_id"]:
+                file.seek(entry.start)
+                record = read_record(file.read(entry.length), folder=path.parent)
+            if visible(record.trajectory.task_id) != entry.row["task_id"]:
                 raise ValueError("it is another one")
         except (OSError, ValueError) as error:
-            raise NotFound(f"{place.path} is not what it was when {id} was indexed; it is being read again") from error
-        return place, record
+            raise NotFound(f"{entry.path} is not what it was when {id} was indexed; it is being read again") from error
+        return entry, record
 
     def _about_run(self, stamp: Stamp) -> Answer:
         if self._about is None or self._about[0] != stamp:
@@ -177,11 +177,11 @@ def _counted(connection: sqlite3.Connection) -> str:
     return f"{sum(counts.values())} trajectories{grades}"
 
 
-def _place(connection: sqlite3.Connection, id: str) -> queries.Place:
-    place = queries.place(connection, id)
-    if place is None:
+def _entry(connection: sqlite3.Connection, id: str) -> queries.Entry:
+    entry = queries.entry(connection, id)
+    if entry is None:
         raise NotFound(f"there is no trajectory {visible(id)!r} in this run; ids are like train-12-37")
-    return place
+    return entry
 
 
 def _stat(path: Path) -> tuple[int, int]:

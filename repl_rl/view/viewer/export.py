@@ -98,20 +98,20 @@ def write_report(run_dir: Path) -> Path:
     try:
         with TemporaryDirectory(prefix="repl_rl_report_") as temporary:
             api = RunApi(run_dir, Path(temporary) / NAME)
-            by_place = {(file.split, file.step): file for file in step_files(run_dir)}
-            steps = {split: [step for other, step in sorted(by_place) if other == split] for split in SPLITS}
-            places = [(split, step) for split in SPLITS for step in evenly(steps[split])[:REPORT_STEPS]]
-            fill(run_dir, api.index, [by_place[place] for place in places], REPORT_PER_STEP)
+            by_step = {(file.split, file.step): file for file in step_files(run_dir)}
+            steps = {split: [step for other, step in sorted(by_step) if other == split] for split in SPLITS}
+            picked = [(split, step) for split in SPLITS for step in evenly(steps[split])[:REPORT_STEPS]]
+            fill(run_dir, api.index, [by_step[each] for each in picked], REPORT_PER_STEP)
             by_rank = chain.from_iterable(zip_longest(*_steps_by_worth(api)))
             chosen = _chosen(api, (id for id in by_rank if id is not None), REPORT_BYTES, None)
             run = api.run()
             with opened(api.index) as connection:
                 is_cut = connection.execute("SELECT count(*) FROM file WHERE size < 0").fetchone()[0] > 0
-        if is_cut or len(places) < len(by_place) or len(chosen) < run["index"]["trajectories"]:
+        if is_cut or len(picked) < len(by_step) or len(chosen) < run["index"]["trajectories"]:
             run["notes"] = [
                 *run["notes"],
-                f"This report holds {len(chosen):,} trajectories, the first ones of {len(places):,} of the run's "
-                f"{len(by_place):,} files of rollouts. `repl-rl view` shows all of them.",
+                f"This report holds {len(chosen):,} trajectories, the first ones of {len(picked):,} of the run's "
+                f"{len(by_step):,} files of rollouts. `repl-rl view` shows all of them.",
             ]
         page, policy = _page()
         _write_whole(path, _filled(page, policy, run, chosen, curves="all"))
@@ -156,9 +156,9 @@ def plotly_path() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """A trajectory in the file: its place in the run's order, its id, and three JSON texts for the page."""
+    """A trajectory in the file: where it comes in the run, its id, and three JSON texts for the page."""
 
-    place: tuple[int, str, int]
+    order: tuple[int, str, int]
     id: str
     row: str
     transcript: str
@@ -170,7 +170,7 @@ def _steps_by_worth(api: RunApi) -> Iterator[list[str]]:
     with opened(api.index) as connection:
         for split in SPLITS:
             for step in evenly(queries.steps(connection, split)):
-                yield queries.places_of_step(connection, split, step)
+                yield queries.ids_of_step(connection, split, step)
 
 
 def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | None) -> list[_Chosen]:
@@ -188,7 +188,7 @@ def _chosen(api: RunApi, ids: Iterable[str], budget: int | None, most: int | Non
         if budget is not None and (budget := budget - sum(map(len, texts)) - 60) < 0:
             break
         found.append(_Chosen((row["step"], row["split"], row["position"]), id, *texts))
-    return sorted(found, key=lambda one: one.place)
+    return sorted(found, key=lambda one: one.order)
 
 
 def _page() -> tuple[str, str]:

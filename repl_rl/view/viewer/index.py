@@ -1,4 +1,4 @@
-"""The index of a run: an SQLite file with one row per trajectory and the place of its bytes.
+"""The index of a run: an SQLite file with one row per trajectory and where its bytes are.
 
 It holds what the table filters, sorts and searches by; a trajectory itself is read from its file. The index is
 disposable: it is named after its layout's version, may be deleted at any time, and is made again when it is damaged.
@@ -100,7 +100,7 @@ def index_path(target: Path) -> Path:
             for file in ("lock", NAME):
                 (home / file).open("ab").close()
             return home / NAME
-    raise RunError(f"there is no place for the index of {target}: neither it nor {cache_home()} can be written to")
+    raise RunError(f"the index of {target} can't be kept: neither it nor {cache_home()} can be written to")
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def step_files(target: Path) -> list[StepFile]:
         with suppress(OSError):
             stat = path.stat()
             by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    return ends_first([by_step[place] for place in sorted(by_step)])
+    return ends_first([by_step[each] for each in sorted(by_step)])
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -215,11 +215,16 @@ def error_names(trajectory: Trajectory) -> list[str]:
     return list(dict.fromkeys(visible(line.error_name) for line in trajectory.lines if line.error_name))
 
 
-def question_of(prompt: str) -> str:
-    """The problem as the user put it, as far as the prompt shows it."""
+def question_in(prompt: str) -> str:
+    """The problem as the user put it, where a shipped dialect's prompt has it; "" for any other prompt."""
     found = _between(prompt, _USER, _END_OF_MESSAGE) or _comments(prompt) or _between(prompt, _PROBLEM, _END_OF_PROBLEM)
-    if found:
-        return found[:_LONGEST]
+    return found[:_LONGEST]
+
+
+def question_of(prompt: str) -> str:
+    """The problem as the user put it, or else the end of the prompt."""
+    if found := question_in(prompt):
+        return found
     tail = prompt.rstrip()
     return tail if len(tail) <= _TAIL else "…" + tail[-_TAIL:]
 

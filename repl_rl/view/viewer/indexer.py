@@ -182,19 +182,16 @@ class _Progress:
         self.read_to = self.indexed
         while line := source.readline():
             start = self.read_to
-            if not line.endswith(b"\n") and not _is_whole(line):
-                return
+            if not line.endswith(b"\n"):
+                try:
+                    if not isinstance(json.loads(line), dict):
+                        return
+                except (ValueError, RecursionError):
+                    return
             self.read_to += len(line)
             if line.strip():
                 yield start, line
             self.indexed = self.read_to
-
-
-def _is_whole(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _index_file(connection: sqlite3.Connection, row: sqlite3.Row, file: StepFile, most: int | None) -> None:
@@ -237,8 +234,8 @@ def _index_some(
             digest = int.from_bytes(blake2b(question.encode(), digest_size=7).digest(), "big")
             connection.execute("INSERT OR IGNORE INTO question VALUES (?, ?)", (digest, question))
             id = key(file.split, file.step, progress.records)
-            place = (file.split, file.step, progress.records, start, len(line))
-            connection.execute(_INSERT, (id, *place, *columns(record), digest))
+            where = (file.split, file.step, progress.records, start, len(line))
+            connection.execute(_INSERT, (id, *where, *columns(record), digest))
             names = error_names(record.trajectory)
             connection.executemany("INSERT INTO error VALUES (?, ?)", ((name, id) for name in names))
         progress.records += 1

@@ -46,7 +46,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Entry:
     """A row of the table, and where its trajectory's bytes are: `path` is relative to the run folder."""
 
     row: dict[str, Any]
@@ -131,7 +131,7 @@ def of_task(connection: sqlite3.Connection, task_id: str) -> list[dict[str, Any]
     return _select(connection, f"id IN ({', '.join('?' * len(ids))})", tuple(ids), "id")
 
 
-def place(connection: sqlite3.Connection, id: str) -> Place | None:
+def entry(connection: sqlite3.Connection, id: str) -> Entry | None:
     """Where the trajectory with this id is; None if the index has none."""
     parts = _ID.fullmatch(id)
     if parts is None:
@@ -142,10 +142,10 @@ def place(connection: sqlite3.Connection, id: str) -> Place | None:
         "WHERE trajectory.id = ?",
         (key(parts[1], int(parts[2]), int(parts[3])),),
     ).fetchone()
-    return None if found is None else Place(_row(found), found["path"], found["start"], found["length"], found["text"])
+    return None if found is None else Entry(_row(found), found["path"], found["start"], found["length"], found["text"])
 
 
-def places_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
+def ids_of_step(connection: sqlite3.Connection, split: str, step: int) -> list[str]:
     """The ids of a step's trajectories, in order."""
     span = keys(split, step)
     found = connection.execute("SELECT position FROM trajectory WHERE id BETWEEN ? AND ? ORDER BY id", span)

@@ -45,11 +45,3 @@ def test_axe_finds_nothing_in_the_list_of_shortcuts(visit: Visit, address: str) 
     page.keyboard.press("?")
     expect(page.locator("dialog")).to_be_visible()
     assert violations(page) == []
-
-
-def test_tables_name_their_heads_and_what_they_hold(visit: Visit, address: str) -> None:
-    page = visit(f"{address}#curves=all&open=eval-24-5&mode=steps")
-    expect(page.locator(".diff")).to_be_visible()
-    for table in page.locator("table").all():
-        assert table.locator("caption").count() == 1
-        assert table.locator("thead th[scope=col]").count() == table.locator("thead th").count() > 0

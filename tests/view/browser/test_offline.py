@@ -87,14 +87,6 @@ def test_a_report_shows_curves_and_rates_at_once_and_trajectories_by_step(
     expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
 
 
-def test_a_link_into_the_file_is_restored(visit: Visit, exported: str) -> None:
-    page = visit(f"{exported}#status=not+solved&open=eval-24-1&mode=steps&with=eval-0-1")
-    expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
-    expect(page.locator("#count")).to_have_text("61, shown: 1 to 50")
-    page.get_by_role("link", name="Group").click()
-    expect(page.locator("#pane .column")).to_have_count(1)
-
-
 def test_bad_filters_and_missing_trajectories_are_said(visit: Visit, shown_folder: Path, tmp_path: Path) -> None:
     address = export(RunApi(shown_folder), tmp_path / "part.html", 3).path.as_uri()
     page = visit(f"{address}#open=train-1-0")

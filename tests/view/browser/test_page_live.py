@@ -67,24 +67,6 @@ def test_new_steps_arrive_and_nothing_moves_under_the_reader(visit: Visit, viewe
     assert page.locator("#filter-family option").all_inner_texts() == ["any", "gcd"]
 
 
-def test_an_open_trajectory_and_the_filters_stay(visit: Visit, viewer: Viewer, folder: Path) -> None:
-    page = visit(f"http://127.0.0.1:{viewer.port}/")
-    page.locator("#table a.open").nth(3).click()
-    expect(page.locator("#pane .row.acted").first).to_be_visible()
-    page.locator("#pane .row.acted .text").first.click()
-    expect(page.locator(".strip .token").first).to_be_visible()
-    chosen = page.locator("#table tr.chosen a.open")
-    expect(chosen).to_have_attribute("href", "#open=train-3-3")
-    page.locator("#filter-q").press_sequentially("gcd-tr")
-    go_on(folder, 4)
-    expect(page.locator("#count")).to_have_text("32, shown: 1 to 32")
-    expect(page.locator("#filter-q")).to_have_value("gcd-tr")
-    expect(page.locator("#filter-q")).to_be_focused()
-    expect(page.locator(".strip .token").first).to_be_visible()
-    expect(chosen).to_be_attached()
-    assert page.locator("#table tbody tr").nth(11).get_attribute("class") == "chosen"
-
-
 def test_the_newest_step_is_followed_until_another_is_asked_for(visit: Visit, viewer: Viewer, folder: Path) -> None:
     page = visit(f"http://127.0.0.1:{viewer.port}/")
     button = page.locator("#follow")
@@ -99,14 +81,6 @@ def test_the_newest_step_is_followed_until_another_is_asked_for(visit: Visit, vi
     page.locator("#filter-step").fill("1")
     expect(page.locator("#table a.open").first).to_have_text("gcd-train-1-1")
     expect(button).to_have_attribute("aria-pressed", "false")
-
-
-def test_a_trajectory_that_is_linked_before_it_is_written_comes(visit: Visit, viewer: Viewer, folder: Path) -> None:
-    page = visit(f"http://127.0.0.1:{viewer.port}/#open=train-4-2", excused="404")
-    expect(page.locator("#pane [role=alert]")).to_contain_text("there is no trajectory 'train-4-2'")
-    go_on(folder, 4)
-    expect(page.locator("#pane-title")).to_have_text("gcd-train-4-1")
-    expect(page.locator("#pane [role=alert]")).to_be_hidden()
 
 
 def test_a_half_written_line_is_no_row_and_no_failure(visit: Visit, viewer: Viewer, folder: Path) -> None:

@@ -153,22 +153,6 @@ def test_a_task_is_compared_over_the_steps(visit: Visit, address: str) -> None:
 
 
 @pytest.mark.slow
-def test_another_rollout_is_chosen_and_the_link_keeps_it(visit: Visit, address: str) -> None:
-    page = visit(f"{address}#open=train-5-0&mode=steps")
-    expect(page.locator(".choices tbody tr")).to_have_count(4)
-    page.locator(".choices tbody tr").nth(2).get_by_role("link", name="compare").click()
-    expect(page.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
-    again = visit(page.url)
-    expect(again.locator(".diff caption")).to_have_text("Both transcripts are the same, row by row.")
-    assert again.locator(".choices tbody tr td:last-child").all_inner_texts() == [
-        "open",
-        "compare",
-        "compared",
-        "compare",
-    ]
-
-
-@pytest.mark.slow
 def test_the_difference_is_the_shortest_one(visit: Visit, address: str) -> None:
     page = visit(address)
     signs = "(a, b) => ReplView.diff.rows(a, b).map(([sign, i, j]) => sign + (i ?? '') + '/' + (j ?? '')).join(' ')"
@@ -207,14 +191,6 @@ def test_next_and_previous_follow_the_table_over_its_pages(visit: Visit, address
 
 
 @pytest.mark.slow
-def test_an_id_that_is_nowhere_is_said(visit: Visit, address: str) -> None:
-    page = visit(f"{address}#open=train-99-0", excused="404")
-    expect(page.locator("#pane [role=alert]")).to_contain_text("there is no trajectory 'train-99-0' in this run")
-    page.keyboard.press("Escape")
-    expect(page.locator("#pane")).to_be_hidden()
-
-
-@pytest.mark.slow
 def test_ten_thousand_lines_come_in_windows(visit: Visit, address: str) -> None:
     page = visit(f"{address}#open={LONG_ID}")
     expect(page.locator(SHOWN)).to_have_count(398)
@@ -225,14 +201,6 @@ def test_ten_thousand_lines_come_in_windows(visit: Visit, address: str) -> None:
     page.get_by_role("button", name="Show all").click()
     expect(page.locator(SHOWN)).to_have_count(LONG_LINES + 1)
     expect(page.locator(".windows")).to_be_hidden()
-
-
-@pytest.mark.slow
-def test_a_link_to_a_late_line_loads_up_to_it(visit: Visit, address: str) -> None:
-    page = visit(f"{address}#open={LONG_ID}&line=1200")
-    expect(page.locator("#tokens-1200 .token")).to_have_count(5)
-    expect(page.locator("button.kind[data-line='1200']")).to_be_in_viewport()
-    assert page.locator(SHOWN).count() < 2500
 
 
 @pytest.mark.slow

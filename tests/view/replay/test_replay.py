@@ -14,8 +14,9 @@ from view.conftest import make_trajectory
 from repl_rl.errors import ConfigError
 from repl_rl.trajectory import LineKind, RecordedCell, StopReason, Trajectory
 from repl_rl.view.notebook import to_notebook
-from repl_rl.view.replay import Cause, ExportedNotebook, Replayed, replay
-from repl_rl.view.replay.run import Execution, open_kernels
+from repl_rl.view.replay.comparison import Cause, Execution, Replayed
+from repl_rl.view.replay.notebooks import ExportedNotebook
+from repl_rl.view.replay.run import open_kernels, replay
 from tests.rollout.test_dialect_rollouts import SESSIONS
 
 EXPRESSION, STATEMENT = LineKind.EXPRESSION, LineKind.STATEMENT

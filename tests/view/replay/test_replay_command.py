@@ -23,7 +23,7 @@ from repl_rl.kernel.limits import Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
-from repl_rl.view.replay import read_notebooks
+from repl_rl.view.replay.notebooks import read_notebooks
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
 
@@ -167,13 +167,6 @@ def test_a_record_names_its_dialect(dialect: str, typed: str, tmp_path: Path) ->
     assert replace(trajectory, dialect=None) == Trajectory.from_dict(
         {name: value for name, value in trajectory.to_dict().items() if name != "dialect"}
     )
-
-
-def test_texts_that_are_elsewhere_are_no_obstacle(tmp_path: Path) -> None:
-    """`repl-rl eval --out` names the file of texts."""
-    write_jsonl(tmp_path / "x.jsonl", [replace(solved_trajectory(), dialect="riddles.yaml")])
-    [source], _ = read_notebooks([tmp_path / "x.jsonl"])
-    assert source.notebook.metadata.repl_rl.dialect == "python"
 
 
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

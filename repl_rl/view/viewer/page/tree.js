@@ -47,7 +47,7 @@
     const { branch, parent } = member;
     const name = view.state.link({ open: member.row.id, mode: "transcript", line: "", with: "" }, member.row.id === chosen ? { "aria-current": "true" } : {}, `#${member.row.position}`);
     const start = begins(member);
-    const told = parent ? `by ${branch.by} after line ${branch.line - 1} of #${parent.row.position}, weight ${view.number(branch.weight)}` : branch ? "from the prompt, in the place of a fork that did not come about" : "";
+    const told = parent ? `by ${branch.by} after line ${branch.line - 1} of #${parent.row.position}, weight ${view.number(branch.weight)}` : branch ? "from the prompt, instead of a fork that did not come about" : "";
     return h("tr", {}, h("th", { scope: "row" }, name, " ", view.verdict(member.row.status)), start > 0 && h("td", { class: "before", colspan: String(start), title: told }, h("span", { class: "hidden" }, told), h("span", { "aria-hidden": "true" }, "└")),
       member.lines.map((line, place) => cell(member, line, place)));
   };

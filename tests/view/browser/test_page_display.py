@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import BrowserContext, Page
 
 from repl_rl.trajectory import LineKind
 from repl_rl.view.display import group_html, trajectory_html, transcript_html
 from tests.view.conftest import failed_trajectory, make_trajectory, solved_trajectory
-from tests.view.test_display import HOSTILE, hostile_trajectory
+from tests.view.fragments import HOSTILE
+from tests.view.test_display import hostile_trajectory
 
 pytestmark = pytest.mark.slow
 
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 GROUND = "getComputedStyle(document.querySelector('.repl-rl')).backgroundColor"
 LIGHT, DARK = "rgb(255, 255, 255)", "rgb(27, 31, 37)"
 
 
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield started
-        started.close()
-
-
-def show(browser: Browser, *fragments: str, body: str = "", scheme: str = "light", width: int = 1200) -> Page:
-    page = browser.new_page(
-        viewport={"width": width, "height": 800}, color_scheme="dark" if scheme == "dark" else "light"
-    )
-    content = "".join(fragments)
+def show(browser: BrowserContext, *fragments: str, body: str = "", scheme: str = "light", width: int = 1200) -> Page:
+    page = browser.new_page()
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     ground = "#ffffff" if scheme == "light" else "#111111"
     page.set_content(
         "<!doctype html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>outputs</title><style>body {{ background: {ground}; }}</style>"
-        f"<body {body}><main><h1>Outputs</h1><h2>One</h2>{content}</main></body></html>"
+        f"<body {body}><main><h1>Outputs</h1><h2>One</h2>{''.join(fragments)}</main></body></html>"
     )
     return page
 
@@ -57,22 +47,15 @@ def fragments() -> list[str]:
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 390), ("dark", 1200)])
-def test_axe_finds_nothing(browser: Browser, scheme: str, width: int) -> None:
-    page = show(browser, *fragments(), scheme=scheme, width=width)
+def test_axe_finds_nothing(browser: BrowserContext, scheme: str, width: int) -> None:
+    page = show(browser, *fragments(), trajectory_html(hostile_trajectory()), scheme=scheme, width=width)
     page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
     page.eval_on_selector("main", f"main => main.style.color = '{'#000' if scheme == 'light' else '#eee'}'")
     found = Axe().run(page)
     assert [(rule["id"], rule["impact"], rule["nodes"][0]["html"][:200]) for rule in found.response["violations"]] == []
     checked = {rule["id"] for rule in found.response["passes"]}
     assert {"color-contrast", "scrollable-region-focusable", "summary-name", "td-headers-attr"} <= checked
-    page.close()
-
-
-@pytest.mark.parametrize("width", [1200, 390])
-def test_nothing_is_wider_than_the_page(browser: Browser, width: int) -> None:
-    page = show(browser, *fragments(), trajectory_html(hostile_trajectory()), width=width)
-    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") == width
     page.close()
 
 
@@ -89,13 +72,15 @@ def test_nothing_is_wider_than_the_page(browser: Browser, width: int) -> None:
         ("class='vscode-high-contrast vscode-high-contrast-light'", "dark", LIGHT),
     ],
 )
-def test_the_notebooks_theme_goes_before_the_browsers(browser: Browser, body: str, scheme: str, ground: str) -> None:
+def test_the_notebooks_theme_goes_before_the_browsers(
+    browser: BrowserContext, body: str, scheme: str, ground: str
+) -> None:
     page = show(browser, trajectory_html(solved_trajectory()), body=body, scheme=scheme)
     assert page.evaluate(GROUND) == ground
     page.close()
 
 
-def test_nothing_that_anybody_wrote_runs(browser: Browser) -> None:
+def test_nothing_that_anybody_wrote_runs(browser: BrowserContext) -> None:
     made = hostile_trajectory()
     errors: list[str] = []
     page = browser.new_page()
@@ -116,7 +101,7 @@ def test_nothing_that_anybody_wrote_runs(browser: Browser) -> None:
     page.close()
 
 
-def test_the_page_around_keeps_its_looks_and_the_fragment_its_own(browser: Browser) -> None:
+def test_the_page_around_keeps_its_looks_and_the_fragment_its_own(browser: BrowserContext) -> None:
     own = "<table class='rows typed'><tbody><tr class='acted fault'><th>a</th><td>1</td></tr></tbody></table>"
     each = "[...document.querySelectorAll('main > table *')]"
     looks = f"{each}.map(element => Object.values({{...getComputedStyle(element)}}).join())"
@@ -135,7 +120,7 @@ def test_the_page_around_keeps_its_looks_and_the_fragment_its_own(browser: Brows
         page.close()
 
 
-def test_folds_open_and_columns_scroll_by_keyboard(browser: Browser) -> None:
+def test_folds_open_and_columns_scroll_by_keyboard(browser: BrowserContext) -> None:
     page = show(browser, trajectory_html(solved_trajectory()), group_html([solved_trajectory()] * 4))
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.innerText").startswith("tokens: 21 sampled")

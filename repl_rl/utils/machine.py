@@ -1,0 +1,58 @@
+"""This machine: its cores, the versions of what is installed, and the commands that install more."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""The folder around the package: of a checkout, or `site-packages`."""
+
+
+def machine(packages: Sequence[str]) -> dict[str, Any]:
+    """Cores that this process may use, date, and versions; None for a package that is not installed."""
+    return {
+        "cores": cores(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: version_of(name) for name in packages},
+    }
+
+
+def cores() -> int:
+    """The number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version; None if the distribution is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def install_command(extra: str = "") -> str:
+    """The command that installs this project as it was installed here: from the checkout, or by its name."""
+    chosen = f"[{extra}]" if extra else ""
+    if not (CHECKOUT / "pyproject.toml").is_file():
+        return f"pip install 'repl-rl{chosen}'"
+    held = " -c constraints.txt" if (CHECKOUT / "constraints.txt").is_file() else ""
+    return f"pip install{held} -e '.{chosen}'"
+
+
+def jupyter_console() -> str | None:
+    """The command that starts Jupyter's console, as this shell finds it; None where it is not installed."""
+    if shutil.which("jupyter") and shutil.which("jupyter-console"):
+        return "jupyter console"
+    beside = Path(sys.executable).parent
+    if (beside / "jupyter").is_file() and (beside / "jupyter-console").is_file():
+        return f"{beside / 'jupyter'} console"
+    return None
