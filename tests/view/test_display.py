@@ -144,6 +144,7 @@ def test_a_long_prompt_is_folded_and_a_short_one_is_not() -> None:
     assert len(Fragment(trajectory_html(solved_trajectory())).named("details")) == 1
 
 
+@pytest.mark.more
 def test_ten_thousand_lines_fit_and_what_is_missing_is_counted() -> None:
     html = trajectory_html(long_trajectory())
     assert 800_000 < len(html.encode()) < 1_500_000
@@ -168,6 +169,7 @@ def test_one_enormous_row_is_cut_in_its_middle() -> None:
     assert "… 2,996,000 characters left out …" in Fragment(html).words
 
 
+@pytest.mark.more
 def test_ten_thousand_lines_of_nothing_in_one_row_fit_too() -> None:
     html = trajectory_html(make_trajectory("t", "q", [("", LineKind.BLANK, None, "")] * 10_000))
     assert len(html) < 700_000
@@ -192,6 +194,7 @@ def test_a_group_has_a_heading_a_row_for_each_and_its_siblings() -> None:
     assert page.words.count("gcd-heldout-12-18") == 1
 
 
+@pytest.mark.more
 def test_groups_of_several_tasks_of_none_and_of_too_many() -> None:
     void = replace(solved_trajectory("b"), stop_reason=StopReason.UNFINISHED)
     page = Fragment(group_html([solved_trajectory("a"), void]))
@@ -229,7 +232,7 @@ def test_plain_text_has_the_marks_and_what_went_wrong() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_plain_text_is_capped_and_safe() -> None:
     text = bundle(long_trajectory())["text/plain"]
     assert len(text) < 150_000

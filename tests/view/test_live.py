@@ -32,7 +32,7 @@ from repl_rl.engine import SampledLine, load_vocabulary
 from repl_rl.errors import ConfigError, EngineError
 from repl_rl.kernel import ExecResult, HostCalls
 from repl_rl.models.nano import NANO_PATH
-from repl_rl.rollout.events import Sampled, events_of
+from repl_rl.rollout.events import events_of
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
 from repl_rl.trajectory import Group, Line, LineKind, StopReason, Task, Trajectory
@@ -112,9 +112,15 @@ def trajectory_of(texts: Sequence[tuple[str, str]], prompt: str = ">>> # Six?\n>
     )
     length = max(0, 2 * len(texts) - 1)
     return Trajectory(
-        "t1", prompt, (1, 2), tuple(range(length)), tuple(at % 2 == 0 for at in range(length)), (0.0,) * length,
-        StopReason.EOS, lines,
-    )  # fmt: skip
+        "t1",
+        prompt,
+        (1, 2),
+        tuple(range(length)),
+        tuple(at % 2 == 0 for at in range(length)),
+        (0.0,) * length,
+        StopReason.EOS,
+        lines,
+    )
 
 
 def states_of(trajectory: Trajectory) -> Iterator[LiveRollout]:
@@ -131,9 +137,13 @@ def test_a_rollout_told_bit_by_bit() -> None:
     trajectory = trajectory_of([(" x = 6\n", ">>>"), (" x\n", "6\n>>>")])
     states = list(states_of(trajectory))
     assert [state.doing for state in states] == [
-        "the model types line 1", "line 1 runs", "the model types line 2", "line 2 runs", "the model types line 3",
+        "the model types line 1",
+        "line 1 runs",
+        "the model types line 2",
+        "line 2 runs",
+        "the model types line 3",
         "stopped: eos",
-    ]  # fmt: skip
+    ]
     assert [row.text for row in states[1].rows] == ["¶ >>> # Six?", "› >>> x = 6"]
     assert [row.text for row in states[2].rows] == ["¶ >>> # Six?", "› >>> x = 6", "‹ >>>"]
     assert [row.text for row in states[2].finished_rows] == ["¶ >>> # Six?", "› >>> x = 6"]
@@ -160,18 +170,6 @@ def test_a_finished_row_stays_what_it_is(texts: list[tuple[str, str]], prompt: s
 
 
 # The board
-
-
-def test_the_board_draws_what_is_new_and_nothing_twice() -> None:
-    canvas = Kept()
-    board = Board(canvas, 2, "loading nano")
-    board.refresh()
-    board.refresh()
-    board.take(1, Sampled(0, " x\n", (1,), (0.0,)))
-    board.refresh()
-    board.refresh()
-    waiting = (LiveRollout(), LiveRollout())
-    assert canvas.drawn == [(waiting, "loading nano"), ((LiveRollout(), LiveRollout(pending=" x\n")), "")]
 
 
 async def test_a_line_that_runs_is_on_the_screen_before_it_has_run() -> None:
@@ -239,8 +237,10 @@ async def test_a_failing_engine_is_shown_and_raised() -> None:
     with pytest.raises(EngineError, match="the weights are broken"):
         await watch(rollout_of(engine=engine), TASK, Board(PipeCanvas(Console(file=file)), 1))
     assert file.getvalue().splitlines()[-3:] == [
-        "› >>> x = 42", "‹ >>>", "ended by EngineError: the weights are broken",
-    ]  # fmt: skip
+        "› >>> x = 42",
+        "‹ >>>",
+        "ended by EngineError: the weights are broken",
+    ]
 
 
 # A pipe

@@ -119,6 +119,7 @@ def test_a_small_run_is_in_it_as_a_whole(run_folder: Path) -> None:
     assert attributes["data-curves"] == "all"
 
 
+@pytest.mark.more
 def test_a_long_run_is_sampled_over_its_steps_and_says_so(run_folder: Path) -> None:
     for step in range(1, 100):
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory(f"gcd-train-{step}")] * 20)

@@ -136,15 +136,6 @@ def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pyte
     assert {0, 1, STEPS} <= steps
 
 
-def test_a_page_that_an_export_can_t_hold_is_refused(run_folder: Path, small_page: Path) -> None:
-    (small_page / "index.html").write_text(PAGE + "<script>import('assets/one.js')</script>")
-    with pytest.raises(RunError, match="asks for a file in a way that an export does not know"):
-        exported(run_folder)
-    (small_page / "index.html").write_text(PAGE.replace("one.js", "two.js"))
-    with pytest.raises(RunError, match=r"the page asks for two.js"):
-        exported(run_folder)
-
-
 def test_a_place_that_can_t_be_written_to_is_said(run_folder: Path) -> None:
     for place in (run_folder / "nowhere" / "x.html", run_folder):
         with pytest.raises(

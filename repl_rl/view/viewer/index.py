@@ -172,7 +172,7 @@ def step_files(target: Path) -> list[StepFile]:
         with suppress(OSError):
             stat = path.stat()
             by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    return ends_first([by_step[each] for each in sorted(by_step)])
+    return evenly([by_step[each] for each in sorted(by_step)])
 
 
 def _in_folder(folder: Path) -> list[Path]:
@@ -182,11 +182,16 @@ def _in_folder(folder: Path) -> list[Path]:
         return []
 
 
-def ends_first(items: Sequence[Item]) -> list[Item]:
-    """Last, first, last but one, second, and so on."""
-    half = len(items) // 2
-    pairs = zip(reversed(items), items, strict=True)
-    return [item for pair in list(pairs)[:half] for item in pair] + list(items[half : len(items) - half])
+def evenly(items: Sequence[Item]) -> list[Item]:
+    """All items, reordered: the last, the first, the middle one, the middles of the two halves, and so on."""
+    order = [len(items) - 1, 0] if len(items) > 1 else list(range(len(items)))
+    spans = [(0, len(items) - 1)]
+    for first, last in spans:
+        middle = (first + last) // 2
+        if first < middle < last:
+            order.append(middle)
+            spans += [(first, middle), (middle, last)]
+    return [items[index] for index in order]
 
 
 def columns(record: Record) -> tuple[Any, ...]:

@@ -157,18 +157,6 @@ def rolled_out(dialect: str, typed: list[str]) -> Trajectory:
     return asyncio.run(go())
 
 
-@pytest.mark.parametrize(("dialect", "typed"), [("python", "submit_final_answer(42)\n"), ("fenced", "Answer: 42\n")])
-def test_a_record_names_its_dialect(dialect: str, typed: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(f"dialect: {dialect}\n")
-    for name in (dialect, str(tmp_path / "mine.yaml")):  # texts of one's own are read as those that they replace
-        trajectory = rolled_out(name, [typed])
-        assert trajectory.dialect == dialect
-        assert Trajectory.from_dict(json.loads(json.dumps(trajectory.to_dict()))) == trajectory
-    assert replace(trajectory, dialect=None) == Trajectory.from_dict(
-        {name: value for name, value in trajectory.to_dict().items() if name != "dialect"}
-    )
-
-
 def test_useless_options_are_refused_beforehand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", "x.jsonl", "-n", "0"]) == 2
     assert main(["replay", "x.jsonl", "--json", str(tmp_path)]) == 2
