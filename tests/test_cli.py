@@ -150,7 +150,11 @@ def test_rollout_writes_trajectories_of_a_task(tmp_path: Path) -> None:
     out = tmp_path / "x.jsonl"
     command = [sys.executable, "-m", "repl_rl.cli", "rollout", "--model", "nano", "-n", "4", "--out", str(out)]
     done = subprocess.run(
-        [*command, "--task", "What is 1234 * 5678?"], capture_output=True, text=True, check=False, timeout=600
+        [*command, "--task", "What is 1234 * 5678?", "--set", "engine.backend=transformers"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     trajectories = list(read_jsonl(out))

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from installed import CHECKOUT, run
 
-from repl_rl import StopReason, read_jsonl
-
 pytestmark = pytest.mark.slow
 
 
@@ -39,19 +37,3 @@ def test_nothing_else_travels(wheel: Path) -> None:
 def test_the_installed_copy_is_the_one_that_runs(installed: Path, tmp_path: Path) -> None:
     where = run(installed / "python", "-c", "import repl_rl; print(repl_rl.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(installed.parent)
-
-
-def test_a_rollout_from_another_folder(installed: Path, tmp_path: Path) -> None:
-    command = ("rollout", "--model", "nano", "--task", "What is 1234 * 5678?", "-n", "1", "--out", "x.jsonl")
-    run(installed / "repl-rl", *command, cwd=tmp_path)
-    (trajectory,) = read_jsonl(tmp_path / "x.jsonl")
-    assert "What is 1234 * 5678?" in trajectory.prompt
-    assert trajectory.stop_reason is not StopReason.ABORTED, trajectory.error
-    assert trajectory.lines
-    assert trajectory.sampled_tokens > 0
-
-
-def test_the_doctor_runs_from_another_folder(installed: Path, tmp_path: Path) -> None:
-    report = run(installed / "repl-rl", "doctor", cwd=tmp_path)
-    for subject in ("vllm", "torch", "bubblewrap"):
-        assert subject in report.lower()

@@ -40,9 +40,18 @@ _IF_THERE = ("error_name", "error_message", "answer", "answer_forms", "calls", "
 _KEPT_FOR_JUPYTER_BYTES = 1_000_000
 _WARM_UP_ROUNDS = 50
 _WARM_UP_CELLS = (
-    "# x", "x = 1", "x + 1", "print(x)", "def f(n):\n    return n\n", "[f(n) for n in range(3)]",
-    "import math", "1 / 0", "x = = 1", "undefined", "submit_final_answer(x)",
-)  # fmt: skip
+    "# x",
+    "x = 1",
+    "x + 1",
+    "print(x)",
+    "def f(n):\n    return n\n",
+    "[f(n) for n in range(3)]",
+    "import math",
+    "1 / 0",
+    "x = = 1",
+    "undefined",
+    "submit_final_answer(x)",
+)
 
 
 def warm_up():

@@ -89,10 +89,8 @@ class CreditConfig(Section):
                 f"estimator outcome takes baseline mean, leave_one_out or none, not {self.baseline}: it compares whole "
                 "trajectories; return_to_go compares lines"
             )
-        if self.estimator == "reinforce++" and self.baseline in _OF_LINES:
+        if self.estimator == "reinforce++" and self.baseline not in ("mean", "none"):
             raise ValueError(f"estimator reinforce++ takes baseline mean or none, not {self.baseline}")
-        if self.estimator == "reinforce++" and self.baseline == "leave_one_out":
-            raise ValueError("estimator reinforce++ takes baseline mean or none, not leave_one_out")
         if self.baseline == "none" and "scale" in USED.get(self.estimator, ()) and self.scale == "group":
             raise ValueError(
                 "baseline none does not go with scale group: equal rewards would be divided by a deviation of nothing"
@@ -119,12 +117,3 @@ class CreditConfig(Section):
         if self.estimator == "critic":
             return self.lam == 1
         return self.estimator not in ("turn", "gigpo")
-
-    def require_group(self, size: int) -> None:
-        """Raises ValueError if groups of `size` have no baseline."""
-        if size < 2 and self.baseline != "none" and self.estimator in USED and self.estimator != "critic":
-            raise ValueError(
-                f"train.group_size: estimator {self.estimator} takes its baseline from two trajectories or more; set 2 "
-                "or more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) "
-                f"(got {size})"
-            )

@@ -157,7 +157,6 @@ class Config(Section):
                 f"subcalls.depth {self.subcalls.depth}: so many sessions wait for one another, each in a kernel, and "
                 f"kernel.size is {self.kernel.size}; set kernel.size: {self.subcalls.depth} or more, or a smaller depth"
             )
-        self.credit.require_group(self.train.group_size)
         self._trees_go_together()
         self._a_cluster_has_engines()
         if self.credit.estimator == "gigpo" and self.kernel.backend != "fork":

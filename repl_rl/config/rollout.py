@@ -85,8 +85,8 @@ class KernelConfig(Section):
         if "/" not in name and not name.endswith(".toml"):
             return name
         beside = [] if info.context is None else [info.context["folder"]]
-        places = [Path(os.path.abspath(folder / Path(name).expanduser())) for folder in (Path.cwd(), *beside)]
-        return str(next((place for place in places if place.is_file()), places[0]))
+        paths = [Path(os.path.abspath(folder / Path(name).expanduser())) for folder in (Path.cwd(), *beside)]
+        return str(next((path for path in paths if path.is_file()), paths[0]))
 
 
 _OWN_ARGUMENTS = {
@@ -206,7 +206,7 @@ class SeededSampling(SamplingConfig):
 
     seed: str
     first: int = 0
-    """The place in the batch of the first trajectory that is asked for, if only a part of the batch is."""
+    """The index in the batch of the first trajectory that is asked for, if only a part of the batch is."""
 
     def of_trajectory(self, index: int) -> SeededSampling:
         """The sampling of one of the trajectories that are asked for."""

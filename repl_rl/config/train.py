@@ -71,8 +71,8 @@ class TrainConfig(Section):
     fewer steps. A resumed run gets the full time again."""
     prompts_per_step: int = Field(8, ge=1)
     """Problems of one step, over all processes."""
-    group_size: int = Field(8, ge=1)
-    """Trajectories per problem. Two at least, for the baselines of most estimators and for TRL."""
+    group_size: int = Field(8, ge=2)
+    """Trajectories per problem."""
     learning_rate: float = Field(1e-3, gt=0)
     """The peak learning rate. The default suits nano; the shipped configs for pretrained models use 1e-6 to 2e-6."""
     schedule: Literal["constant", "constant_with_warmup", "linear", "cosine"] = "constant_with_warmup"

@@ -71,18 +71,18 @@ def critic_advantages(
     own = [_sums(of_group, paid, config.gamma) for of_group, paid in zip(states, rewards, strict=True)]
     batch = sum(gather([sum(own, np.zeros((FEATURES, FEATURES + 1)))]), np.zeros((FEATURES, FEATURES + 1)))
     known = batch if critic is None else batch + config.decay * critic.sums
-    result = []
+    result: list[list[list[float]]] = []
     for of_group, paid, held_out in zip(states, rewards, own, strict=True):
         sums = known - held_out
         weights = np.linalg.solve(sums[:, :-1] + _RIDGE * np.eye(FEATURES), sums[:, -1])
-        result.append(
-            [
-                _differences(values, [float(weights @ np.array(state)) for state in before], config)
-                if before
-                else [0.0] * len(values)
-                for before, values in zip(of_group, paid, strict=True)
-            ]
-        )
+        result.append([])
+        for before, earned in zip(of_group, paid, strict=True):
+            deltas = [0.0] * len(earned)
+            if before:
+                values = [float(weights @ np.array(state)) for state in before]
+                triples = zip(earned, values, [*values[1:], 0.0], strict=True)
+                deltas = [reward + config.gamma * after - value for reward, value, after in triples]
+            result[-1].append(discounted_returns(deltas, config.gamma * config.lam))
     if critic is not None:
         critic.remember(batch, config.decay)
     return result
@@ -133,11 +133,3 @@ def _sums(states: Sequence[Sequence[Sequence[float]]], rewards: Sequence[Sequenc
     targets = np.array([[target] for _, target in rows])  # (lines, 1)
     sums: Array = features.T @ np.hstack([features, targets])
     return sums
-
-
-def _differences(rewards: Sequence[float], values: Sequence[float], config: CreditConfig) -> list[float]:
-    advantages, later = [], 0.0
-    for reward, value, following in zip(reversed(rewards), reversed(values), [0.0, *reversed(values[1:])], strict=True):
-        later = reward + config.gamma * following - value + config.gamma * config.lam * later
-        advantages.append(later)
-    return advantages[::-1]

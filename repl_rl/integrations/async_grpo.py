@@ -277,12 +277,20 @@ class SessionWorker:
             text = "".join(line.text + line.output for line in trajectory.lines)
             metrics = {"reward": total, "reward_std": float(np.std(totals))}
             metrics |= {f"rewards/{name}": sum(values) for name, values in each.components.items()}
-            for advantage, mask in masks_by_advantage(each):
+            advantages = np.array(each.token_advantages, dtype=np.float64)
+            typed = np.array(trajectory.sampled_mask, dtype=bool)
+            prompt = np.zeros(len(trajectory.prompt_ids))
+            # each typed token is in one row; those with advantage 0 too, because the trainer takes means over tokens
+            for advantage in np.unique(advantages[typed]):
+                mask = typed & (advantages == advantage)
+                logprobs = np.where(mask, trajectory.logprobs, 0.0)
                 yield RolloutSample(
                     prompt=[{"role": "user", "content": group.task.question}],
                     completion=[{"role": "assistant", "content": text}],
-                    **row_arrays(trajectory, mask),
-                    advantage=advantage,
+                    input_ids=np.array([*trajectory.prompt_ids, *trajectory.completion_ids], dtype=np.int64),
+                    completion_mask=np.concatenate([prompt, mask]).astype(np.int64),
+                    old_log_probs=np.concatenate([prompt, logprobs]).astype(np.float32),
+                    advantage=float(advantage),
                     model_version=version,
                     group_id=group.number,
                     metrics=metrics,
@@ -319,24 +327,3 @@ class _Rows(queue.Queue[Any]):
         if is_last:
             self._group_taken()
         return row
-
-
-def masks_by_advantage(credited: CreditedTrajectory) -> list[tuple[float, np.ndarray]]:
-    """Each advantage that typed tokens of the completion have, and which of them have it: bools, length T.
-
-    Every typed token is in exactly one mask; those with advantage 0 too, because the trainer takes means over tokens.
-    """
-    advantages = np.array(credited.token_advantages, dtype=np.float64)
-    typed = np.array(credited.trajectory.sampled_mask, dtype=bool)
-    return [(float(value), typed & (advantages == value)) for value in np.unique(advantages[typed])]
-
-
-def row_arrays(trajectory: Trajectory, mask: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a row, prompt and completion (length S): ids, those in the loss, and the sampler's
-    log-probabilities, which are 0 elsewhere."""
-    prompt = np.zeros(len(trajectory.prompt_ids))
-    return {
-        "input_ids": np.array([*trajectory.prompt_ids, *trajectory.completion_ids], dtype=np.int64),
-        "completion_mask": np.concatenate([prompt, mask]).astype(np.int64),
-        "old_log_probs": np.concatenate([prompt, np.where(mask, trajectory.logprobs, 0.0)]).astype(np.float32),
-    }

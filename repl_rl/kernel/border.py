@@ -53,8 +53,10 @@ def parsed(text: bytes | bytearray, most_bytes: int = MOST_BYTES, most_marks: in
         raise BorderError("a message is too long")
     if len(text) > most_marks and sum(map(text.count, _MARKS)) > most_marks:
         raise BorderError("a message has too many parts")
-    if text.count(b"[") + text.count(b"{") > MOST_DEPTH and _depth(text) > MOST_DEPTH:
-        raise BorderError("a message is nested too deeply")
+    if text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+        brackets = _STRINGS.sub(b"", text).translate(None, _ALL_BUT_BRACKETS)
+        if max(accumulate(map(_STEPS.__getitem__, brackets)), default=0) > MOST_DEPTH:
+            raise BorderError("a message is nested too deeply")
     try:
         message = _DECODER.decode(text.decode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
@@ -141,12 +143,6 @@ def images_of(reported: object) -> tuple[bytes, ...]:
         if image.startswith(_PNG) and sum(map(len, images)) + len(image) <= _MOST_IMAGE_BYTES:
             images.append(image)
     return tuple(images)
-
-
-def _depth(text: bytes | bytearray) -> int:
-    """How deep brackets are nested outside of strings."""
-    brackets = _STRINGS.sub(b"", text).translate(None, _ALL_BUT_BRACKETS)
-    return max(accumulate(map(_STEPS.__getitem__, brackets)), default=0)
 
 
 def _name_of(text: str) -> str:

@@ -171,7 +171,17 @@ class Profile:
                             raise ConfigError(f"sandbox profile {file}: {key} names {text!r}; give an absolute path")
                         if text not in default["read_only"]:
                             _require_harmless(Path(text).resolve(), f"sandbox profile {file}: {key} names {text!r}")
-                table = _over_default(table, default)
+                if "preload" in table:
+                    del default["warm_up"]  # it is about the packages that the default preloads
+                merged = {key: {**default[key], **table.get(key, {})} for key in ("environment", "limits")}
+                table = {**default, **table, **merged}
+            mounts = _named_texts({"mounts": {}, **table}, "mounts")
+            for mount in mounts:
+                if not _MOUNT_NAME.fullmatch(mount):
+                    raise ConfigError(
+                        f"{mount!r} is not a name for a mount; take letters, digits, '_', '-' and '.': sessions find "
+                        "it under that name in their working folder"
+                    )
             return cls(
                 name=name,
                 read_only=_texts(table, "read_only") + _texts(table, _ALSO),
@@ -181,19 +191,11 @@ class Profile:
                 preload=_texts(table, "preload"),
                 warm_up=str(table.get("warm_up", "")),
                 python_path=tuple(_shown(file, "python_path", text) for text in _texts(table, "python_path")),
-                mounts={name: _shown(file, f"mounts.{name}", text) for name, text in _mounts(table).items()},
+                mounts={name: _shown(file, f"mounts.{name}", text) for name, text in mounts.items()},
                 is_own=is_own,
             )
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
             raise ConfigError(f"sandbox profile {file} can't be read: {error!r}") from error
-
-
-def _over_default(table: dict[str, Any], default: dict[str, Any]) -> dict[str, Any]:
-    """A profile's keys over the default's: tables are merged, everything else is replaced."""
-    if "preload" in table:
-        del default["warm_up"]  # it is about the packages that the default preloads
-    merged = {key: {**default[key], **table.get(key, {})} for key in ("environment", "limits")}
-    return {**default, **table, **merged}
 
 
 def _texts(table: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -208,17 +210,6 @@ def _named_texts(table: Mapping[str, Any], name: str) -> dict[str, str]:
     if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):
         raise TypeError(f"{name} = {values!r} is not a table of strings")
     return values
-
-
-def _mounts(table: Mapping[str, Any]) -> dict[str, str]:
-    mounts = _named_texts({"mounts": {}, **table}, "mounts")
-    for name in mounts:
-        if not _MOUNT_NAME.fullmatch(name):
-            raise ConfigError(
-                f"{name!r} is not a name for a mount; take letters, digits, '_', '-' and '.': sessions find it under "
-                "that name in their working folder"
-            )
-    return mounts
 
 
 def _shown(file: Path, key: str, text: str) -> Path:

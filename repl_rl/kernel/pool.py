@@ -425,7 +425,7 @@ class KernelPool:
         outcome: Kernel | KernelError
         try:
             async with self._start_slots:
-                outcome = await self._start_with_retries()
+                outcome = await self._started(_START_ATTEMPTS)
             self._alive.add(outcome)
         except KernelError as error:
             outcome = error
@@ -436,20 +436,18 @@ class KernelPool:
             self.stats.starting -= 1
         self._hand_out(outcome)
 
-    async def _start_with_retries(self) -> Kernel:
-        for attempt in range(1, _START_ATTEMPTS + 1):
-            began = time.monotonic()
-            try:
-                kernel = await self.backend.start()
-            except KernelStartError:
-                self.stats.failed_starts += 1
-                if attempt == _START_ATTEMPTS:
-                    raise
-            else:
-                self.stats.started += 1
-                self.stats.start_s.append(time.monotonic() - began)
-                return kernel
-        raise AssertionError("the last attempt returns or raises")
+    async def _started(self, attempts: int) -> Kernel:
+        began = time.monotonic()
+        try:
+            kernel = await self.backend.start()
+        except KernelStartError:
+            self.stats.failed_starts += 1
+            if attempts == 1:
+                raise
+            return await self._started(attempts - 1)
+        self.stats.started += 1
+        self.stats.start_s.append(time.monotonic() - began)
+        return kernel
 
     def _on_look(self, is_held_back: bool) -> None:
         self._let_forks_on()

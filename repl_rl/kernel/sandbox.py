@@ -307,8 +307,8 @@ class Sandbox:
             for folder, inside in self._shown:
                 ours = [path for path in folder.glob("lib*/python*/*-packages/*") if is_ours(path)]
                 covers += [(inside / path.relative_to(folder), "folder" if path.is_dir() else "file") for path in ours]
-            for target, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
-                words += ["--ro-bind", str(self._home.covers / cover), str(target)]
+            for covered, cover in [*covers, (Path("/etc/passwd"), "passwd"), (Path("/etc/group"), "group")]:
+                words += ["--ro-bind", str(self._home.covers / cover), str(covered)]
             words += ["--ro-bind", str(self._home.program), str(PROGRAM_INSIDE)]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
 

@@ -118,11 +118,6 @@ def check_inputs(config: Config, asks_hub: bool = True) -> Inputs:
 
     With `asks_hub=False`, a data set of the hub is not loaded, and the inputs have no tasks.
     """
-    if config.train.group_size < 2:
-        raise ConfigError(
-            f"train.group_size is {config.train.group_size}, and TRL's trainer takes groups of two or more, with or "
-            "without a baseline"
-        )
     config.sampling.require_gradient()
     require_trackers(config.train.report_to)
     require_engine(config.engine)

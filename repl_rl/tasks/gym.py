@@ -145,40 +145,22 @@ def _unbracketed(texts: list[str]) -> str:
     return text[1:-1] if text[:1] + text[-1:] in ("()", "[]", "{}") else text
 
 
-FORMS: Mapping[str, Form] = {
-    "polynomial_equations": numbers,
-    "simple_equations": number,
-    "simple_integration": expression,
-    "complex_arithmetic": complex_number,
-    "basic_arithmetic": number,
-    "chain_sum": number,
-    "products": number,
-    "gcd": number,
-    "lcm": number,
-    "leg_counting": number,
-    "count_bits": number,
-    "count_primes": number,
-    "decimal_arithmetic": number,
-    "decimal_chain_sum": number,
-    "fraction_simplification": number,
-    "prime_factorization": partial(numbers, separator=" × "),
-    "bitwise_arithmetic": words,
-    "base_conversion": words,
-    "dice": number,
-    "countdown": arithmetic,
-    "simple_geometry": number,
-    "shortest_path": path,
-    "path_star": path,
-    "largest_island": number,
-    "course_schedule": words,
-    "family_relationships": words,
-    "knights_knaves": words,
-    "syllogism": words,
-    "circuit_logic": number,
-    "self_reference": number,
-    "aiw": number,
+_NAMES: Mapping[Form, str] = {
+    numbers: "polynomial_equations",
+    number: (
+        "simple_equations basic_arithmetic chain_sum products gcd lcm leg_counting count_bits count_primes "
+        "decimal_arithmetic decimal_chain_sum fraction_simplification dice simple_geometry largest_island "
+        "circuit_logic self_reference aiw"
+    ),
+    expression: "simple_integration",
+    complex_number: "complex_arithmetic",
+    partial(numbers, separator=" × "): "prime_factorization",
+    words: "bitwise_arithmetic base_conversion course_schedule family_relationships knights_knaves syllogism",
+    arithmetic: "countdown",
+    path: "shortest_path path_star",
 }
-
+FORMS: Mapping[str, Form] = {name: form for form, names in _NAMES.items() for name in names.split()}
+"""How the submissions to a data set are read, by its name."""
 
 _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {"prime_factorization": {"max_value": 100_000}}
 """Where the package's defaults make too few problems."""
@@ -211,7 +193,7 @@ def warm() -> None:
 
 @cache
 def data_set(name: str) -> Any:
-    return imported("reasoning_gym").createdata_set(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
+    return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_ARGUMENTS.get(name, {}))
 
 
 def _family(name: str) -> Family:

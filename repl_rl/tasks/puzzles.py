@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import count
-from random import Random
 from typing import Any, ClassVar
 
 from repl_rl.tasks.families import Family
@@ -298,28 +297,19 @@ def _dataset(name: str, length: int) -> Any:
     return imported("reasoning_gym").create_dataset(name, seed=0, size=1, **_KINDS[name].arguments[length])
 
 
-def _draw(length: int, rng: Random) -> tuple[int, int]:
-    return rng.randrange(10**9), length
-
-
-def _solution(name: str, number: int, length: int) -> str:
-    return str(made(name, number, length)["answer"] or "")  # for rush_hour there is none
-
-
-def _asked(name: str, number: int, length: int) -> tuple[Any, ...]:
-    return _KINDS[name].asked(made(name, number, length))
+def _family(kind: _Kind, length: int) -> Family:
+    name = kind.environment.name
+    return Family(
+        f"{name}-{length}",
+        lambda rng: (rng.randrange(10**9), length),
+        lambda *operands: str(made(name, *operands)["answer"] or ""),  # for rush_hour there is none
+        (kind.phrasing,),
+        present=lambda *operands: kind.asked(made(name, *operands)),
+        environment=f"{__name__}:{kind.environment.__name__}",
+    )
 
 
 PUZZLE_FAMILIES: dict[str, Family] = {
-    f"{name}-{length}": Family(
-        f"{name}-{length}",
-        partial(_draw, length),
-        partial(_solution, name),
-        (kind.phrasing,),
-        present=partial(_asked, name),
-        environment=f"{__name__}:{kind.environment.__name__}",
-    )
-    for name, kind in _KINDS.items()
-    for length in kind.arguments
+    f"{name}-{length}": _family(kind, length) for name, kind in _KINDS.items() for length in kind.arguments
 }
 """All of them by name. The number is the length: a task can be solved in so many lines, the last of which submits."""

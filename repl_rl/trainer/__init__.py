@@ -10,35 +10,18 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from repl_rl.trainer.arguments import SECTIONS, ReplGRPOConfig
+    from repl_rl.trainer.arguments import ReplGRPOConfig
     from repl_rl.trainer.grpo import ReplGRPOTrainer
-    from repl_rl.trainer.rows import as_dataset, token_advantages, training_row
     from repl_rl.trainer.typed_tokens import EngineGeneration
 
 # Our constraints say which vLLM and TRL go together; users can't act on it.
 warnings.filterwarnings("ignore", "TRL currently supports vLLM versions")
 
-_HOMES = {
-    "SECTIONS": "arguments",
-    "EngineGeneration": "typed_tokens",
-    "ReplGRPOConfig": "arguments",
-    "ReplGRPOTrainer": "grpo",
-    "as_dataset": "rows",
-    "token_advantages": "rows",
-    "training_row": "rows",
-}
-__all__ = [
-    "SECTIONS",
-    "EngineGeneration",
-    "ReplGRPOConfig",
-    "ReplGRPOTrainer",
-    "as_dataset",
-    "token_advantages",
-    "training_row",
-]
+_MODULES = {"EngineGeneration": "typed_tokens", "ReplGRPOConfig": "arguments", "ReplGRPOTrainer": "grpo"}
+__all__ = ["EngineGeneration", "ReplGRPOConfig", "ReplGRPOTrainer"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'repl_rl.trainer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"repl_rl.trainer.{_HOMES[name]}"), name)
+    return getattr(importlib.import_module(f"repl_rl.trainer.{_MODULES[name]}"), name)

@@ -35,43 +35,32 @@ SECTIONS: dict[str, type[Section]] = {
 _OPTIONAL: dict[str, type[Section]] = {"branch": BranchConfig}
 """Sections that may be None."""
 
-
-_SAMPLING = "our engines don't sample with it; `sampling` has temperature, top_p and top_k"
-_ENGINE = "our own engine samples; the section `engine` says how"
-_CREDIT = "advantages come from the section `credit`; its `scale` says what they are divided by"
-_PREDICTIONS = "an evaluation of GRPO has rewards, and neither labels nor predictions"
-_ORDER = "TRL's own sampler decides in which order tasks come, by `seed` and `shuffle_dataset`"
-REFUSED: dict[str, str] = {
-    **dict.fromkeys(("min_p", "repetition_penalty", "generation_kwargs", "cache_implementation"), _SAMPLING),
-    **dict.fromkeys(
-        (
-            *("vllm_mode", "vllm_model_impl", "vllm_enable_sleep_mode", "vllm_structured_outputs_regex"),
-            *("vllm_server_base_url", "vllm_server_host", "vllm_server_port", "vllm_server_timeout"),
-            *("vllm_group_port", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_tensor_parallel_size"),
-            *("use_transformers_continuous_batching", "transformers_continuous_batching_config"),
-            *("use_transformers_paged", "ds3_gather_for_generation"),
-        ),
-        _ENGINE,
-    ),
-    **dict.fromkeys(("scale_rewards", "multi_objective_aggregation"), _CREDIT),
-    "chat_template_kwargs": "prompts come from the section `dialect` (and `chat`), not from TRL",
-    "max_tool_calling_iterations": "`budget.lines` bounds the turns",
-    **dict.fromkeys(
-        (
-            *("label_names", "label_smoothing_factor", "prediction_loss_only", "include_for_metrics"),
-            *("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"),
-        ),
-        _PREDICTIONS,
-    ),
-    **dict.fromkeys(("data_seed", "train_sampling_strategy", "length_column_name"), _ORDER),
-    "average_tokens_across_devices": "losses that count tokens count those of all processes",
-    "log_multimodal": "prompts have no images",
-    "remove_unused_columns": "answers, and whatever else a task has, travel in columns of their own",
-    "trust_remote_code": "neither the tokenizer nor the engine runs code that comes with a checkpoint",
-    "use_vllm": "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself",
-    "mask_truncated_completions": "it masks whatever doesn't end in an end token, which is nearly every session; set "
-    "mask_overlong (train.mask_overlong in the file): it masks what a budget ended",
+_REASONS = {
+    "our engines don't sample with it; `sampling` has temperature, top_p and top_k": """
+        min_p repetition_penalty generation_kwargs cache_implementation""",
+    "our own engine samples; the section `engine` says how": """
+        vllm_mode vllm_model_impl vllm_enable_sleep_mode vllm_structured_outputs_regex vllm_server_base_url
+        vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
+        vllm_max_model_length vllm_tensor_parallel_size use_transformers_continuous_batching
+        transformers_continuous_batching_config use_transformers_paged ds3_gather_for_generation""",
+    "advantages come from the section `credit`; its `scale` says what they are divided by": """
+        scale_rewards multi_objective_aggregation""",
+    "prompts come from the section `dialect` (and `chat`), not from TRL": "chat_template_kwargs",
+    "`budget.lines` bounds the turns": "max_tool_calling_iterations",
+    "an evaluation of GRPO has rewards, and neither labels nor predictions": """
+        label_names label_smoothing_factor prediction_loss_only include_for_metrics batch_eval_metrics
+        eval_accumulation_steps eval_do_concat_batches eval_use_gather_object""",
+    "TRL's own sampler decides in which order tasks come, by `seed` and `shuffle_dataset`": """
+        data_seed train_sampling_strategy length_column_name""",
+    "losses that count tokens count those of all processes": "average_tokens_across_devices",
+    "prompts have no images": "log_multimodal",
+    "answers, and whatever else a task has, travel in columns of their own": "remove_unused_columns",
+    "neither the tokenizer nor the engine runs code that comes with a checkpoint": "trust_remote_code",
+    "it asks for TRL's own engine; leave it out, repl_rl brings vLLM itself": "use_vllm",
+    "it masks whatever doesn't end in an end token, which is nearly every session; set mask_overlong "
+    "(train.mask_overlong in the file): it masks what a budget ended": "mask_truncated_completions",
 }
+REFUSED = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 """TRL's arguments that would do nothing here, and why."""
 
 

@@ -34,7 +34,7 @@ from repl_rl.config import BranchConfig, ModelConfig
 from repl_rl.config.section import Excluding, refuse_excluding
 from repl_rl.dialect import require_dialect
 from repl_rl.engine import CountsPrompts, ServesSlots, make_engine
-from repl_rl.engine.environment import cores_beside_engine
+from repl_rl.engine.environment import cores_beside_engine, limit_openmp
 from repl_rl.engine.factory import EngineMaker
 from repl_rl.engine.vocabulary import load_vocabulary
 from repl_rl.errors import ConfigError, TrainingError
@@ -323,7 +323,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         return score(tasks, trajectories, self._grader, self._table, self.state.global_step, size)
 
     def _scored_from_queue(self) -> list[ScoredTrajectory]:
-        """The groups of a step that trains with `asynchronous`. Their rows take the place of those that TRL drew."""
+        """The groups of a step that trains with `asynchronous`. Their rows replace those that TRL drew."""
         if self.queue is None:
             self._open_queue()
         assert self.queue is not None
@@ -339,7 +339,8 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         between = self.args.steps_per_generation * self.num_iterations
         first, again = self.queue_position or (self._step // between * groups, ())
         if self.args.asynchronous.ahead and isinstance(self.engine, ServesSlots):
-            torch.set_num_threads(len(cores_beside_engine(self.engine.threads) or range(self._threads)))
+            # torch.set_num_threads would also hold for threads of vLLM, which ends where their number changes
+            limit_openmp(len(cores_beside_engine(self.engine.threads) or range(self._threads)))
         sampler = GRPOTrainer._get_train_sampler(self)
         self._order = GroupOrder(sampler, groups, self.accelerator.process_index, processes)
         self.queue = GroupQueue(
@@ -357,7 +358,7 @@ class ReplGRPOTrainer(TypedTokenTrainer, ResumableTrainer):
         if self.queue is not None:
             self.queue.close()
             self.queue = None
-            torch.set_num_threads(self._threads)
+            limit_openmp(self._threads)
 
     def _begin_group(self, ticket: Ticket, on_end: Callable[[], None]) -> Future[list[Trajectory]]:
         tasks = [task_of(row) for row in self._rows_of(ticket)]

@@ -55,7 +55,7 @@ class Packed:
     """(K,): indices into the row whose next token is a typed one."""
     targets: torch.Tensor
     """(K,): the typed tokens themselves."""
-    places: torch.Tensor
+    offsets: torch.Tensor
     """(K,): where the values of the typed tokens go in a flattened (B, T)."""
 
     @property
@@ -72,7 +72,7 @@ class Packed:
     def spread(self, values: torch.Tensor, shape: torch.Size | tuple[int, int]) -> torch.Tensor:
         """One value per typed token as (B, T), zero elsewhere."""
         flat = values.new_zeros(shape[0] * shape[1])
-        return flat.index_put((self.places,), values).view(shape)
+        return flat.index_put((self.offsets,), values).view(shape)
 
 
 _LEAST_SHARED = 1 / 8
@@ -95,8 +95,8 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
     typed &= attention_mask.bool()
     if prompt < 1 or bool((typed[:, 1:] & ~attention_mask[:, :-1].bool()).any()) or bool(typed[:, 0].any()):
         raise ValueError("a typed token needs a token before it that predicts it: prompts can't be empty")
-    if not bool(typed.any()):
-        typed = _first_of_all(attention_mask)
+    if not bool(typed.any()):  # the second real token of the first row stands in
+        typed[0, int(attention_mask[0].argmax()) + 1] = True
     column = torch.arange(ids.size(1), device=ids.device)
     last = torch.where(typed, column, 0).amax(dim=1, keepdim=True)  # (B, 1): column of the last typed token
     kept = attention_mask.bool() & (column < last)  # (B, S)
@@ -110,11 +110,11 @@ def pack(ids: torch.Tensor, attention_mask: torch.Tensor, typed_mask: torch.Tens
         positions=positions[own][None],
         lengths=tuple(length for length in lengths if length),
         shared=tuple(
-            places[:count] for places, count, length in zip(index, common.tolist(), lengths, strict=True) if length
+            offsets[:count] for offsets, count, length in zip(index, common.tolist(), lengths, strict=True) if length
         ),
         at=index[row, positions[row, at]],
         targets=ids[row, at + 1],
-        places=row * width + (at + 1 - prompt).clamp(min=0),
+        offsets=row * width + (at + 1 - prompt).clamp(min=0),
     )
 
 
@@ -138,13 +138,6 @@ def _laid_out(
         index[number, start:length] = torch.arange(end, end + length - start)
         end += length - start
     return common.to(ids.device), index.to(ids.device)
-
-
-def _first_of_all(attention_mask: torch.Tensor) -> torch.Tensor:
-    """(B, S): a mask of the second real token of the first row, a stand-in for a batch without typed tokens."""
-    chosen = torch.zeros_like(attention_mask, dtype=torch.bool)
-    chosen[0, int(attention_mask[0].argmax()) + 1] = True
-    return chosen
 
 
 PACKED_ATTENTION = "repl_rl_packed"
@@ -203,7 +196,7 @@ def _with_shared(states: torch.Tensor, before: torch.Tensor, own: torch.Tensor) 
 
 @lru_cache(maxsize=2)
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """(length, length). Kept, for every layer of every pass asks for it."""
+    """(length, length). Kept, because every layer of every pass asks for it."""
     every = torch.ones(length, length, dtype=torch.bool, device=device)
     return every.tril() & every.triu(1 - window)
 
@@ -216,9 +209,8 @@ _AT = "typed_at"
 """The argument that tells the backbone's hooks where typed tokens are predicted."""
 _PROBE_LENGTHS, _PROBE_SHARED = (7, 3, 5), 2
 _PROBE_SHARE = 0.1
-"""Packed passes may be off by this share of what they are off by if sequences see one another: 1.7 on nano and 10 on
-Gemma 3 270M. Rounding makes 1.1e-4 on the latter in float32; what it makes in bfloat16 grows with a model, and so does
-the other."""
+"""The largest error of packed passes, as a share of the error where sequences see one another. That one is 1.7 on nano
+and 10 on Gemma 3 270M, where rounding makes 1.1e-4 in float32. In bfloat16 both grow with the model."""
 
 _MODELS_OWN_ERRORS = (
     ArithmeticError,
@@ -273,7 +265,10 @@ class TypedForward:
         output = model(
             input_ids=packed.ids,
             position_ids=packed.positions,
-            attention_mask=self._mask(packed),
+            # None for flash attention, which uses the bounds; transformers keeps a four-dimensional mask as it is
+            attention_mask=None
+            if self._is_flash
+            else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
             sequence_lengths=packed.lengths,
             sequence_shared=packed.shared,
             cu_seq_lens_q=packed.bounds,  # this and the next three are for transformers' flash attention
@@ -285,11 +280,6 @@ class TypedForward:
             **{_AT: packed.at},
         )
         return output.log_probs[0], None if output.entropy is None else output.entropy[0]
-
-    def _mask(self, packed: Packed) -> torch.Tensor | None:
-        """None for flash attention, which uses the bounds; else a four-dimensional mask, which transformers keeps as it
-        is."""
-        return None if self._is_flash else torch.ones(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device)
 
     def close(self) -> None:
         """Remove the hooks from the model."""

@@ -111,7 +111,7 @@ def token_advantages(credited: Sequence[CreditedTrajectory], completion_ids: tor
 class FurtherRow(NamedTuple):
     """What a trajectory has sampled besides its first row: in a sub-call, or after it was compacted.
 
-    `owner` is the place of the trajectory, and `lines` are its lines whose advantages the lines here have.
+    `owner` is the index of the trajectory, and `lines` are its lines whose advantages the lines here have.
     """
 
     owner: int
@@ -182,35 +182,25 @@ def asked_of_valid(function: Any) -> Any:
 
     @wraps(function)
     def reward(**columns: Any) -> Rewards:
-        valid = _valid(columns["scored"])
-        if not valid:
-            return [None] * _count(columns)
-        return _spread(function(**_of_rows(columns, valid)), valid, columns)
+        valid, given = _valid(columns)
+        return _spread(function(**given), valid, columns) if valid else [None] * len(columns["scored"])
 
     @wraps(function)
     async def awaited(**columns: Any) -> Rewards:
-        valid = _valid(columns["scored"])
-        return (
-            _spread(await function(**_of_rows(columns, valid)), valid, columns) if valid else [None] * _count(columns)
-        )
+        valid, given = _valid(columns)
+        return _spread(await function(**given), valid, columns) if valid else [None] * len(columns["scored"])
 
     return awaited if inspect.iscoroutinefunction(function) else reward
 
 
-def _valid(scored: Sequence[ScoredTrajectory]) -> list[int]:
-    return [index for index, item in enumerate(scored) if not item.trajectory.is_void]
-
-
-def _count(columns: dict[str, Any]) -> int:
-    return len(columns["scored"])
-
-
-def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
-    """The columns reduced to these rows. TRL's other arguments, which are not lists of that length, stay."""
-    count = _count(columns)
+def _valid(columns: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """The rows of valid trajectories, and the columns reduced to these. TRL's other arguments, which are not lists of
+    that length, stay."""
+    count = len(columns["scored"])
+    rows = [index for index, item in enumerate(columns["scored"]) if not item.trajectory.is_void]
     if len(rows) == count:
-        return columns
-    return {
+        return rows, columns
+    return rows, {
         name: [values[row] for row in rows] if isinstance(values, list) and len(values) == count else values
         for name, values in columns.items()
     }
@@ -219,10 +209,11 @@ def _of_rows(columns: dict[str, Any], rows: Sequence[int]) -> dict[str, Any]:
 def _spread(rewards: Rewards, rows: Sequence[int], columns: dict[str, Any]) -> Rewards:
     """One reward for each row, None for void ones. Returned unchanged, for TRL to check, if no row is void or the
     number of rewards is wrong."""
-    if len(rows) == _count(columns) or len(rewards) != len(rows):
+    count = len(columns["scored"])
+    if len(rows) == count or len(rewards) != len(rows):
         return rewards
     by_row = dict(zip(rows, rewards, strict=True))
-    return [by_row.get(row) for row in range(_count(columns))]
+    return [by_row.get(row) for row in range(count)]
 
 
 def all_weights(given: Sequence[float] | None, own: Sequence[str], extra: int) -> list[float] | None:

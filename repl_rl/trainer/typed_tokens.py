@@ -25,7 +25,7 @@ from trl.generation.vllm_generation import VLLMGeneration
 
 from repl_rl.engine import Engine, SharedEngine, TensorFacts, TrainableEngine
 from repl_rl.errors import ConfigError
-from repl_rl.trainer.packed import Packed, TypedForward
+from repl_rl.trainer.packed import TypedForward
 
 _MEANS_OVER_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 
@@ -134,16 +134,15 @@ class TypedTokenTrainer(GRPOTrainer):  # type: ignore[misc]
         typed = pad(typed, (0, logits_to_keep - typed.size(1))).to(input_ids.device)
         batch = (input_ids, attention_mask, typed)
         rows = zip(*(values.split(batch_size or len(input_ids)) for values in batch), strict=True)
-        parts = [self._typed_values(model, self._typed_forward.pack(*of_rows), of_rows[2].shape) for of_rows in rows]
+        parts = []
+        for of_rows in rows:
+            packed, shape = self._typed_forward.pack(*of_rows), of_rows[2].shape
+            with self.accelerator.autocast():
+                own, entropy = self._typed_forward(model, packed)
+            parts.append((packed.spread(own, shape), packed.spread(own if entropy is None else entropy, shape)))
         logprobs, entropies = zip(*parts, strict=True)
         # in a batch without typed tokens, this zeroes the stand-in's value and gradient but keeps the graph
         return torch.cat(logprobs) * typed, torch.cat(entropies) * typed if compute_entropy else None, None
-
-    def _typed_values(self, model: Any, packed: Packed, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self._typed_forward is not None
-        with self.accelerator.autocast():
-            logprobs, entropy = self._typed_forward(model, packed)
-        return packed.spread(logprobs, shape), packed.spread(logprobs if entropy is None else entropy, shape)
 
 
 def _wait_for_gpu() -> None:
@@ -276,8 +275,8 @@ class EngineGeneration(VLLMGeneration):  # type: ignore[misc]
         for name, weight in model.named_parameters():
             if prefix is not None and (prefix in name or "original_module" in name):
                 continue
-            place, is_adapted, _ = name.rpartition(".base_layer.")
-            layer = model.get_submodule(place) if is_adapted and prefix is not None else None
+            module, is_adapted, _ = name.rpartition(".base_layer.")
+            layer = model.get_submodule(module) if is_adapted and prefix is not None else None
             plain = name if prefix is None else name.removeprefix("base_model.model.").replace(".base_layer", "")
             yield self._fix_param_name_to_vllm(plain, extra_prefixes=["modules_to_save.default."]), weight, layer
 

@@ -7,7 +7,6 @@ import json
 import os
 from dataclasses import asdict
 
-from repl_rl.bench.trl_tools import TRLRollouts
 from repl_rl.engine import load_vocabulary
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.tasks import make_tasks
@@ -20,6 +19,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, metavar="N", help="default: 6")
     options = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    import repl_rl.trainer  # noqa: F401 - silences what TRL says about versions of vLLM
+    from repl_rl.bench.trl_tools import TRLRollouts
+
     vocabulary = load_vocabulary(str(NANO_PATH))
     tasks = make_tasks(None, options.trajectories, seed=5, split="heldout")
     with TRLRollouts(str(NANO_PATH), None, vocabulary, slots=len(tasks), lines=8, line_tokens=48, tokens=512) as trl:

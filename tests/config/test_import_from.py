@@ -13,6 +13,7 @@ from repl_rl.config import Config, load_config
 from repl_rl.run.folder import new_run
 from repl_rl.run.resume import open_run
 
+pytestmark = pytest.mark.more
 YAML = "rewards: {functions: ['beside_the_yaml:short']}\n"
 REWARD = "def short(trajectory):\n    return [0.0] * len(trajectory.lines)\n"
 

@@ -84,24 +84,6 @@ def test_values_that_make_no_sense_are_refused(values: dict[str, Any], message: 
         parse_config({"credit": values})
 
 
-@pytest.mark.parametrize("estimator", sorted(ESTIMATORS))
-def test_a_baseline_of_the_group_needs_a_group(estimator: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config({"train": {"group_size": 1}, "credit": {"estimator": estimator}})
-    assert str(caught.value) == (
-        f"train.group_size: estimator {estimator} takes its baseline from two trajectories or more; set 2 or "
-        "more (only reinforce++, outcome and return_to_go do without, with credit.baseline none) (got 1)"
-    )
-    beside = TREES if estimator in ON_TREES else {"train": {"group_size": 2}}
-    assert parse_config({**beside, "credit": {"estimator": estimator}}).train.group_size == 2
-
-
-@pytest.mark.parametrize("estimator", ["reinforce++", "outcome", "return_to_go"])
-def test_what_needs_no_baseline_needs_no_group(estimator: str) -> None:
-    credit = {"estimator": estimator, "baseline": "none"}
-    assert parse_config({"train": {"group_size": 1}, "credit": credit}).train.group_size == 1
-
-
 def test_gigpo_needs_kernels_that_tell_fingerprints() -> None:
     with pytest.raises(ConfigError, match=r"^credit\.estimator: gigpo .* kernel\.backend 'python3' does not tell"):
         parse_config({"kernel": {"backend": "python3"}, "credit": {"estimator": "gigpo"}})
@@ -110,6 +92,6 @@ def test_gigpo_needs_kernels_that_tell_fingerprints() -> None:
 
 def test_one_of_ones_own_is_handed_every_field() -> None:
     values = {"estimator": "my_credit:own", **VALUES, "scale": "group"}
-    credit = parse_config({"train": {"group_size": 1}, "credit": values}).credit
+    credit = parse_config({"credit": values}).credit
     assert credit.model_dump() == values
     assert CreditConfig.model_validate(credit.model_dump(mode="json")) == credit

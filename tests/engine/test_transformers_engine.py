@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from random_checkpoint import make_random_checkpoint
+from real_rollouts import line_difference
 from transformers import AutoModelForCausalLM
 
 from repl_rl.config import EngineConfig, ModelConfig, SamplingConfig
@@ -20,6 +22,8 @@ from repl_rl.engine.transformers.model import RowModel
 from repl_rl.errors import ConfigError, EngineError
 
 CONTEXT_TOKENS = 512
+BYTES_PER_TOKEN = 2 * 2 * (2 * 32) * 4
+"""Layers, keys and values, heads and their size, float32."""
 GREEDY = SamplingConfig(temperature=0)
 EVEN = SamplingConfig(temperature=2)
 
@@ -47,10 +51,6 @@ def opened(checkpoint: Path, vocabulary: Vocabulary, seed: int = 0, **settings: 
     return TransformersEngine(str(checkpoint), vocabulary, ModelConfig(), config, seed)
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, timeout=600))
-
-
 def prompt(vocabulary: Vocabulary, number: int) -> list[int]:
     return list(vocabulary.encode_prompt(f">>> # {number}\n>>>"))
 
@@ -71,16 +71,36 @@ async def sessions(engine: TransformersEngine, vocabulary: Vocabulary, count: in
     return await asyncio.gather(*(session(engine, prompt(vocabulary, n), **how) for n in range(count)))
 
 
-def test_it_can_be_trained(engine: TransformersEngine) -> None:
-    assert isinstance(engine, TrainableEngine)
-    assert engine.version == 0
+@dataclass
+class Passes:
+    """What forward passes were given: the tokens of each row, and how many rows there were at most."""
+
+    fed: list[int] = field(default_factory=list)
+    widest: int = 0
+    rows: int = 0
 
 
-def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(checkpoint: Path, vocabulary: Vocabulary) -> None:
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> Passes:
+    seen, next_logits = Passes(), RowModel.next_logits
+
+    def watched(model: RowModel, first_row: int, pending: Any, lengths: Any) -> torch.Tensor:
+        seen.fed.extend(map(len, pending))
+        seen.widest = max(seen.widest, first_row + len(pending))
+        seen.rows = model.rows.row_count
+        return next_logits(model, first_row, pending, lengths)
+
+    monkeypatch.setattr(RowModel, "next_logits", watched)
+    return seen
+
+
+async def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(
+    checkpoint: Path, vocabulary: Vocabulary
+) -> None:
     drawn = []
     for seed, count in ((1, 9), (1, 2), (2, 2)):
         engine = opened(checkpoint, vocabulary, seed)
-        drawn.append([[line.ids for line in lines] for lines in run(sessions(engine, vocabulary, count))])
+        drawn.append([[line.ids for line in lines] for lines in await sessions(engine, vocabulary, count)])
         engine.close()
     many, few, others = drawn
     assert many[:2] == few
@@ -88,100 +108,74 @@ def test_a_seed_gives_a_slot_the_same_lines_whatever_runs_beside_it(checkpoint: 
     assert few[0] != few[1]
 
 
-def counted(model: RowModel) -> list[int]:
-    """The numbers of tokens that rows are fed from now on."""
-    fed: list[int] = []
-    next_logits = model.next_logits
-    model.next_logits = lambda first, pending, lengths: (  # type: ignore[method-assign]
-        fed.extend(len(ids) for ids in pending) or next_logits(first, pending, lengths)
-    )
-    return fed
+def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary: Vocabulary, passes: Passes) -> None:
+    def grown(prompts: list[list[int]], steps: int) -> list[list[int]]:
+        """The ids of greedy sequences after so many steps side by side."""
+        model = RowModel(str(checkpoint), "float32")
+        passes.fed.clear()
+        batch = RowBatch(model, most_rows=len(prompts))
+        sequences = [RowSequence(Random(0), 100) for _ in prompts]
+        for sequence, ids in zip(sequences, prompts, strict=True):
+            sequence.go_on_from(ids, GREEDY)
+            batch.start(sequence)
+        for _ in range(steps):
+            batch.step()
+        return [sequence.ids for sequence in sequences]
 
-
-def test_a_prompt_that_sequences_share_is_read_once(checkpoint: Path, vocabulary: Vocabulary) -> None:
     shared = list(vocabulary.encode_prompt(">>> # one and the same problem for the whole group\n>>>"))
     other = prompt(vocabulary, 1)
     prompts = [shared, shared, [*shared, 5, 6, 7], other, shared]
-    alone = [grown(RowModel(str(checkpoint), "float32"), [ids], steps=3)[0] for ids in prompts]
-    model = RowModel(str(checkpoint), "float32")
-    fed = counted(model)
-    together = grown(model, prompts, steps=4)
-    assert fed == [len(other), len(shared), *[1, 1, 1, 1, 3], *[1] * 10]
+    alone = [grown([ids], steps=3)[0] for ids in prompts]
+    together = grown(prompts, steps=4)
+    assert passes.fed == [len(other), len(shared), *[1, 1, 1, 1, 3], *[1] * 10]
     assert [ids[: len(own)] for ids, own in zip(together, alone, strict=True)] == alone
 
 
-def grown(model: RowModel, prompts: list[list[int]], steps: int) -> list[list[int]]:
-    """The ids of greedy sequences after so many steps side by side."""
-    batch = RowBatch(model, most_rows=len(prompts))
-    sequences = [RowSequence(Random(0), 100) for _ in prompts]
-    for sequence, ids in zip(sequences, prompts, strict=True):
-        sequence.go_on_from(ids, GREEDY)
-        batch.start(sequence)
-    for _ in range(steps):
-        batch.step()
-    return [sequence.ids for sequence in sequences]
-
-
-def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
-    fed = counted(engine._model)
+async def test_every_token_is_fed_once(engine: TransformersEngine, vocabulary: Vocabulary, passes: Passes) -> None:
     ids = prompt(vocabulary, 1)
-    run(session(engine, ids, turns=5))
-    assert sum(fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output after it
-    assert sorted(fed)[:-5] == [1] * (len(fed) - 5)
+    await session(engine, ids, turns=5)
+    assert sum(passes.fed) == len(ids) - 1 - 4  # neither the last sampled token nor the output after it
+    assert sorted(passes.fed)[:-5] == [1] * (len(passes.fed) - 5)
 
 
-def test_lines_run_in_as_many_places_as_there_are(checkpoint: Path, vocabulary: Vocabulary) -> None:
+async def test_lines_run_in_as_many_places_as_there_are_and_slots_give_their_rows_back(
+    checkpoint: Path, vocabulary: Vocabulary, passes: Passes
+) -> None:
     engine = opened(checkpoint, vocabulary, places=3)
-    widths: list[int] = []
-    step = engine._batch.step
-    engine._batch.step = lambda: widths.append(len(engine._batch.running)) or step()  # type: ignore[method-assign]
-    assert len(run(sessions(engine, vocabulary, 10))) == 10
-    assert max(widths) == 3
+    assert engine.admission.rooms[0].capacity == 2**30 // BYTES_PER_TOKEN
+    assert len(await sessions(engine, vocabulary, 10)) == 10
+    assert passes.widest == 3
+    rows = passes.rows
+    assert len(await sessions(engine, vocabulary, 10)) == 10
+    assert (passes.rows, engine.admission.taken) == (rows, 0)
+    engine.admission.rooms[0].capacity = 2 * CONTEXT_TOKENS
+    assert len(await sessions(engine, vocabulary, 6, turns=1)) == 6
     engine.close()
 
 
-def test_a_slot_that_is_left_gives_its_row_to_the_next(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
-    for _ in range(3):
-        run(sessions(engine, vocabulary, 8))
-    assert engine._model.rows.row_count == 8
-    assert engine.admission.taken_tokens == 0
-
-
-def test_rows_are_as_many_as_the_cache_holds(checkpoint: Path, vocabulary: Vocabulary) -> None:
-    engine = opened(checkpoint, vocabulary)
-    bytes_per_token = 2 * 2 * (2 * 32) * 4
-    assert engine.admission.capacity_tokens == 2**30 // bytes_per_token
-    engine.admission.capacity_tokens = 2 * CONTEXT_TOKENS
-    assert len(run(sessions(engine, vocabulary, 6, turns=1))) == 6
-    assert engine._model.rows.row_count == 2
-    engine.close()
-
-
-def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
-    checkpoint: Path, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+async def test_a_sub_call_borrows_the_row_of_the_trajectory_that_waits_for_it(
+    checkpoint: Path, vocabulary: Vocabulary, passes: Passes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room for one row only; what the trajectory types afterwards is what it would have typed anyway."""
-    monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", CONTEXT_TOKENS * 2 * 2 * (2 * 32) * 4)
+    monkeypatch.setattr("repl_rl.engine.transformers.engine._GIB", CONTEXT_TOKENS * BYTES_PER_TOKEN)
     engine = opened(checkpoint, vocabulary)
-    ids, asked = prompt(vocabulary, 1), prompt(vocabulary, 2)
-
-    async def go(asks: bool) -> list[int]:
-        typed = list(ids)
-        async with engine.slot(100) as root:
-            for _ in range(3):
-                typed += (await root.sample_line(typed, 6, GREEDY)).ids
-                if asks:
-                    await asyncio.gather(*(sub_call(length) for length in (3, 5)))
-        return typed
 
     async def sub_call(length: int) -> None:
         async with engine.slot(100, 1) as slot:
-            line = await slot.sample_line(asked, length, GREEDY)
+            line = await slot.sample_line(prompt(vocabulary, 2), length, GREEDY)
             assert 0 < len(line.ids) <= length
 
-    assert run(go(asks=True)) == run(go(asks=False))
-    assert engine._model.rows.row_count == 1
-    assert engine.admission.taken_tokens == 0
+    async def typed(asks: bool) -> list[int]:
+        ids = prompt(vocabulary, 1)
+        async with engine.slot(100) as root:
+            for _ in range(3):
+                ids += (await root.sample_line(ids, 6, GREEDY)).ids
+                if asks:
+                    await asyncio.gather(*(sub_call(length) for length in (3, 5)))
+        return ids
+
+    assert await typed(asks=True) == await typed(asks=False)
+    assert (passes.rows, engine.admission.taken) == (1, 0)
     engine.close()
 
 
@@ -195,64 +189,53 @@ def test_a_cache_or_a_model_too_small_for_the_context_is_refused(
         opened(checkpoint, vocabulary, context_tokens=600)
 
 
-def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
+async def test_new_weights_are_sampled_from_and_nothing_of_the_old_ones_is_left(
     engine: TransformersEngine, checkpoint: Path, vocabulary: Vocabulary
 ) -> None:
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    old, model = (AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval() for _ in range(2))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.9)
     ids = prompt(vocabulary, 7)
-
-    async def updated_between_two_lines() -> SampledLine:
-        async with engine.slot(CONTEXT_TOKENS) as slot:
-            await slot.sample_line(ids, 40, GREEDY)
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.mul_(0.9)
-            await asyncio.to_thread(engine.load_weights, model.named_parameters())
-            return await slot.sample_line(ids, 40, GREEDY)
-
-    found = run(updated_between_two_lines())
+    assert isinstance(engine, TrainableEngine)
+    async with engine.slot(CONTEXT_TOKENS) as slot:
+        await slot.sample_line(ids, 40, GREEDY)
+        await asyncio.to_thread(engine.load_weights, model.named_parameters())
+        found = await slot.sample_line(ids, 40, GREEDY)
     assert engine.version == 1
-    assert largest_difference(model, ids, found) < 1e-4
-    old = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    assert largest_difference(old, ids, found) > 0.05
+    assert line_difference(model, ids, found) < 1e-4
+    assert line_difference(old, ids, found) > 0.05
 
 
-def test_lines_under_way_go_on_under_new_weights(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
-    weights = list(engine._model._model.named_parameters())
-
-    async def updated_meanwhile() -> list[Any]:
-        lines = asyncio.gather(*(session(engine, prompt(vocabulary, n), sampling=GREEDY) for n in range(6)))
-        for _ in range(5):
-            await asyncio.sleep(0.002)
-            await asyncio.to_thread(engine.load_weights, weights)
-        return await lines
-
-    found, expected = run(updated_meanwhile()), run(sessions(engine, vocabulary, 6, sampling=GREEDY))
+async def test_lines_under_way_go_on_under_new_weights(
+    engine: TransformersEngine, checkpoint: Path, vocabulary: Vocabulary
+) -> None:
+    weights = list(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).named_parameters())
+    lines = asyncio.gather(*(session(engine, prompt(vocabulary, n), sampling=GREEDY) for n in range(6)))
+    for _ in range(5):
+        await asyncio.sleep(0.002)
+        await asyncio.to_thread(engine.load_weights, weights)
+    found, expected = await lines, await sessions(engine, vocabulary, 6, sampling=GREEDY)
     assert engine.version == 5
     assert [[line.ids for line in lines] for lines in found] == [[line.ids for line in lines] for lines in expected]
 
 
-def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(checkpoint: Path, vocabulary: Vocabulary) -> None:
+async def test_broken_weights_are_heard_by_all_who_wait_and_all_who_come(
+    checkpoint: Path, vocabulary: Vocabulary
+) -> None:
     engine = opened(checkpoint, vocabulary, places=2)
-    name, weight = next(engine._model._model.named_parameters())
-    engine.load_weights([(name, torch.full_like(weight, torch.nan))])
-
-    async def all_fail() -> list[Any]:
+    with pytest.raises(EngineError, match="there is none of that name"):
+        engine.load_weights([("other", torch.zeros(1))])
+    assert (await session(engine, prompt(vocabulary, 1), turns=1))[0].finish in set(Finish)
+    engine.load_weights([("model.norm.weight", torch.full((128,), torch.nan))])
+    for _ in range(2):
         work = (session(engine, prompt(vocabulary, n)) for n in range(5))
-        return await asyncio.gather(*work, return_exceptions=True)
-
-    for failure in (*run(all_fail()), *run(all_fail())):
-        assert isinstance(failure, EngineError)
-        assert "the weights are broken" in str(failure)
+        for failure in await asyncio.gather(*work, return_exceptions=True):
+            assert isinstance(failure, EngineError)
+            assert "the weights are broken" in str(failure)
     with pytest.raises(EngineError, match="the weights are broken"):
         engine.load_weights([])
     engine.close()
-
-
-def test_weights_that_are_refused_leave_the_engine_alive(engine: TransformersEngine, vocabulary: Vocabulary) -> None:
-    with pytest.raises(EngineError, match="there is none of that name"):
-        engine.load_weights([("other", torch.zeros(1))])
-    assert run(session(engine, prompt(vocabulary, 1), turns=1))[0].finish in set(Finish)
 
 
 @pytest.mark.parametrize(
@@ -269,11 +252,3 @@ def test_weights_that_are_refused_leave_the_engine_alive(engine: TransformersEng
 )
 def test_rows_are_fed_together_where_little_is_padding(pending: list[int], spans: list[tuple[int, int]]) -> None:
     assert list(fed_together(pending, most_tokens=120)) == spans
-
-
-def largest_difference(model: Any, ids: list[int], line: SampledLine) -> float:
-    """Between the line's log-probabilities after `ids` and a forward pass at temperature 1."""
-    with torch.no_grad():
-        logps = torch.log_softmax(model(input_ids=torch.tensor([[*ids, *line.ids]])).logits[0], dim=-1)  # (P + T, V)
-    expected = logps[range(len(ids) - 1, len(logps) - 1), line.ids]  # (T,)
-    return (expected - torch.tensor(line.logprobs)).abs().max().item()

@@ -77,14 +77,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return report
 
 
-@pytest.mark.slow
-def test_auto_rolls_out_with_transformers(found: dict[str, Any]) -> None:
+@pytest.mark.more
+def test_it_rolls_out_and_trains_and_the_engine_has_the_trainers_weights(found: dict[str, Any]) -> None:
     assert found["engine"] == "transformers"
     assert len(found["lines"]) == 4
     assert min(found["lines"]) >= 1
-
-
-def test_it_trains_and_the_engine_has_the_trainers_weights(found: dict[str, Any]) -> None:
     assert found["steps"] == found["version"] == 2
     assert found["equal"] == found["weights"] == 38
     assert found["drift"] == pytest.approx(0.0, abs=1e-3)

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from repl_rl.integrations.trl import read_program
-from repl_rl.trajectory import LineKind
 
 PIECES = (
     "x = 1",
@@ -36,6 +35,7 @@ def bound(sources: list[str], mode: str) -> dict[str, Any]:
     return {name: value for name, value in names.items() if isinstance(value, int | str | list) and name[0] != "_"}
 
 
+@pytest.mark.more
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(["\n", "\r\n", "\r"]))
 def test_cells_together_do_what_the_program_does(pieces: list[str], line_end: str) -> None:
     program = "\n".join(pieces).replace("\n", line_end)
@@ -58,13 +58,6 @@ def test_cells_together_do_what_the_program_does(pieces: list[str], line_end: st
 )
 def test_cells(program: str, cells: list[str]) -> None:
     assert [cell.source for cell in read_program(program).cells] == cells
-
-
-def test_kinds() -> None:
-    turn = read_program("a = 1\na\nfor _ in a: a")
-    assert [cell.kind for cell in turn.cells] == [LineKind.STATEMENT, LineKind.EXPRESSION, LineKind.STATEMENT]
-    assert read_program("# only").idle_kind is LineKind.COMMENT
-    assert read_program(" \n").idle_kind is LineKind.BLANK
 
 
 @given(st.text())

@@ -17,8 +17,7 @@ from killing import kill_the_server
 
 from repl_rl.config import DialectConfig, KernelConfig
 from repl_rl.errors import ConfigError
-from repl_rl.integrations.shared import STATE_LOST, shared_kernels
-from repl_rl.tasks import make_tasks
+from repl_rl.integrations.shared import shared_kernels
 
 pytestmark = [pytest.mark.more, pytest.mark.usefixtures("verifiers_path")]
 KERNEL = KernelConfig(size=2, line_s=30.0, grace_s=5.0)
@@ -120,14 +119,6 @@ def test_dialects_that_are_no_lines_are_refused(tmp_path: Path) -> None:
         environment(tmp_path, dialect=DialectConfig(name="fenced"))
 
 
-def test_a_killed_kernel_is_an_observation(tmp_path: Path) -> None:
-    lines = ("import os; os._exit(1)", "1", "submit_final_answer(391)")
-    (episode,), _ = play(typing(*lines), environment(tmp_path))
-    assert messages(episode)[5] == ("user", f"{STATE_LOST}1\n>>>")
-    assert (episode.ok, episode.traces[0].reward) == (True, 1.0)
-    assert episode.traces[0].metrics["lines/killed"] == 1.0
-
-
 def test_more_rollouts_than_kernels_wait_for_one(tmp_path: Path) -> None:
     """None sees another's names."""
     lines = ("'x' in dir()", "x = 1", "submit_final_answer(391)")
@@ -159,22 +150,6 @@ def test_a_machine_that_fails_is_an_error_of_the_episode_and_no_reward(
     assert trace.info["repl_rl"] == {"answer": None, "kinds": ["statement", "killed"]}
 
 
-def test_a_limit_of_verifiers_ends_the_episode_in_order(tmp_path: Path) -> None:
-    env = environment(tmp_path)
-    env._agent_specs["agent"].max_turns = 2
-    (episode,), requests = play(lambda shown: "1", env)
-    assert (episode.ok, episode.traces[0].stop_condition, len(requests)) == (True, "max_turns", 2)
-    assert episode.traces[0].reward == 0.0
-
-
-def test_problems_of_our_families() -> None:
-    from repl_rl.integrations.verifiers import load_environment
-
-    env = load_environment(families=["modpow", "digit_sum"], count=3, seed=4, split="heldout")
-    expected = make_tasks(["modpow", "digit_sum"], 3, 4, "heldout")
-    assert [(task.data.prompt, task.data.answer) for task in env.taskset] == [(t.question, t.answer) for t in expected]
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -192,26 +167,6 @@ def test_a_file_of_no_use_is_named(tmp_path: Path, text: str | None, said: str) 
         path.write_text(text)
     with pytest.raises(ConfigError, match=said):
         list(load_environment(problems=path).taskset)
-
-
-PLUGIN = """\
-from repl_rl.integrations.verifiers import ReplEnv, ReplHarness, ReplTaskset
-
-__all__ = ["ReplEnv", "ReplHarness", "ReplTaskset"]
-"""
-
-
-def test_a_module_of_two_lines_makes_it_a_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which is what the commands and the servers of verifiers load, by name."""
-    import verifiers.v1 as vf
-
-    (tmp_path / "my_repl.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    rows = problems(tmp_path, ("What is 17 * 23?", "391"))
-    harness = {"id": "my-repl", "kernel": {"size": 1}, "max_lines": 2}
-    config = vf.resolve_env_config({"taskset": {"id": "my-repl", "problems": rows}, "agent": {"harness": harness}})
-    (episode,), requests = play(typing("x = 391", "submit_final_answer(x)"), vf.load_environment(config))
-    assert (episode.ok, episode.traces[0].reward, requests[0]["stop"]) == (True, 1.0, ["\n"])
 
 
 def test_without_the_package_the_error_names_it() -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import multiprocessing
 import os
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits
+from repl_rl.kernel import ExecResult, KernelPool, KernelSource, Limits, Profile
+from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -78,19 +78,14 @@ async def in_one_session(source: KernelSource, *cells: str) -> list[ExecResult]:
     return results
 
 
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it holds, for minutes on a machine that is busy with something else."""
-    async with asyncio.timeout(300):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
-def eventually(condition: Callable[[], object]) -> bool:
-    """The same where no loop runs; whether it came about."""
-    deadline = time.monotonic() + 300
-    while not (is_met := bool(condition())) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return is_met
+@asynccontextmanager
+async def a_fork_backend(profile: Profile) -> AsyncIterator[ForkBackend]:
+    backend = ForkBackend(profile, LIMITS, "auto")
+    await backend.open(1000)
+    try:
+        yield backend
+    finally:
+        await backend.close()
 
 
 def running(text: str) -> int:

@@ -34,33 +34,7 @@ SOURCES = [
     *(pytest.param(name, marks=pytest.mark.more) for name in ("sandlock", "no sandbox", "own kernelspec")),
     pytest.param("stock ipykernel", marks=pytest.mark.slow),
 ]
-ECHO_KERNEL = """
-import os, sys, time
-from ipykernel.kernelapp import IPKernelApp
-from ipykernel.kernelbase import Kernel
-
-class Echo(Kernel):
-    implementation = banner = "echo"
-    implementation_version = "1"
-    language_info = {"name": "echo", "mimetype": "text/plain", "file_extension": ".txt"}
-
-    async def do_execute(self, code, silent, *args, **kwargs):
-        if code == "die":
-            os._exit(3)
-        if code == "hang":
-            try:
-                time.sleep(60)
-            except KeyboardInterrupt:
-                return {"status": "error", "ename": "Interrupted", "evalue": "", "traceback": []}
-        if code == "fail":
-            content = {"ename": "EchoError", "evalue": "no", "traceback": []}
-            self.send_response(self.iopub_socket, "error", content)
-            return {"status": "error", "execution_count": 0, **content}
-        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": code + "!"})
-        return {"status": "ok", "execution_count": 0, "payload": [], "user_expressions": {}}
-
-IPKernelApp.launch_instance(kernel_class=Echo)
-"""
+ECHO_KERNEL = Path(__file__).with_name("echo_kernel.txt").read_text()
 
 
 @pytest.fixture(autouse=True)

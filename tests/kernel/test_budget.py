@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from kernel.conftest import LIMITS, in_one_session, until
+from kernel.conftest import LIMITS, in_one_session
+from waiting import until_async as until
 
 from repl_rl.errors import KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, cgroups, landlock

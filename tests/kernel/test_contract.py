@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from kernel.conftest import LIMITS, Typed, in_one_session
 from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
@@ -16,6 +19,7 @@ from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
+CASES = yaml.safe_load(Path(__file__).with_name("contract.yaml").read_text())
 IPYTHONS_OWN = {
     "test_an_exception_without_a_name_is_one_too",
     "test_sessions_share_nothing",  # `_` is always there
@@ -127,27 +131,10 @@ def test_text_may_be_any_unicode(typed: Typed) -> None:
     assert surrogate.output == "'\\ud800'\n"
 
 
-@pytest.mark.parametrize(
-    ("cell", "answer"),
-    [
-        ("submit_final_answer(391)", ("391",)),
-        ("submit_final_answer('391')", ("'391'",)),
-        ("submit_final_answer(1, [2], None)", ("1", "[2]", "None")),
-        ("submit_final_answer(1); submit_final_answer(2)", ("1", "2")),
-        ("for i in range(2): submit_final_answer(i)\n", ("0", "1")),
-        ("submit_final_answer(7); 1 / 0", ("7",)),
-        ("submit_final_answer('\\ud800')", ("'\\ud800'",)),
-        ("answer = submit_final_answer; del submit_final_answer; answer(3)", ("3",)),
-        ("print('submit_final_answer(3)')", None),
-        ("submit_final_answer", None),
-        ("submit_final_answer = print; submit_final_answer(3)", None),
-        ("submit_final_answer()", None),
-        ("submit_final_answer(1 / 0)", None),
-    ],
-)
-def test_an_answer_is_what_was_handed_in(cell: str, answer: tuple[str, ...] | None, typed: Typed) -> None:
-    [result] = typed(cell)
-    assert result.answer == answer
+@pytest.mark.parametrize("case", CASES["answers"], ids=lambda case: case["cell"])
+def test_an_answer_is_what_was_handed_in(case: dict[str, Any], typed: Typed) -> None:
+    [result] = typed(case["cell"])
+    assert result.answer == (None if case["answer"] is None else tuple(case["answer"]))
 
 
 @pytest.mark.parametrize(
@@ -210,24 +197,7 @@ def test_an_answer_before_the_exit_counts(typed: Typed) -> None:
     assert (result.status, result.answer) == (ExecStatus.KILLED, ("5",))
 
 
-@pytest.mark.parametrize(
-    "cell",
-    [
-        "import sys; sys.stdout = None; 5",
-        "import sys; sys.stdout = 5",
-        "import sys; del sys.stdout, sys.stderr; 1 / 0",
-        "import sys; sys.stdout.close()",
-        "import sys; sys.displayhook = sys.excepthook = None; 1 / 0",
-        "import builtins; builtins.repr = builtins.print = builtins.exec = builtins.isinstance = None",
-        "import builtins; builtins._ = 1; del builtins._",
-        "import sys; sys.modules.clear()",
-        "globals().clear()",
-        "import sys; sys.setrecursionlimit(5)",
-        "type('x' * 1000, (Exception,), {})",
-        "raise type('\\ud800' + 'x' * 1000, (Exception,), {})",
-        "class M(type):\n  __name__ = property(lambda cls: 1 / 0)\nclass E(Exception, metaclass=M): pass\nraise E",
-    ],
-)
+@pytest.mark.parametrize("cell", CASES["rebinds"])
 def test_what_a_session_rebinds_is_its_own(cell: str, source: KernelSource, loop: BackgroundLoop) -> None:
     if isinstance(source, FakeKernelPool) and any(
         word in cell for word in ("builtins.repr", "modules.clear", ".close()")

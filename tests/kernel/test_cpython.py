@@ -26,40 +26,8 @@ from repl_rl.kernel.paths import Installation
 WORDS = yaml.safe_load(Path(__file__).with_name("cpython.yaml").read_text())
 MODULES = [f"test_{name}" for name in WORDS["modules"].split()]
 EXCEPTIONS: dict[str, list[str]] = WORDS["exceptions"]
-RUN = '''
-import json, os, subprocess, sys, xml.etree.ElementTree
-def outcomes(command, folder):
-    """{name: "passed", "skipped" or "failed"} of the tests that a command runs."""
-    file = os.path.join(folder, "tests.xml")
-    command = [sys.executable, *command, "--junit-xml", file]
-    done = subprocess.run(
-        command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    if not os.path.exists(file):
-        return {"": "failed: " + done.stdout[-2000:].decode(errors="replace")}
-    found = {}
-    for case in xml.etree.ElementTree.parse(file).iter("testcase"):
-        tags = {part.tag for part in case}
-        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
-        name = ".".join(filter(None, (case.get("classname"), case.get("name"))))
-        found[name] = "failed" if found.get(name) == "failed" else outcome
-    os.remove(file)
-    return found
-
-def of_cpython(module, folder):
-    return outcomes(["-m", "test", "--timeout", "600", module], folder)
-
-def of_sympy(part, folder):
-    import sympy
-    home = os.path.dirname(os.path.dirname(sympy.__file__))
-    settings = os.path.join(folder, "pytest.ini")
-    with open(settings, "w") as file:
-        file.write("[pytest]")
-    start = f"import sys; sys.path[:] = {sys.path}; import pytest; pytest.main(sys.argv[1:])"
-    options = ["-p", "no:cacheprovider", "-m", "not slow and not tooslow", "--rootdir", home, "-c", settings]
-    return outcomes(["-c", start, *options, os.path.join(home, "sympy", *part.split("."), "tests")], folder)
-
-'''
+RUN = Path(__file__).with_name("cpython_run.txt").read_text()
+"""Defines functions that run the tests of a module and tell how each of them ended."""
 LIMITS = Limits(line_s=3000, session_s=9000, memory_mb=3000, cpu_s=3000, open_files=1024, tmp_mb=1024, file_mb=1024)
 
 

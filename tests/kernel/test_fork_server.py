@@ -9,19 +9,25 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import LIMITS, Typed, in_a_process_of_its_own, in_one_session, open_descriptors, until
+from kernel.conftest import (
+    LIMITS,
+    Typed,
+    a_fork_backend,
+    in_a_process_of_its_own,
+    in_one_session,
+    open_descriptors,
+)
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool, Limits, Profile
 from repl_rl.kernel.forked.channel import PrivateChannel
-from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.forked.server import ForkServer
 from repl_rl.kernel.processes import tree
 from repl_rl.rollout.execute import TrajectoryKernel
@@ -92,21 +98,14 @@ async def test_sessions_that_wait_get_theirs_from_the_next_server() -> None:
     assert pool.stats.restarts >= 1
 
 
-@asynccontextmanager
-async def a_backend(**of_profile: Any) -> AsyncIterator[ForkBackend]:
-    """With a profile that preloads nothing, but for `of_profile`."""
-    profile = replace(Profile.load(), **{"preload": (), "warm_up": ""} | of_profile)
-    backend = ForkBackend(profile, LIMITS, "auto")
-    await backend.open(1000)
-    try:
-        yield backend
-    finally:
-        await backend.close()
+def bare(**changes: Any) -> Profile:
+    """A profile that preloads nothing, but for `changes`."""
+    return replace(Profile.load(), **{"preload": (), "warm_up": ""} | changes)
 
 
 @pytest.mark.more
 async def test_a_server_whose_end_nobody_has_read_yet_is_asked_only_once() -> None:
-    async with a_backend() as backend:
+    async with a_fork_backend(bare()) as backend:
         await (await backend.start()).close()
         family = list(tree(backend.server.pid))
         os.kill(family[2], signal.SIGKILL)
@@ -142,7 +141,7 @@ async def test_what_cannot_be_preloaded_is_said_and_left_out(
     preload: str, warm_up: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with a_backend(preload=(preload,), warm_up=warm_up) as backend:
+    async with a_fork_backend(bare(preload=(preload,), warm_up=warm_up)) as backend:
         kernel = await backend.start()
         assert (await kernel.execute("1")).output == "1\n"
         await kernel.close()
@@ -150,7 +149,8 @@ async def test_what_cannot_be_preloaded_is_said_and_left_out(
 
 
 async def test_a_server_that_does_not_come_up_says_what_it_printed() -> None:
-    async with a_backend(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)") as backend:
+    profile = bare(warm_up="import os\nprint('went wrong', flush=True)\nos._exit(3)")
+    async with a_fork_backend(profile) as backend:
         with pytest.raises(KernelStartError, match="the fork server ended: it printed: went wrong"):
             await backend.start()
 

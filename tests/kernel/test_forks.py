@@ -15,7 +15,8 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors, until
+from kernel.conftest import HASTY, LIMITS, SOAK, in_pool, open_descriptors
+from waiting import until_async as until
 
 from repl_rl.errors import ForkRefusedError, KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool
@@ -214,48 +215,7 @@ async def test_a_session_can_not_make_namespaces_by_itself(pool: KernelPool) -> 
             assert await shown(fork, "'well'") == "'well'\n"
 
 
-PIECES = st.sampled_from(
-    [
-        "x = {n}",
-        "x = x + {n}",
-        "y = [x] * 3",
-        "y.append({n})",
-        "def f(a):\n    return a + x + {n}\n",
-        "f({n})",
-        "g = (i + {n} for i in range(9))",
-        "next(g)",
-        "import math",
-        "math.comb({n} + 9, 3)",
-        "import random",
-        "random.seed({n})",
-        "random.random(), random.getrandbits(9)",
-        "h = open('/tmp/h', 'a+')",
-        "h.write('{n}')",
-        "h.seek({n}), h.read()",
-        "h.close()",
-        "open('/tmp/h').read()",
-        "import sympy",
-        "s = sympy.symbols('s{n}')",
-        "sympy.expand((s + {n}) ** 2), sympy.diff(s ** 3, s)",
-        "1 / ({n} - 3)",
-        "del x",
-        "z = dict(a=x, b={n})",
-        "z",
-        "import os",
-        "sorted(os.listdir('/tmp'))",
-        "os.makedirs('/tmp/d{n}', exist_ok=True); os.chdir('/tmp/d{n}')",
-        "os.getcwd()",
-        "class C:\n    k = {n}\n",
-        "c = C(); c.k += x; c.k",
-        "print(x, end='{n}')",
-        "_",
-        "import numpy as np",
-        "np.random.seed({n})",
-        "np.random.rand(2)",
-        "e = iter(y); next(e)",
-        "next(e)",
-    ]
-)
+PIECES = st.sampled_from(CASES["pieces"])
 LINES = st.lists(
     st.builds(lambda piece, n: piece.replace("{n}", str(n)), PIECES, st.integers(0, 6)), min_size=1, max_size=8
 )

@@ -22,37 +22,7 @@ from repl_rl.kernel.jupyter.guest import Guest, files_of
 from repl_rl.kernel.jupyter.kernel import KernelspecKernel
 
 NAME = "told"
-KERNEL = '''
-import os, time
-from ipykernel.kernelapp import IPKernelApp
-from ipykernel.kernelbase import Kernel
-
-class Told(Kernel):
-    """Does what it is told in Python, and knows its own language by its ends: a cell ends with a full stop."""
-    implementation = banner = "told"
-    implementation_version = "1"
-    language_info = {"name": "told", "mimetype": "text/plain", "file_extension": ".txt"}
-
-    def do_is_complete(self, code):
-        if code.startswith("mute"):
-            time.sleep(600)
-        return {"status": "invalid" if code.startswith("!") else "complete" if code.endswith(".") else "incomplete"}
-
-    async def do_execute(self, code, silent, *args, **kwargs):
-        if code.startswith("!"):
-            content = {"ename": "Unreadable", "evalue": code, "traceback": []}
-            self.send_response(self.iopub_socket, "error", content)
-            return {"status": "error", "execution_count": 0, **content}
-        try:
-            text = str(eval(code.rstrip(".")))
-        except Exception as error:
-            content = {"ename": type(error).__name__, "evalue": str(error), "traceback": []}
-            return {"status": "error", "execution_count": 0, **content}
-        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text + "\\n"})
-        return {"status": "ok", "execution_count": 0, "payload": [], "user_expressions": {}}
-
-IPKernelApp.launch_instance(kernel_class=Told)
-'''
+KERNEL = Path(__file__).with_name("told_kernel.txt").read_text()
 Use = Callable[[KernelspecKernel], Awaitable[Any]]
 
 

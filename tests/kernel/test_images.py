@@ -34,25 +34,29 @@ def test_show_keeps_the_open_figures_and_closes_them(typed: Typed) -> None:
     assert [result.output for result in results[1:7]] == ["", "", "", "[]\n", "", ""]
 
 
+@pytest.mark.more
 def test_a_figure_shows_itself_and_stays_open(typed: Typed) -> None:
     *_, shown, open_ones = typed(*DRAW[:2], "plt.gcf().show()", "plt.get_fignums()")
     assert (len(shown.images), shown.output, open_ones.output) == (1, "", "[1]\n")
 
 
+@pytest.mark.more
 def test_a_session_may_choose_a_backend_that_keeps_nothing(typed: Typed) -> None:
     *_, shown = typed("import matplotlib; matplotlib.use('svg')", *DRAW)
     assert (shown.images, shown.status) == ((), "ok")
 
 
+@pytest.mark.more
 def test_no_more_than_eight_of_a_cell(typed: Typed) -> None:
     *_, shown, after = typed(DRAW[0], "for _ in range(9): plt.figure(figsize=(1, 1)).show()\n", "1")
     assert (len(shown.images), len(after.images)) == (8, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [STOCK, OWN])
-def test_kernelspecs(name: str) -> None:
+async def test_kernelspecs(name: str) -> None:
     cells = ["%matplotlib inline"] if name == STOCK else []
-    *_, shown = typed_in(name, *cells, "\n".join(DRAW), line_s=300.0)
+    *_, shown = await typed_in(name, *cells, "\n".join(DRAW), line_s=300.0)
     assert [image[:8] for image in shown.images] == [PNG]
 
 

@@ -131,6 +131,13 @@ async def test_kernels_do_not_share_processes(pool: KernelPool) -> None:
         ("import threading; t = threading.Thread(target=print, args=('x',)); t.start(); t.join()", "x\n"),
         ("import multiprocessing as m; p = m.Process(target=print, args=('x',)); p.start(); p.join()", "x\n"),
         ("import concurrent.futures as c\nlist(c.ThreadPoolExecutor(2).map(abs, [-1]))", "[1]\n"),
+        (
+            "import asyncio\nasync def f(): return await (await asyncio.create_subprocess_exec('false')).wait()\n\n"
+            "asyncio.run(f())",
+            "1\n",
+        ),
+        ("from concurrent.futures import *; ProcessPoolExecutor(1).submit(abs, -3).result()", "3\n"),
+        ("import ctypes; ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n + 1)(4)", "5\n"),
         ("import datetime, random, secrets, uuid, zoneinfo, sqlite3, ctypes, decimal, hashlib", ""),
         ("import sqlite3; sqlite3.connect(':memory:').execute('select 1').fetchall()", "[(1,)]\n"),
     ],

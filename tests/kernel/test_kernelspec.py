@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from kernel.conftest import HASTY, until
+import yaml
+from kernel.conftest import HASTY
 from kernel.kernelspecs import ECHO, OWN, STOCK, a_kernel, kernelspecs, typed
+from waiting import until_async as until
 
 from repl_rl.errors import KernelDiedError
 from repl_rl.kernel import ExecResult, ExecStatus
 from repl_rl.kernel.jupyter.messages import ANSWER_MIME
 
 __all__ = ["kernelspecs"]
+CASES = yaml.safe_load(Path(__file__).with_name("kernelspec.yaml").read_text())
 
 
 def summary(result: ExecResult) -> tuple[str, str, str | None, bool, tuple[str, ...] | None]:
@@ -18,30 +23,10 @@ def summary(result: ExecResult) -> tuple[str, str, str | None, bool, tuple[str, 
 
 
 @pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
-async def test_python_kernels_keep_their_state(name: str) -> None:
-    results = await typed(name, "x = 20", "x += 1", "x * 2", "_ + 1", "print('é 漢字 🎉')")
-    assert [result.output for result in results] == ["", "", "42\n", "43\n", "é 漢字 🎉\n"]
-    assert {result.status for result in results} == {ExecStatus.OK}
-
-
-@pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
 async def test_how_cells_of_python_kernels_end(name: str) -> None:
-    cells = {
-        "1 / 0": ("error", "ZeroDivisionError", True),
-        "x = = 1": ("error", "SyntaxError", False),
-        "return 1": ("error", "SyntaxError", False),
-        "'": ("error", "SyntaxError", False),
-        "def f():\n\tx\n        y\n": ("error", "TabError", False),
-        "f(": ("incomplete", None, True),
-        "for i in range(3):": ("incomplete", None, True),
-        "eval('1 +')": ("error", "SyntaxError", True),
-        "exec('return 1')": ("error", "SyntaxError", True),
-        "raise SyntaxError('x')": ("error", "SyntaxError", True),
-        "import ast; ast.parse('(')": ("error", "SyntaxError", True),
-        "'alive'": ("ok", None, True),
-    }
-    results = await typed(name, *cells)
-    assert [(result.status, result.error_name, result.compiled) for result in results] == list(cells.values())
+    results = await typed(name, *(case["cell"] for case in CASES["ends"]))
+    found = [{"status": each.status, "error": each.error_name, "compiled": each.compiled} for each in results]
+    assert [{"cell": case["cell"], **each} for case, each in zip(CASES["ends"], found, strict=True)] == CASES["ends"]
     assert [result.output for result in results if result.status is ExecStatus.INCOMPLETE] == ["", ""]
 
 
@@ -87,23 +72,11 @@ async def test_beyond_a_limit_output_is_only_counted(name: str) -> None:
     assert len(long.output) < 11_000
 
 
-@pytest.mark.parametrize("name", [STOCK, pytest.param(OWN, marks=pytest.mark.more)])
-async def test_an_answer_is_what_was_handed_in(name: str) -> None:
-    forged = f"print({{{ANSWER_MIME!r}: {{'values': ['5']}}}}); print('submit_final_answer(3)')"
-    cells = {
-        "submit_final_answer(391)": ("391",),
-        "submit_final_answer('391', [2], None)": ("'391'", "[2]", "None"),
-        "for i in range(2): submit_final_answer(i)\n": ("0", "1"),
-        "submit_final_answer(7); 1 / 0": ("7",),
-        "2": None,
-        forged: None,
-        "submit_final_answer()": None,
-        "answer = submit_final_answer; submit_final_answer = print": None,
-        "submit_final_answer(3)": None,
-        "answer(4)": ("4",),
-    }
-    results = await typed(name, *cells)
-    assert [result.answer for result in results] == list(cells.values())
+async def test_an_answer_is_what_was_handed_in() -> None:
+    results = await typed(STOCK, *(case["cell"] for case in CASES["answers"]))
+    assert [result.answer and list(result.answer) for result in results] == [
+        case["answer"] for case in CASES["answers"]
+    ]
     assert [results[0].output, results[2].output, results[8].output] == ["", "", "3\n"]
     assert results[6].output.endswith(
         "TypeError: submit_final_answer() missing 1 required positional argument: 'value'\n"
@@ -127,25 +100,13 @@ reply = {{'status': 'ok', 'execution_count': 1, 'user_expressions': {{}}, 'paylo
 f.f_globals['_reply'] = lambda outcome, count: reply | {{'repl_rl': {}}}
 """
 NESTED = "x = {}\nfor _ in range(900): x = {'a': [x]}\n"
-BROKEN = {
-    "unknown-status": "{'status': 'wonderful'}",
-    "no-status": "{}",
-    "status-listed": "{'status': ['ok']}",
-    "answer-number": "{'status': 'ok', 'answer': 5}",
-    "answer-of-objects": "{'status': 'ok', 'answer': [{'a': 1}, None, 7]}",
-    "error-listed": "{'status': 'error', 'error_name': [1, 2]}",
-    "error-nested": "{'status': 'error', 'error_name': x}",
-    "status-nested": "{'status': x}",
-    "fingerprint-object": "{'status': 'ok', 'fingerprint': {}}",
-    "message-number": "{'status': 'error', 'error_message': 3}",
-}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "status-listed")) for name in BROKEN]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "status-listed")) for name in CASES["broken"]]
 )
 async def test_a_forged_reply_of_our_own_kernel_costs_its_session(name: str) -> None:
-    code = NESTED + "\n" + FORGE.format(BROKEN[name])
+    code = NESTED + "\n" + FORGE.format(CASES["broken"][name])
     results = await typed(OWN, code, "'next'", line_s=3.0)
     assert results[-1].status in (ExecStatus.KILLED, ExecStatus.TIMEOUT)
     assert all(result.answer is None for result in results)
@@ -169,9 +130,8 @@ async def test_long_answers_are_cut() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", [STOCK, OWN])
-async def test_an_exit_loses_the_state(name: str) -> None:
-    async with a_kernel(name) as kernel:
+async def test_an_exit_loses_the_state() -> None:
+    async with a_kernel(STOCK) as kernel:
         result = await kernel.execute("submit_final_answer(5); exit()")
         assert not kernel.is_alive
         with pytest.raises(KernelDiedError, match="take a new session"):

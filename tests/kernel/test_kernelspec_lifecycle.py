@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from jupyter_client import BlockingKernelClient
 from jupyter_client.provisioning import KernelProvisionerFactory, LocalProvisioner
-from kernel.conftest import eventually, in_a_process_of_its_own, open_descriptors, running
+from kernel.conftest import in_a_process_of_its_own, open_descriptors, running
 from kernel.kernelspecs import ECHO, OWN, STOCK, a_backend, a_kernel, add_spec, kernelspecs
+from waiting import until
 
 from repl_rl.errors import ConfigError, KernelStartError
 from repl_rl.kernel import ExecStatus
@@ -89,7 +90,7 @@ def descriptors_after_each_of_three(name: str) -> list[int]:
             for number in (1, 2, 3):
                 kernel = await backend.start()
                 await kernel.execute(SLEEPER)
-                assert eventually(lambda: running(SLEEP) == (name != ECHO))
+                until(lambda: running(SLEEP) == (name != ECHO))
                 assert (running(f"{folder}/{number}") > 0) is (name != OWN)
                 await kernel.close()
                 await kernel.close()
@@ -117,10 +118,10 @@ def test_nothing_outlives_the_owner(name: str, sandbox: str) -> None:
             assert owner.stdout is not None
             folder = Path(owner.stdout.readline().strip()).parent
             assert folder.is_dir()
-            assert eventually(lambda: running(SLEEP) == 1)
+            until(lambda: running(SLEEP) == 1)
         finally:
             owner.send_signal(signal.SIGKILL)
-    assert eventually(lambda: (running(SLEEP), running(str(folder)), folder.exists()) == (0, 0, False))
+    until(lambda: (running(SLEEP), running(str(folder)), folder.exists()) == (0, 0, False))
 
 
 FAR = {"metadata": {"kernel_provisioner": {"provisioner_name": "elsewhere"}}}

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from jupyter_client import AsyncKernelManager, BlockingKernelClient
 from jupyter_client.kernelspec import KernelSpecManager
-from kernel.conftest import LIMITS, eventually, running
+from kernel.conftest import LIMITS, running
+from waiting import until
 
 from repl_rl.kernel import ExecResult, KernelPool
 from repl_rl.kernel.jupyter.provisioner import register
@@ -69,11 +70,11 @@ def alive(pids: list[int]) -> list[str]:
 )
 def test_nothing_outlives_the_owner(signum: signal.Signals, state: str) -> None:
     with owner_of_a_pool(state) as (owner, folder):
-        assert eventually(lambda: {"sleep 3600 ", "sleep 3601 "} <= set(alive(list(tree(owner.pid)))))
+        until(lambda: {"sleep 3600 ", "sleep 3601 "} <= set(alive(list(tree(owner.pid)))))
         _, *pids = tree(owner.pid)
         owner.send_signal(signum)
         owner.wait(timeout=600)
-    assert eventually(lambda: not alive(pids) and not folder.exists())
+    until(lambda: not alive(pids) and not folder.exists())
     assert [str(group) for root in CGROUPS for group in root.rglob(f"repl-rl-{owner.pid}-*")] == []
 
 
@@ -85,7 +86,7 @@ def test_kernels_that_are_being_made_while_their_owner_dies_do_not_stay(after_s:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment) as owner:
         time.sleep(after_s)
         owner.kill()
-    assert eventually(lambda: not list(tmp_path.iterdir()) and not running(str(tmp_path)))
+    until(lambda: not list(tmp_path.iterdir()) and not running(str(tmp_path)))
 
 
 @contextmanager
@@ -176,4 +177,4 @@ async def test_a_stock_manager_starts_the_kernelspec(transport: str, tmp_path: P
 
 
 def test_no_folder_of_a_pool_is_left_by_these_tests(temporary: Path) -> None:
-    assert eventually(lambda: not list(temporary.glob("repl-rl-*")))
+    until(lambda: not list(temporary.glob("repl-rl-*")))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from kernel.conftest import LIMITS, in_one_session
+from kernel.conftest import LIMITS, a_fork_backend, in_one_session, in_pool
 
 from repl_rl.errors import ConfigError
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits, Profile, landlock
-from repl_rl.kernel.forked.kernel import ForkBackend
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 from studies.profile.study import USES
 
+SERVER = "repl_rl.kernel.forked.server"
 MATH_LIMITS = replace(LIMITS, memory_mb=512, cpu_s=120, processes=64, start_s=300.0)
 HARD = (
     "import z3; s = z3.Solver(); a, b, c = z3.Ints('a b c'); s.add(a > 2, b > 2, c > 2, a**3 + b**3 == c**3 + 41);"
@@ -31,22 +30,15 @@ def _needs(package: str) -> None:
         pytest.skip(f"{package} is not installed; pip install 'repl-rl[math]'")
 
 
-def _said_by(profile: Profile, cell: str, caplog: pytest.LogCaptureFixture) -> tuple[list[str], ExecResult]:
+async def said_by(profile: Profile, cell: str, caplog: pytest.LogCaptureFixture) -> tuple[list[str], ExecResult]:
     """What is logged as a server of this profile starts, and what a session says."""
-
-    async def use() -> ExecResult:
-        backend = ForkBackend(profile, LIMITS, "auto")
-        await backend.open(1000)
+    caplog.clear()
+    caplog.set_level(logging.WARNING, logger=SERVER)
+    async with a_fork_backend(profile) as backend:
         kernel = await backend.start()
         result = await kernel.execute(cell)
         await kernel.close()
-        await backend.close()
-        return result
-
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, logger="repl_rl.kernel.forked.server"):
-        result = asyncio.run(use())
-    return [each.message for each in caplog.records if each.name == "repl_rl.kernel.forked.server"], result
+    return [each.message for each in caplog.records if each.name == SERVER], result
 
 
 def test_the_profile_is_the_default_with_more_packages() -> None:
@@ -65,23 +57,23 @@ def test_a_profile_that_there_is_not_is_refused(name: str, hint: str) -> None:
     assert f"; {hint}there are default, math, or give a .toml file" in str(caught.value)
 
 
-def test_what_is_missing_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_missing_is_left_out_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     preload = ("json", "no_such_solver", "no_such_solver.linear", "no_such_algebra")
     warm_up = "try:\n    import no_such_solver\nexcept ImportError:\n    import string\n"
     math = replace(Profile.load("math"), preload=preload, warm_up=warm_up)
-    said, result = _said_by(math, "import no_such_solver", caplog)
+    said, result = await said_by(math, "import no_such_solver", caplog)
     assert said == [
         "the kernel profile 'math' goes without no_such_solver, no_such_algebra; pip install 'repl-rl[math]' installs "
         "all of it"
     ]
     assert result.error_message == "ModuleNotFoundError: No module named 'no_such_solver'"
-    said, result = _said_by(math, "import sys; print('json' in sys.modules)", caplog)
+    said, result = await said_by(math, "import sys; print('json' in sys.modules)", caplog)
     assert (said, result.output) == ([], "True\n")
 
 
-def test_a_thread_that_the_warm_up_leaves_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_thread_that_the_warm_up_leaves_is_named(caplog: pytest.LogCaptureFixture) -> None:
     warm_up = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()"
-    said, result = _said_by(replace(Profile.load(), preload=(), warm_up=warm_up), "1", caplog)
+    said, result = await said_by(replace(Profile.load(), preload=(), warm_up=warm_up), "1", caplog)
     assert [text.partition(": ")[0] for text in said] == [
         "what the kernel profile preloads has left threads running, which no session has"
     ]
@@ -109,28 +101,22 @@ def test_a_package_works_in_sessions_and_its_first_use_imports_nothing(
 
 
 @pytest.mark.slow
-def test_a_session_with_solvers_can_be_forked(kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop) -> None:
+@in_pool(limits=MATH_LIMITS, profile="math", sandbox="bwrap")
+async def test_a_session_with_solvers_can_be_forked(pool: KernelPool) -> None:
     for package in ("z3", "ortools"):
         _needs(package)
-    pool = kernel_pools(MATH_LIMITS, profile="math", sandbox="bwrap")
-
-    async def run() -> list[str]:
-        async with pool.session() as kernel:
-            for package in ("z3", "ortools", "flint"):
-                await kernel.execute(USES[package])
-            async with pool.fork(kernel) as fork:
-                await fork.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
-                cell = "import z3; t = z3.Solver(); t.add(z3.Int('k') == 7); print(t.check(), s2.value(v))"
-                return [(await each.execute(cell)).output for each in (fork,)]
-
-    assert loop.run(run()) == ["sat 3\n"]
+    async with pool.session() as kernel:
+        for package in ("z3", "ortools", "flint"):
+            await kernel.execute(USES[package])
+        async with pool.fork(kernel) as fork:
+            await fork.execute("s2 = cp_model.CpSolver(); s2.solve(m)")
+            cell = "import z3; t = z3.Solver(); t.add(z3.Int('k') == 7); print(t.check(), s2.value(v))"
+            assert (await fork.execute(cell)).output == "sat 3\n"
 
 
 @pytest.mark.slow
-def test_a_solver_that_takes_too_long_is_a_timeout(
-    kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
-) -> None:
+@in_pool(limits=replace(MATH_LIMITS, line_s=2.0), profile="math", sandbox="bwrap")
+async def test_a_solver_that_takes_too_long_is_a_timeout(pool: KernelPool) -> None:
     _needs("z3")
-    pool = kernel_pools(replace(MATH_LIMITS, line_s=2.0), profile="math", sandbox="bwrap")
-    [result] = loop.run(in_one_session(pool, HARD))
+    [result] = await in_one_session(pool, HARD)
     assert result.status in (ExecStatus.TIMEOUT, ExecStatus.KILLED)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernel.conftest import HASTY, LIMITS, in_one_session, until
+from kernel.conftest import HASTY, LIMITS, in_one_session
+from waiting import until_async as until
 
 from repl_rl.errors import DependencyError, KernelDiedError, KernelError, KernelStartError
 from repl_rl.kernel import ExecStatus, KernelPool
@@ -95,7 +96,7 @@ async def test_a_kernel_that_died_while_it_waited_is_not_handed_out() -> None:
         of_server = os.readlink(f"/proc/{server}/ns/pid")
         [waiting] = [pid for pid in others if os.readlink(f"/proc/{pid}/ns/pid") != of_server]
         os.kill(waiting, signal.SIGKILL)
-        await until(lambda: not Path(f"/proc/{waiting}/exe").exists())
+        await until(lambda: not Path(f"/proc/{waiting}").exists())
         assert [result.output for result in await in_one_session(pool, "1 + 1")] == ["2\n"]
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import cloudpickle
 import pytest
-from kernel.conftest import HASTY, LIMITS, Typed, in_one_session
+from kernel.conftest import HASTY, LIMITS, in_one_session, in_pool
 from kernel.kernelspecs import REAL, SOURCES, kernelspecs
 from kernel_fakes import FakeKernelPool
 
@@ -18,7 +18,6 @@ from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, KernelSource
 from repl_rl.kernel.border import calls_of
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.trajectory import ToolCall
-from repl_rl.utils.threads import BackgroundLoop
 
 __all__ = ["kernelspecs"]
 
@@ -31,82 +30,70 @@ repl_tools.register(multiply, "multiply")
 """
 TRACEBACK = 'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
 
-Prepared = Callable[..., list[ExecResult]]
-
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, pools: Callable[[str, SandboxKind], KernelPool]) -> KernelSource:
     return FakeKernelPool() if request.param == "fake" else pools(*REAL[request.param])
 
 
-@pytest.fixture
-def prepared(source: KernelSource, loop: BackgroundLoop) -> Prepared:
-    """Runs set-up code and then cells in one fresh session."""
-    return lambda setup, *cells: loop.run(in_a_prepared_session(source, setup, *cells))
-
-
-@pytest.fixture
-def forked(pool: KernelPool, loop: BackgroundLoop) -> Prepared:
-    return lambda setup, *cells: loop.run(in_a_prepared_session(pool, setup, *cells))
-
-
-async def in_a_prepared_session(source: KernelSource, setup: str, *cells: str) -> list[ExecResult]:
+async def prepared(source: KernelSource, setup: str, *cells: str) -> list[ExecResult]:
+    """The results of cells in one fresh session, after set-up code."""
     async with source.session() as kernel:
         await kernel.prepare(setup)
         return [await kernel.execute(cell) for cell in cells]
 
 
-def test_a_registered_function_is_there(prepared: Prepared) -> None:
-    [result] = prepared(MULTIPLY, "multiply(6, 7)")
+async def test_a_registered_function_is_there(source: KernelSource) -> None:
+    [result] = await prepared(source, MULTIPLY, "multiply(6, 7)")
     assert (result.status, "42" in result.output) == (ExecStatus.OK, True)
 
 
-def test_set_up_code_leaves_no_names_and_shows_nothing(source: KernelSource, loop: BackgroundLoop) -> None:
+async def test_set_up_code_leaves_no_names_and_shows_nothing(source: KernelSource) -> None:
     names = "print(sorted(set(globals()) - {'_', '__', '___', '_i', '_ii', '_iii'}))"
-    [plain] = loop.run(in_one_session(source, names))
+    [plain] = await in_one_session(source, names)
     setup = "print('aside')\nimport json\nhelper = 1\n5\n"
-    assert [plain.output] == [result.output for result in loop.run(in_a_prepared_session(source, setup, names))]
+    assert [plain.output] == [result.output for result in await prepared(source, setup, names)]
 
 
-def test_values_can_be_bound(prepared: Prepared) -> None:
-    [result] = prepared("import repl_tools; repl_tools.bind('data', [1, 2])", "print(data)")
+async def test_values_can_be_bound(source: KernelSource) -> None:
+    [result] = await prepared(source, "import repl_tools; repl_tools.bind('data', [1, 2])", "print(data)")
     assert result.output == "[1, 2]\n"
 
 
-def test_the_module_goes_with_the_set_up_code(prepared: Prepared) -> None:
-    [result] = prepared(MULTIPLY, "import repl_tools")
+async def test_the_module_goes_with_the_set_up_code(source: KernelSource) -> None:
+    [result] = await prepared(source, MULTIPLY, "import repl_tools")
     assert result.error_name == "ModuleNotFoundError"
 
 
-def test_set_up_code_that_fails_says_what_it_printed(source: KernelSource, loop: BackgroundLoop) -> None:
+async def test_set_up_code_that_fails_says_what_it_printed(source: KernelSource) -> None:
     with pytest.raises(KernelStartError, match=r"(?s)could not be set up.*in spoil.*ValueError: no way") as raised:
-        loop.run(in_a_prepared_session(source, "def spoil():\n    raise ValueError('no way')\nspoil()"))
+        await prepared(source, "def spoil():\n    raise ValueError('no way')\nspoil()")
     assert "repl_interpreter" not in str(raised.value)
 
 
-def test_a_function_that_is_no_python_is_refused(prepared: Prepared) -> None:
+async def test_a_function_that_is_no_python_is_refused(source: KernelSource) -> None:
     with pytest.raises(KernelStartError, match=r"(?s)could not be set up.*SyntaxError"):
-        prepared("x = = 1")
+        await prepared(source, "x = = 1")
 
 
 @pytest.mark.parametrize("source", ["fake", "own kernelspec", "stock ipykernel"], indirect=True)
-def test_host_tools_are_refused_where_they_cannot_work(prepared: Prepared) -> None:
+async def test_host_tools_are_refused_where_they_cannot_work(source: KernelSource) -> None:
     with pytest.raises(KernelStartError, match=r"host tools need `kernel\.backend: fork`"):
-        prepared("import repl_tools; repl_tools.host_proxy('search', 'search(query: str)', 'Find.')")
+        await prepared(source, "import repl_tools; repl_tools.host_proxy('search', 'search(query: str)', 'Find.')")
 
 
-def test_functions_travel_as_pickles(prepared: Prepared) -> None:
+async def test_functions_travel_as_pickles(source: KernelSource) -> None:
     offset = 5
     pickled = base64.b64encode(cloudpickle.dumps(lambda n: n + offset)).decode()
     setup = (
         "import base64, cloudpickle, repl_tools\n"
         f"repl_tools.register(cloudpickle.loads(base64.b64decode('{pickled}')), 'add_five')"
     )
-    [result] = prepared(setup, "print(add_five(37))")
+    [result] = await prepared(source, setup, "print(add_five(37))")
     assert result.output == "42\n"
 
 
-def test_coroutine_functions_run_to_their_end(prepared: Prepared) -> None:
+async def test_coroutine_functions_run_to_their_end(source: KernelSource) -> None:
     setup = (
         "import repl_tools, asyncio\n"
         "async def slow(n):\n    await asyncio.sleep(0)\n    return n + 1\n"
@@ -114,19 +101,19 @@ def test_coroutine_functions_run_to_their_end(prepared: Prepared) -> None:
     )
     inside = "import asyncio\nasync def main(): return slow(2)\nr = []\nimport threading\n"
     again = "t = threading.Thread(target=lambda: r.append(asyncio.run(main()))); t.start(); t.join(); print(r)"
-    [first, second] = prepared(setup, "print(slow(1))", inside + again)
+    [first, second] = await prepared(source, setup, "print(slow(1))", inside + again)
     assert (first.output, second.output) == ("2\n", "[3]\n")
 
 
-def test_a_cell_reports_its_message(source: KernelSource, loop: BackgroundLoop) -> None:
-    fine, raised, bare = loop.run(in_one_session(source, "x = 1", "undefined", "raise ValueError"))
+async def test_a_cell_reports_its_message(source: KernelSource) -> None:
+    fine, raised, bare = await in_one_session(source, "x = 1", "undefined", "raise ValueError")
     assert fine.error_message is None
     assert raised.error_message == "NameError: name 'undefined' is not defined"
     assert bare.error_message == "ValueError"
 
 
-def test_calls_are_told_with_their_cell(forked: Prepared) -> None:
-    some, none, failed = forked(MULTIPLY, "multiply(2, 3); multiply(4)", "5", "multiply()")
+async def test_calls_are_told_with_their_cell(pool: KernelPool) -> None:
+    some, none, failed = await prepared(pool, MULTIPLY, "multiply(2, 3); multiply(4)", "5", "multiply()")
     assert [(call.name, call.error_name) for call in some.calls] == [("multiply", None)] * 2
     assert all(call.duration_s >= 0 for call in some.calls)
     assert none.calls == ()
@@ -134,31 +121,27 @@ def test_calls_are_told_with_their_cell(forked: Prepared) -> None:
     assert failed.output == f"{TRACEBACK}TypeError: multiply() missing 1 required positional argument: 'a'\n"
 
 
-def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool, loop: BackgroundLoop) -> None:
-    async def late() -> None:
-        async with pool.session() as kernel:
-            await kernel.execute("1")
+async def test_a_session_is_prepared_before_its_first_cell(pool: KernelPool) -> None:
+    async with pool.session() as kernel:
+        await kernel.execute("1")
+        with pytest.raises(KernelError, match="before its first cell"):
             await kernel.prepare(MULTIPLY)
 
-    with pytest.raises(KernelError, match="before its first cell"):
-        loop.run(late())
 
-
-def test_tools_that_call_each_other_are_all_told(forked: Prepared) -> None:
+async def test_tools_that_call_each_other_are_all_told(pool: KernelPool) -> None:
     square = "def square(n): return multiply(n, n) if n else square(n + 1)\nrepl_tools.register(square, 'square')\n"
     for setup in (MULTIPLY + square, square.join(["import repl_tools\n", MULTIPLY])):
-        [result] = forked(setup, "square(3), square(0)")
+        [result] = await prepared(pool, setup, "square(3), square(0)")
         assert result.output == "(9, 1)\n"
         assert [call.name for call in result.calls] == ["multiply", "square", "multiply", "square"]
 
 
-def test_a_tool_that_raises_shows_its_own_frames_alone(
-    kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop
-) -> None:
+@in_pool(limits=HASTY)
+async def test_a_tool_that_raises_shows_its_own_frames_alone(pool: KernelPool) -> None:
     source = "def divide(a, b):\n    return a / b\n"
     setup = f"import repl_tools; exec(compile({source!r}, 'tools.py', 'exec')); repl_tools.register(divide, 'divide')"
     setup += "; import time; repl_tools.register(time.sleep, 'nap')"
-    raised, interrupted = loop.run(in_a_prepared_session(kernel_pools(HASTY), setup, "divide(1, 0)", "nap(60)"))
+    raised, interrupted = await prepared(pool, setup, "divide(1, 0)", "nap(60)")
     assert raised.output == (
         'Traceback (most recent call last):\n  File "<stdin>", line 1, in <module>\n'
         '  File "tools.py", line 2, in divide\nZeroDivisionError: division by zero\n'
@@ -168,41 +151,40 @@ def test_a_tool_that_raises_shows_its_own_frames_alone(
     assert [(call.name, call.error_name) for call in interrupted.calls] == [("nap", "KeyboardInterrupt")]
 
 
-def test_a_tool_looks_like_its_function(kernel_pools: Callable[..., KernelPool], loop: BackgroundLoop) -> None:
+async def test_a_tool_looks_like_its_function(pool: KernelPool) -> None:
     cells = ("help(multiply)", "import inspect; inspect.signature(multiply)", "multiply.__wrapped__")
-    shown, signature, hidden = loop.run(in_a_prepared_session(kernel_pools(LIMITS), MULTIPLY, *cells))
+    shown, signature, hidden = await prepared(pool, MULTIPLY, *cells)
     assert "multiply(a: int, b: int = 2) -> int\n    Multiply two numbers.\n" in shown.output
     assert signature.output == "<Signature (a: int, b: int = 2) -> int>\n"
     assert hidden.error_name == "AttributeError"
 
 
-def test_tools_are_no_state_until_their_names_are_bound_anew(forked: Prepared, typed: Typed) -> None:
-    [plain] = typed("x = 1")
-    first, called, rebound = forked(MULTIPLY, "x = 1", "multiply(2)", "multiply = 5")
+async def test_tools_are_no_state_until_their_names_are_bound_anew(pool: KernelPool) -> None:
+    [plain] = await in_one_session(pool, "x = 1")
+    first, called, rebound = await prepared(pool, MULTIPLY, "x = 1", "multiply(2)", "multiply = 5")
     assert plain.fingerprint == first.fingerprint == called.fingerprint
     assert rebound.fingerprint != first.fingerprint
 
 
-def test_what_is_bound_as_a_value_is_state(forked: Prepared) -> None:
-    first, same, changed = forked("import repl_tools; repl_tools.bind('data', [1])", "1", "data", "data.append(2)")
+async def test_what_is_bound_as_a_value_is_state(pool: KernelPool) -> None:
+    first, same, changed = await prepared(
+        pool, "import repl_tools; repl_tools.bind('data', [1])", "1", "data", "data.append(2)"
+    )
     assert first.fingerprint == same.fingerprint != changed.fingerprint
 
 
-def test_set_up_code_may_be_long_and_print_much(forked: Prepared) -> None:
-    [result] = forked(
-        f"import repl_tools; repl_tools.bind('text', {'x' * 8_000_000!r}); print('y' * 500_000)", "len(text)"
+async def test_set_up_code_may_be_long_and_print_much(pool: KernelPool) -> None:
+    [result] = await prepared(
+        pool, f"import repl_tools; repl_tools.bind('text', {'x' * 8_000_000!r}); print('y' * 500_000)", "len(text)"
     )
     assert result.output == "8000000\n"
 
 
 @pytest.mark.slow
-def test_set_up_code_that_hangs_is_given_up(loop: BackgroundLoop) -> None:
-    async def hang() -> None:
-        async with KernelPool(1, replace(LIMITS, start_s=5.0)) as pool:
-            await in_a_prepared_session(pool, "print('at it')\nwhile True: pass")
-
+@in_pool(limits=replace(LIMITS, start_s=5.0))
+async def test_set_up_code_that_hangs_is_given_up(pool: KernelPool) -> None:
     with pytest.raises(KernelStartError, match="could not be set up; it printed: at it"):
-        loop.run(hang())
+        await prepared(pool, "print('at it')\nwhile True: pass")
 
 
 @pytest.mark.parametrize(

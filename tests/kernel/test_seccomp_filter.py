@@ -7,7 +7,6 @@ import itertools
 import json
 import platform
 import re
-import signal
 import struct
 import subprocess
 import sys
@@ -203,21 +202,6 @@ def test_examined_calls_in_force() -> None:
     assert printed(source) == [*["ENOSYS"] * 2, *["EPERM"] * 3, *["EAFNOSUPPORT"] * 3, "done", "EPERM", "done"]
 
 
-@here
-def test_python_sees_exceptions() -> None:
-    source = """
-        import socket
-        def raised(function, *arguments):
-            try:
-                function(*arguments)
-            except OSError as error:
-                return [type(error).__name__, errno.errorcode[error.errno]]
-        print(json.dumps([raised(os.chroot, "/"), raised(socket.socket), raised(socket.sethostname, "x")]))
-    """
-    refused = ["PermissionError", "EPERM"]
-    assert printed(source) == [refused, ["OSError", "EAFNOSUPPORT"], refused]
-
-
 PROBE = "import os\ntry: os.chroot('/')\nexcept PermissionError: print('refused')"
 
 
@@ -241,98 +225,3 @@ def test_child_processes_inherit_it() -> None:
         print(json.dumps(subprocess.check_output([sys.executable, "-c", {PROBE!r}], text=True)))
     """
     assert printed(source) == "refused\n"
-
-
-@here
-def test_what_sessions_use_goes_on_working() -> None:
-    source = """
-        import asyncio, multiprocessing, socket, subprocess, tempfile, threading
-        from concurrent.futures import ProcessPoolExecutor
-        found = {}
-        found["subprocess"] = subprocess.check_output(["echo", "hi"], text=True)
-        found["shell"] = os.popen("echo a | cat").read()
-        found["fork"] = os.waitstatus_to_exitcode(os.waitpid(os.fork() or os._exit(7), 0)[1])
-        with multiprocessing.get_context("fork").Pool(2) as pool:
-            found["pool"] = pool.map(abs, [-1, -2])
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, mp_context=context) as executor:
-            found["spawned"] = executor.submit(abs, -3).result()
-        async def main():
-            process = await asyncio.create_subprocess_exec("echo", "there", stdout=subprocess.PIPE)
-            await asyncio.sleep(0.01)
-            await asyncio.to_thread(lambda: None)
-            return (await process.communicate())[0].decode()
-        found["asyncio"] = asyncio.run(main())
-        left, right = socket.socketpair()
-        left.send(b"x")
-        found["socketpair"] = right.recv(1).decode()
-        callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(lambda n: n + 1)
-        found["ctypes"] = callback(4)
-        with tempfile.NamedTemporaryFile("w+") as file:
-            found["file"] = file.write("abc")
-        if __name__ == "__main__":
-            print(json.dumps(found))
-    """
-    assert printed(source) == {
-        "subprocess": "hi\n",
-        "shell": "a\n",
-        "fork": 7,
-        "pool": [1, 2],
-        "spawned": 3,
-        "asyncio": "there\n",
-        "socketpair": "x",
-        "ctypes": 5,
-        "file": 3,
-    }
-
-
-@here
-def test_a_session_that_may_not_fork() -> None:
-    source = """
-        import subprocess, threading
-        def raised(function, *arguments):
-            try:
-                function(*arguments)
-            except OSError as error:
-                return errno.errorcode[error.errno]
-        found = [
-            raised(os.fork), raised(subprocess.run, ["true"]), raised(os.execv, "/bin/true", ["true"]),
-            raised(os.posix_spawn, "/bin/true", ["true"], {}), raised(os.execve, 1, ["true"], {}),
-            os.waitstatus_to_exitcode(os.system("true")),
-        ]
-        thread = threading.Thread(target=found.append, args=("thread",))
-        thread.start(), thread.join()
-        print(json.dumps(found))
-    """
-    *refused, system, thread = printed(source, may_fork=False)
-    assert refused == ["EPERM"] * 5
-    assert system != 0
-    assert thread == "thread"
-
-
-@here
-def test_no_filter_is_put_on_top() -> None:
-    """Each would take some of what the machine has for compiled filters."""
-    source = """
-        try:
-            seccomp_filter.Filter(may_fork=False).install()
-        except PermissionError:
-            print(1)
-    """
-    assert printed(source) == 1
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="int 0x80 is x86")
-def test_the_32_bit_gate_ends_the_process() -> None:
-    gate = """
-        import mmap
-        page = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE, 7)
-        page.write(bytes.fromhex("53 b8 14 00 00 00 cd 80 5b c3"))  # getpid of i386
-        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-        print(ctypes.CFUNCTYPE(ctypes.c_int)(address)() == os.getpid())
-    """
-    unfiltered = textwrap.dedent("import ctypes, os\n" + textwrap.dedent(gate))
-    bare = subprocess.run([sys.executable, "-c", unfiltered], capture_output=True, text=True, timeout=600, check=False)
-    if bare.stdout != "True\n":
-        pytest.skip("this kernel has no 32-bit gate")
-    assert child(gate).returncode == -signal.SIGSYS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from repl_rl.config import load_config
@@ -65,9 +64,3 @@ def test_the_newest_evaluation_with_these_settings_counts(tmp_path: Path) -> Non
     assert folder.evaluation(0, {"problems": 2}) == few
     assert folder.evaluation(0) == many
     assert folder.evaluation(0, {"problems": 4}) is None
-
-
-def test_metrics_stay_one_json_object_per_line(tmp_path: Path) -> None:
-    folder = new_run(load_config("quickstart"), tmp_path)
-    folder.append({"kind": "train", "step": 1, "note": "line\u2028separator"})
-    assert [json.loads(line) for line in folder.metrics_path.read_text().split("\n")[:-1]] == list(folder.rows())

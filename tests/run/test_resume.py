@@ -39,14 +39,6 @@ def resume(folder: RunFolder, capsys: pytest.CaptureFixture[str], *arguments: st
     return code, captured.out + captured.err
 
 
-def test_overrides_go_over_the_runs_own_config(tmp_path: Path) -> None:
-    folder = new_run(load_config("quickstart", ("seed=3",)), tmp_path)
-    _, config = open_run(folder.path, None, ("train.steps=90", "eval.problems=20", "train.report_to=tensorboard"))
-    assert (config.seed, config.train.steps, config.eval.problems) == (3, 90, 20)
-    assert config.train.report_to == ("tensorboard",)
-    assert folder.config().train.steps == 60, "opening writes nothing"
-
-
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
 def test_a_key_that_may_not_change_is_refused_beside_resume(
     flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -187,8 +179,10 @@ def test_another_config_is_refused_with_the_keys_that_differ_and_both_values(tmp
 
 def test_a_longer_run_with_other_means_is_still_the_run(tmp_path: Path) -> None:
     constant = "train.schedule=constant_with_warmup"
-    folder = new_run(load_config("quickstart", (constant, "train.steps=8")), tmp_path)
-    changed = load_config("quickstart", (constant, "train.steps=9", "train.save_steps=2", "kernel.size=3"))
+    folder = new_run(load_config("quickstart", (constant, "train.steps=8", "seed=3")), tmp_path)
+    own = open_run(folder.path, None, ("train.steps=90", "train.report_to=tensorboard"))[1]
+    assert (own.seed, own.train.steps, own.train.report_to) == (3, 90, ("tensorboard",))
+    changed = load_config("quickstart", (constant, "seed=3", "train.steps=9", "train.save_steps=2", "kernel.size=3"))
     assert open_run(folder.path, changed) == (folder, changed)
     assert folder.config().train.steps == 8, "opening writes nothing"
     folder.keep_config(changed)

@@ -278,6 +278,7 @@ def with_tensorboard(folder: Path, **settings: Any) -> RecordedTrainer:
     return recorded_trainer(folder, recorded, make_tasks_named("a"), **settings)
 
 
+@pytest.mark.more
 def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_tracker_that_fails_is_told_about_once_and_training_goes_on(
     ]
 
 
+@pytest.mark.more
 def test_a_tracker_that_cannot_be_started_stops_the_run(tmp_path: Path) -> None:
     (tmp_path / "trackers").write_text("a file, where a folder has to be")
     trainer = with_tensorboard(tmp_path)
@@ -310,6 +312,7 @@ def test_a_tracker_that_cannot_be_started_stops_the_run(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.more
 def test_only_the_main_process_has_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = with_tensorboard(tmp_path)
     monkeypatch.setenv("RANK", "1")

@@ -87,8 +87,9 @@ def test_nano_long_is_built_by_its_command(tmp_path: Path) -> None:
 
 
 def test_configs_of_studies_train(tmp_path: Path) -> None:
-    flags = ("--set", "train.steps=1", "--set", "eval.problems=4", "--runs", str(tmp_path))
-    run("repl_rl.cli", "train", "studies/branching/locks.yaml", *flags)
+    flags = ("--set", "train.steps=1", "--set", "eval.problems=4", "--set", "train.prompts_per_step=1")
+    for name in ("locks", "contrast"):
+        run("repl_rl.cli", "train", f"studies/branching/{name}.yaml", *flags, "--runs", str(tmp_path))
     run("repl_rl.cli", "train", "studies/branching/gemma-locks.yaml", "--dry-run", *flags)
 
 

@@ -148,26 +148,6 @@ def test_a_group_that_is_too_old_is_dropped_and_its_task_comes_again(threads: Th
     assert taken.metrics(2)["asynchronous/dropped_share"] == 0.5
 
 
-def test_no_more_trajectories_begin_than_find_room(threads: ThreadPoolExecutor) -> None:
-    for at_once, expected in ((5, 2), (1, 1)):
-        rollouts = Rollouts(at_once=at_once)
-        taking = threads.submit(rollouts.take, 0)
-        for number in range(4):
-            rollouts.wait_for(*range(min(4, number + expected)))
-            rollouts.end(number)
-        assert taking.result(10) == [0, 1]
-        assert rollouts.most_at_once <= expected * SIZE
-
-
-def test_no_group_begins_behind_the_last_one(threads: ThreadPoolExecutor) -> None:
-    rollouts = Rollouts(last=4)
-    for step in range(2):
-        taking = threads.submit(rollouts.take, step)
-        rollouts.wait_for(*range(4))
-        rollouts.end(2 * step, 2 * step + 1)
-        assert taking.result(10) == [2 * step, 2 * step + 1]
-
-
 def test_at_rest_nothing_is_under_way(threads: ThreadPoolExecutor) -> None:
     rollouts = Rollouts(max_staleness=1)
     taking = threads.submit(rollouts.take, 0)
@@ -294,7 +274,14 @@ def tasks_of(folder: Path, step: int) -> list[str]:
     [
         {},
         pytest.param({"gradient_accumulation_steps": 2, "num_iterations": 2}, marks=pytest.mark.slow),
-        {"branch": {"roots": 2, "forks": 1, "branches": 2}, "num_generations": 4, "credit": {"estimator": "branch"}},
+        pytest.param(
+            {
+                "branch": {"roots": 2, "forks": 1, "branches": 2},
+                "num_generations": 4,
+                "credit": {"estimator": "branch"},
+            },
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["plain", "batches that last for two steps", "trees"],
 )

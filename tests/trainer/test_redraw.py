@@ -108,11 +108,6 @@ def test_groups_stay_where_not_one_further_session_can_run() -> None:
     assert (batch.rows, batch.scored) == (rows_before, scored_before)
 
 
-def test_rows_and_trajectories_of_a_batch_have_to_agree() -> None:
-    with pytest.raises(ValueError, match="2 rows and 1 trajectories, in groups of 2"):
-        Batch(rows("a", "a"), [earning(1.0)], group_size=2)
-
-
 def test_further_tasks_are_others_first_and_the_seed_and_the_step_decide_which() -> None:
     dataset = Dataset.from_list(rows(*"abcdef"))
 
@@ -160,16 +155,6 @@ def test_a_step_learns_from_the_groups_that_were_drawn_last(tmp_path: Path) -> N
     assert (output["advantages"] != 0).any(dim=1).all()
     assert trainer._metrics["train"]["credit/redrawn_groups"] == [2.0]
     assert trainer._metrics["train"]["credit/groups_without_variance"] == [0.0]
-
-
-def test_what_is_redrawn_repeats_with_the_seed(tmp_path: Path) -> None:
-    tasks = make_tasks_named("idle1", *(f"vary{index}" for index in range(20)))
-    drawn = []
-    for seed in (3, 3, 4):
-        trainer = recorded_trainer(tmp_path, varied, tasks, redraws=1, per_device_train_batch_size=2, seed=seed)
-        output_of_a_batch(trainer, (0, 0))
-        drawn.append(trainer.service.calls[1])
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_evaluation_and_a_step_without_redraws_take_what_comes(tmp_path: Path) -> None:

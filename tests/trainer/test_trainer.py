@@ -20,8 +20,7 @@ from repl_rl.errors import ConfigError, TrainingError
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.rewards import ScoredTrajectory
 from repl_rl.rollout.scheduler import Cut
-from repl_rl.trainer import training_row
-from repl_rl.trainer.rows import component_sum
+from repl_rl.trainer.rows import component_sum, training_row
 from repl_rl.trajectory import Line, LineKind, StopReason
 
 pytestmark = pytest.mark.more

@@ -88,7 +88,9 @@ def test_lora_trains_the_adapter_alone_and_the_engine_samples_with_it(
 
 
 @pytest.mark.covers("LoRA on weights in bfloat16", "200 syncs leave them as they were, to the bit")
-@pytest.mark.parametrize("variant", [{}, {"use_dora": True}], ids=["lora", "dora"])
+@pytest.mark.parametrize(
+    "variant", [{}, pytest.param({"use_dora": True}, marks=pytest.mark.slow)], ids=["lora", "dora"]
+)
 def test_200_syncs_leave_a_bfloat16_base_as_it_was(make_trainer: MakeTrainer, variant: dict[str, Any]) -> None:
     adapter = lora("q_proj", "down_proj", **variant)
     trainer = make_trainer({"peft_config": adapter}, bf16=True, model_init_kwargs={"dtype": "bfloat16"})
@@ -149,6 +151,7 @@ def test_a_float32_trainer_samples_in_bfloat16_with_its_own_weights(
     assert moved > 0.5 * sum(weight.numel() for weight in before.values())
 
 
+@pytest.mark.slow
 def test_what_a_step_rounds_away_in_bfloat16_is_kept_for_the_next(make_trainer: MakeTrainer) -> None:
     arguments = {"bf16": True, "model_init_kwargs": {"dtype": "bfloat16"}, "learning_rate": 1e-6, "optim": KAHAN}
     trainer = make_trainer(**arguments)

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pytest
 from recorded import RecordedTrainer, first_is_right, make_tasks_named, recorded_trainer
 from trl.trainer.utils import RepeatSampler
 
@@ -28,6 +29,7 @@ def test_an_epochs_order_is_trls_whatever_epoch_a_process_begins_with() -> None:
         assert [list(resumed) for _ in range(first, 4)] == expected[first:]
 
 
+@pytest.mark.more
 def test_what_the_critic_remembers_is_in_the_checkpoint(tmp_path: Path) -> None:
     def trained(steps: int, **settings: Any) -> RecordedTrainer:
         trainer = recorded_trainer(

@@ -87,7 +87,15 @@ class ForkBackend:
         """Fork a session. Raises KernelStartError with what it printed if it does not come up in time."""
         assert self.home is not None
         try:
-            return await ForkedKernel.start(await self._running_server(), self._sandbox, self.home, self.group)
+            async with self._starting:
+                if self.server is not None and self.server.has_ended:
+                    _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
+                    self.restarts += 1
+                    await self.server.close()
+                    self.server = None
+                if self.server is None:
+                    self.server = await ForkServer.start(self._sandbox, self.home, self.group)
+            return await ForkedKernel.start(self.server, self._sandbox, self.home, self.group)
         except OSError as error:
             raise KernelStartError(f"a kernel could not be started: {error}") from error
 
@@ -98,18 +106,6 @@ class ForkBackend:
             await asyncio.to_thread(self.group.close)
         if self.home is not None:
             await asyncio.to_thread(self.home.close)
-
-    async def _running_server(self) -> ForkServer:
-        async with self._starting:
-            if self.server is not None and self.server.has_ended:
-                _log.warning("the fork server ended; its sessions are gone with it, and another one is started")
-                self.restarts += 1
-                await self.server.close()
-                self.server = None
-            if self.server is None:
-                assert self.home is not None
-                self.server = await ForkServer.start(self._sandbox, self.home, self.group)
-            return self.server
 
 
 class ForkedKernel:

@@ -57,7 +57,7 @@ class Guest:
         installation = replace(Installation.current(), packages=())
         environment = {key: text for key, text in profile.environment.items() if key not in _OURS_ONLY}
         shown: dict[Path, Path] = {}
-        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and _is_python(program):
+        if program.parent.parent.resolve() == Path(sys.prefix).resolve() and program.name.startswith("python"):
             installation = Installation.current()
             words[0] = str(installation.executable_inside)
             environment["LD_LIBRARY_PATH"] = str(installation.executable_inside.parent.parent / "lib")
@@ -97,10 +97,6 @@ def _program(name: str, word: str, path: str | None) -> Path:
             f"or remove the kernelspec (`jupyter kernelspec remove {name}`)"
         )
     return Path(found).absolute()
-
-
-def _is_python(program: Path) -> bool:
-    return program.name.startswith("python")
 
 
 def files_of(program: Path, language: str, profile: Profile) -> list[Path]:

@@ -149,7 +149,12 @@ class KernelspecKernel:
         request = asyncio.create_task(self._request("execute_request", _cell(source)))
         try:
             is_late = await self._race(request)
-            result = self._judged(request)
+            try:
+                result = judge(request.result() if request.done() else None, self._output)
+            except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
+                what = f"its reply can't be read ({type(error).__name__})"
+                _log.warning("a session is ended: %s", str(error) if isinstance(error, BorderError) else what)
+                result = ExecResult(ExecStatus.KILLED)
             if not self._is_ours:
                 result = dataclasses.replace(result, images=self._output.take_images())
         finally:
@@ -181,14 +186,6 @@ class KernelspecKernel:
         finally:
             question.cancel()
         return said if said in ("complete", "incomplete", "invalid") else "unknown"
-
-    def _judged(self, request: asyncio.Task[dict[str, Any]]) -> ExecResult:
-        try:
-            return judge(request.result() if request.done() else None, self._output)
-        except Exception as error:  # noqa: BLE001 - a reply may be made to break whatever reads it
-            what = str(error) if isinstance(error, BorderError) else f"its reply can't be read ({type(error).__name__})"
-            _log.warning("a session is ended: %s", what)
-            return ExecResult(ExecStatus.KILLED)
 
     async def can_fork(self) -> str | None:
         return "kernels behind Jupyter's channels can't be forked: their channels and threads would be shared"

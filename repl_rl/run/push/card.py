@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from repl_rl.config import Config, dump_config
@@ -86,88 +87,59 @@ def model_card(run: Run, config: Config, example: Trajectory | None, has_adapter
         pipeline_tag="text-generation",
         tags=["repl-rl", "reinforcement-learning", "grpo"],
     )
-    title = run.path.resolve().name
-    weights = "the adapter is merged into them" if config.train.lora is not None else "whole"
-    sections = [
-        f"# {_plain(title)}",
-        f"{_plain(base)}, trained by reinforcement learning to type single lines into a live Python interpreter, with "
-        f"repl-rl. {_plain('. '.join(summary(run)))}.",
-    ]
-    if curve(run) is not None:
-        sections.append(f"![Learning curve: the share of problems solved, by step]({CURVE})")
-    if rates := family_rows(run):
-        sections += ["## Held-out problems solved", _rates(rates)]
-    sections += [
-        "## Use",
-        _fenced(
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-            f"model = AutoModelForCausalLM.from_pretrained({published.model!r})\n"
-            f"tokenizer = AutoTokenizer.from_pretrained({published.model!r})",
-            "python",
-        ),
-        "In an interpreter, as it was trained:",
-        _fenced(f'repl-rl rollout --model {published.model} --task "What is 1234 * 5678?"', "sh"),
-        f"Weights: {weights}"
-        + (", and alone in the folder `adapter`, for PEFT." if has_adapter else ".")
-        + (
-            f" The run's rollouts: [{_plain(published.rollouts)}]({published.rollouts_link})."
-            if published.rollouts
-            else ""
-        ),
-    ]
+    rates, rollout, rollouts = family_rows(run), "", ""
     if example is not None:
         shown = visible(cut_middle(transcript(example), _SAMPLE_CHARS, "\n[... {} characters left out ...]\n"))
         graded = "not graded" if example.outcome_reward is None else f"graded {example.outcome_reward:g}"
-        sections += [
-            "## A rollout",
-            f"Task <code>{_plain(example.task_id)}</code>, {graded}.",
-            _fenced(shown, "python"),
-        ]
-    text = dump_config(public_config(config))
-    table = [
-        "| | |",
-        "|---|---|",
-        *(f"| {_plain(key)} | {_plain(value)} |" for key, value in facts(run) if key != "model"),
-    ]
-    sections += [
-        "## The run",
-        "\n".join(table),
-        f"<details><summary>Config</summary>\n\n{_fenced(visible(text), 'yaml')}\n\n</details>",
-    ]
-    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"))
+        task = f"Task <code>{_plain(example.task_id)}</code>, {graded}."
+        rollout = f"## A rollout\n\n{task}\n\n{_fenced(shown, 'python')}\n\n"
+    if published.rollouts:
+        rollouts = f" The run's rollouts: [{_plain(published.rollouts)}]({published.rollouts_link})."
+    weights = "the adapter is merged into them" if config.train.lora is not None else "whole"
+    image = f"![Learning curve: the share of problems solved, by step]({CURVE})\n\n"
+    text = _filled(
+        "model.md",
+        title=_plain(run.path.resolve().name),
+        base=_plain(base),
+        summary=_plain(". ".join(summary(run))),
+        curve="" if curve(run) is None else image,
+        rates=f"## Held-out problems solved\n\n{_rates(rates)}\n\n" if rates else "",
+        model=repr(published.model),
+        path=published.model,
+        weights=weights + (", and alone in the folder `adapter`, for PEFT." if has_adapter else "."),
+        rollouts=rollouts,
+        rollout=rollout,
+        facts="\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in facts(run) if key != "model"),
+        config=_fenced(visible(dump_config(public_config(config))), "yaml"),
+    )
+    return str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
 
 
 def rollouts_card(run: Run, config: Config, rows: Mapping[str, int], published: Published) -> str:
     """README.md of the data set."""
     from huggingface_hub import DatasetCard, DatasetCardData
 
+    name = run.path.resolve().name
     data = DatasetCardData(
-        pretty_name=f"Rollouts of {run.path.resolve().name}",
+        pretty_name=f"Rollouts of {name}",
         task_categories=["text-generation"],
         tags=["repl-rl", "reinforcement-learning", "rollouts"],
         configs=[{"config_name": "default", "data_files": data_files(rows)}],
     )
-    listed = ", ".join(f"{count:,} in `{split}`" for split, count in rows.items())
-    sections = [
-        f"# Rollouts of {_plain(run.path.resolve().name)}",
-        f"What {_plain(base_name(config.model.path))} typed into a Python interpreter, and what that showed, while it "
-        f"was trained with repl-rl: {listed}. The model: "
-        f"[{_plain(published.model)}]({published.model_link}).",
-        "`train` holds the rollouts of training steps, `heldout` those of evaluations. One row is one session.",
-        "| column | |\n|---|---|\n"
-        "| `step` | training step; the weights are those before it |\n"
-        "| `task_id`, `prompt` | the problem |\n"
-        "| `transcript` | prompt, typed lines and outputs as one text |\n"
-        "| `lines` | each typed line: `text`, `kind`, `output`, `error_name`, `reward`, `advantage`, and its tokens, "
-        "`completion_ids[start:end]` |\n"
-        "| `answer` | the `repr` of each submitted value |\n"
-        "| `outcome_reward`, `solved`, `reward` | grade; whether it is above 0; the sum over all lines |\n"
-        "| `prompt_ids`, `completion_ids`, `sampled_mask`, `logprobs` | tokens, which of them the model sampled, and "
-        "the sampler's log-probabilities |\n"
-        "| `stop_reason`, `version`, `updates`, `branch`, `dialect`, `error`, and times in seconds | as in repl-rl's "
-        "`Trajectory`, which `Trajectory.from_dict(row)` makes of a row |",
-    ]
-    return str(DatasetCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(sections) + "\n"))
+    text = _filled(
+        "rollouts.md",
+        title=_plain(name),
+        base=_plain(base_name(config.model.path)),
+        counts=", ".join(f"{count:,} in `{split}`" for split, count in rows.items()),
+        model=_plain(published.model),
+        model_link=published.model_link,
+    )
+    return str(DatasetCard(f"---\n{data.to_yaml()}\n---\n\n{text}"))
+
+
+def _filled(name: str, **fields: str) -> str:
+    """The text of a file beside this one, with the fields filled in."""
+    return Template(Path(__file__).with_name(name).read_text(encoding="utf-8")).substitute(fields)
 
 
 def _rates(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -19,10 +19,6 @@ def _matrix(entries: Operands) -> Any:
     return sympy.Matrix(size, size, entries)
 
 
-def _shown(entries: Operands) -> tuple[Any, ...]:
-    return (_matrix(entries).tolist(),)
-
-
 def _draw_regular(rng: Random, size: int) -> Operands:
     """The entries of a matrix that is not singular and whose determinant is not 1 or -1."""
     while True:
@@ -84,29 +80,31 @@ _EIGENVALUES = (
     "Compute the eigenvalues of A = {0}. Give the set of them.",
 )
 
+
+def _regular(name: str, size: int, solve: Any, phrasings: tuple[str, ...], check: Any) -> Family:
+    return Family(
+        name,
+        lambda rng: _draw_regular(rng, size),
+        solve,
+        phrasings,
+        lambda *entries: (_matrix(entries).tolist(),),
+        check,
+    )
+
+
+def _determinant(*entries: int) -> int:
+    return int(_matrix(entries).det())
+
+
+def _inverse(*entries: int) -> Any:
+    return _matrix(entries).inv()
+
+
 FAMILIES = (
-    *(
-        Family(
-            f"determinant-{size - 2}",
-            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
-            lambda *entries: int(_matrix(entries).det()),
-            _DETERMINANT,
-            lambda *entries: _shown(entries),
-            _leibniz_agrees,
-        )
-        for size in (3, 4)
-    ),
-    *(
-        Family(
-            f"inverse-{size - 1}",
-            lambda rng, size=size: _draw_regular(rng, size),  # type: ignore[misc]
-            lambda *entries: _matrix(entries).inv(),
-            _INVERSE,
-            lambda *entries: _shown(entries),
-            _multiplies_to_one,
-        )
-        for size in (2, 3)
-    ),
+    _regular("determinant-1", 3, _determinant, _DETERMINANT, _leibniz_agrees),
+    _regular("determinant-2", 4, _determinant, _DETERMINANT, _leibniz_agrees),
+    _regular("inverse-1", 2, _inverse, _INVERSE, _multiplies_to_one),
+    _regular("inverse-2", 3, _inverse, _INVERSE, _multiplies_to_one),
     Family(
         "eigenvalues-1",
         _draw_pair,

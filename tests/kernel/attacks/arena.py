@@ -47,6 +47,7 @@ import repl_rl
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.paths import Installation
 from repl_rl.kernel.pool import PooledKernel
+from repl_rl.kernel.processes import tree
 from repl_rl.kernel.sandbox import SandboxKind
 from repl_rl.utils.threads import BackgroundLoop
 
@@ -81,46 +82,7 @@ SANDLOCK: tuple[SandboxKind, ...] = ("sandlock",)
 BOTH = BWRAP + SANDLOCK
 OK, ERROR, TIMEOUT, KILLED = ExecStatus.OK, ExecStatus.ERROR, ExecStatus.TIMEOUT, ExecStatus.KILLED
 
-TOOLS = f"""
-import ctypes, errno, fcntl, gc, json, mmap, os, re, resource, shutil, signal, socket, struct, subprocess, sys
-import threading, time
-libc = ctypes.CDLL(None, use_errno=True)
-libc.syscall.argtypes = [ctypes.c_long] * 7
-libc.syscall.restype = ctypes.c_long
-mark = {MARK!r}
-def tried(function, *arguments):
-    try:
-        return function(*arguments)
-    except OSError as error:
-        return errno.errorcode.get(error.errno, type(error).__name__)
-    except BaseException as error:
-        return type(error).__name__
-
-def c(name, *arguments):
-    ctypes.set_errno(0)
-    result = getattr(libc, name)(*arguments)
-    return errno.errorcode[ctypes.get_errno()] if result == -1 else result
-
-def call(number, *arguments):
-    return c("syscall", number, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
-
-def frame(text):
-    text = text if isinstance(text, bytes) else text.encode()
-    return struct.pack("!I", len(text)) + text
-
-def forged(**changed):
-    reply = {{"status": "ok", "error_name": None, "compiled": True, "answer": ["'forged'"], "fingerprint": None}}
-    return frame(json.dumps(reply | changed))
-
-def send(text):
-    os.write(3, text)
-
-def request_id():
-    frames = [sys._getframe()]
-    while frames[-1].f_back: frames.append(frames[-1].f_back)
-    return next(f.f_locals["request"]["id"] for f in frames if "request" in f.f_locals)
-
-"""
+TOOLS = Path(__file__).with_name("tools.txt").read_text().replace("MARK", repr(MARK))
 """What attacks are written with: `tried` and `c` give a result or the name of what went wrong."""
 
 GONE = "'(ENOENT|EACCES|EPERM|EROFS|ENOTDIR|ELOOP|EXDEV|ENXIO|ESRCH|EINVAL|ENOSYS|ENODEV|ETXTBSY|EISDIR)'"
@@ -260,22 +222,14 @@ class Host:
 
     descriptors: Counter[str]
     """How many of each kind: a file by its path, others without their numbers (`socket:[]`)."""
-    processes: int
-    mounts: int
-    session_folders: int
+    counts: tuple[int, ...]
+    """Of descriptors, of the server's processes, of mounts, and of folders of sessions."""
     marked: tuple[str, ...]
 
     def holds_more_than(self, before: Host) -> bool:
         """Less is no harm: what ends by itself may have been there when it was counted first."""
-        return self.marked != before.marked or any(
-            now > then
-            for now, then in (
-                (self.descriptors.total(), before.descriptors.total()),
-                (self.processes, before.processes),
-                (self.mounts, before.mounts),
-                (self.session_folders, before.session_folders),
-            )
-        )
+        is_more = any(now > then for now, then in zip(self.counts, before.counts, strict=True))
+        return is_more or self.marked != before.marked
 
 
 _MOST_SESSIONS = 10
@@ -418,13 +372,11 @@ class Arena:
         self._wait_for_warm_ones()
         home = self.pool.backend.home  # type: ignore[attr-defined]
         folders = (Path("/tmp"), Path("/dev/shm"), Path("/"), CHECKOUT, Installation.current().prefix, Path.cwd())
-        return Host(
-            descriptors=Counter(map(_kind_of, os.listdir("/proc/self/fd"))),
-            processes=len(descendants(self.server_pid)),
-            mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-            session_folders=len(list(home.sessions.iterdir())),
-            marked=tuple(str(path) for folder in folders for path in folder.glob(f"*{MARK}*")),
-        )
+        descriptors = Counter(map(_kind_of, os.listdir("/proc/self/fd")))
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        found = descriptors.total(), len(descendants(self.server_pid)), len(mounts), len(list(home.sessions.iterdir()))
+        marked = tuple(str(path) for folder in folders for path in folder.glob(f"*{MARK}*"))
+        return Host(descriptors, found, marked)
 
     def _wait_for_warm_ones(self) -> None:
         """In all arenas: a session that starts anywhere has some of its descriptors."""
@@ -465,11 +417,4 @@ def _still_there(pids: list[int]) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            try:
-                found += map(int, task.read_text().split())
-            except OSError:
-                continue
-    return found[1:]
+    return list(tree(pid))[1:]

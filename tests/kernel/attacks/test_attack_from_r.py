@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 from kernel.attacks.arena import CHECKOUT, FROM_FORKS, MARK, SECRET, descendants
-from kernel.conftest import eventually, running
+from kernel.conftest import running
 from real_kernels import LIMITS, r_kernel
+from waiting import until
 
 from repl_rl.kernel import ExecResult, ExecStatus, KernelPool, Limits
 from repl_rl.kernel.pool import PooledKernel
@@ -66,7 +67,7 @@ class Hall:
                 return results[1:], pids
 
         results, pids = self.loop.run(typed())
-        assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+        until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
         held = self.loop.run(self.sibling.execute("held"))
         assert (held.status, held.output) == (OK, "[1] 'kept'\n".replace("'", '"'))
         return results
@@ -202,7 +203,7 @@ def test_a_process_that_leaves_its_group_ends_with_the_session(hall: Hall) -> No
     sleep = f"3600.{os.getpid()}"
     [started] = hall.attack(f"system('setsid setsid sleep {sleep} >/dev/null 2>&1 &')")
     assert started.status is OK
-    assert eventually(lambda: not running(sleep))
+    until(lambda: not running(sleep))
 
 
 @pytest.mark.parametrize("name", ATTACKS["memory"])

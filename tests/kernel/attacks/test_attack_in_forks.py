@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kernel.again import assert_passes
 from kernel.attacks.arena import FROM_FORKS, LIMITS, OK, TOOLS, some
 from kernel.attacks.test_attack_network_and_siblings import SIBLINGS
 
@@ -33,20 +32,11 @@ LOOKS = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("name", ["test_attack_privileges.py", "."])
 @pytest.mark.skipif(FROM_FORKS, reason="these attacks come from forks already")
 def test_the_attacks_fail_from_forks_too(name: str) -> None:
-    folder = Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / name)],
-        cwd=folder.parents[2],
-        env={**os.environ, "ATTACK_FROM_FORKS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert_passes(str(Path(__file__).parent / name), environment={**os.environ, "ATTACK_FROM_FORKS": "1"})
 
 
 @pytest.fixture

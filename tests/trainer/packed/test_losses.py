@@ -16,6 +16,7 @@ import torch
 from small import small_args
 
 from repl_rl.config import TrainConfig
+from repl_rl.engine.environment import limit_openmp
 from repl_rl.models.nano import NANO_PATH
 from repl_rl.trainer import ReplGRPOTrainer
 from repl_rl.trajectory import Task
@@ -110,7 +111,7 @@ class WithoutEngine(ReplGRPOTrainer):
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine]:
     """On two threads, whatever earlier tests left: one rounds otherwise, which the exponents of vespo multiply."""
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    limit_openmp(2)
     args = small_args(
         tmp_path_factory.mktemp("losses"),
         num_generations=2,
@@ -122,7 +123,7 @@ def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WithoutEngine]
         sapo_temperature_neg=SAPO_NEGATIVE,
     )
     yield WithoutEngine(str(NANO_PATH), args, [Task("a", "What is 2 + 2?", "4")])
-    torch.set_num_threads(before)
+    limit_openmp(before)
 
 
 def batch(old_logps: torch.Tensor | None = None) -> dict[str, torch.Tensor]:

@@ -32,7 +32,7 @@ def test_a_batch_by_hand() -> None:
 def test_a_row_in_which_nothing_was_typed_is_left_out() -> None:
     packed = pack(IDS, ATTENTION, torch.tensor([[0, 0, 0, 0], [0, 1, 0, 0]]))
     assert packed.ids.tolist() == [[31, 32, 33, 41]]
-    assert packed.places.tolist() == [5]
+    assert packed.offsets.tolist() == [5]
 
 
 def test_where_nothing_was_typed_at_all_one_token_stays() -> None:
@@ -105,7 +105,7 @@ def test_every_typed_token_is_predicted_behind_what_really_stood_before_it(share
     before = histories(packed)
     found = [
         (place, target, before[at])
-        for at, target, place in zip(packed.at.tolist(), packed.targets.tolist(), packed.places.tolist(), strict=True)
+        for at, target, place in zip(packed.at.tolist(), packed.targets.tolist(), packed.offsets.tolist(), strict=True)
     ]
     if not expected:
         assert len(found) == 1
