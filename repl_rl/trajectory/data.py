@@ -388,7 +388,7 @@ class Trajectory(_Displayed):
 
     @property
     def own_s(self) -> float:
-        """The rest of `duration_s`, which is our own work; all of it in records without the other times."""
+        """The rest of `duration_s`, which is our own work."""
         return max(0.0, self.duration_s - self.engine_s - self.kernel_s - self.queue_s)
 
     @property
