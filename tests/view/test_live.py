@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -67,10 +66,9 @@ class Gate(FakeKernel):
 
     def __init__(self) -> None:
         super().__init__()
-        self.may_run, self.is_asked = asyncio.Event(), asyncio.Event()
+        self.may_run = asyncio.Event()
 
     async def execute(self, source: str, host: HostCalls | None = None) -> ExecResult:
-        self.is_asked.set()
         await self.may_run.wait()
         return await super().execute(source, host)
 
@@ -194,22 +192,6 @@ async def test_several_rollouts_come_as_a_group_in_order() -> None:
     assert [seen.trajectory for seen in canvas.finished[0][0]] == group
 
 
-async def test_no_more_run_at_once_than_the_rollout_allows() -> None:
-    rollout = rollout_of(kernels=(kernels := Gates()))
-    rollout.setup = replace(rollout.setup, at_once=2)
-
-    watching = asyncio.ensure_future(watch(rollout, TASK, Board(Kept(), 3)))
-    while len(kernels.made) < 2 or not all(gate.is_asked.is_set() for gate in kernels.made):
-        await asyncio.sleep(0.01)
-    assert kernels.open == 2
-    kernels.made[0].may_run.set()
-    while len(kernels.made) < 3:
-        await asyncio.sleep(0.01)
-    for gate in kernels.made:
-        gate.may_run.set()
-    await watching
-
-
 async def test_a_cancelled_show_says_so_and_frees_everything() -> None:
     kernels, canvas = Gates(), Kept()
 
@@ -302,19 +284,6 @@ def test_a_terminal_shows_the_tail_that_fits_and_then_the_whole() -> None:
     print_trajectory(other, trajectory)
     assert file.getvalue().endswith(whole.getvalue())
     assert "\x1b[?25h" in file.getvalue()
-
-
-def test_rollouts_stand_side_by_side_as_far_as_they_fit() -> None:
-    console, file = terminal(width=100, height=20)
-    canvas = TerminalCanvas(console)
-    states = [next(states_of(trajectory_of([], f">>> # Question {name}\n>>>"))) for name in "abc"]
-    canvas.draw([*states, LiveRollout()], "")
-    text = without_codes(file.getvalue())
-    assert re.search("Question a .*Question b", text)
-    assert "Question c" not in text
-    assert "and 1 more" in text
-    canvas.finish(states, "interrupted", None)
-    assert all(f"Question {name}" in without_codes(file.getvalue()) for name in "abc")
 
 
 # A notebook
@@ -425,7 +394,7 @@ def test_an_interrupt_ends_the_rollout_and_shows_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named", "message"),
     [
-        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name (conventions, "),
+        (("no-such-thing",), {}, "no config 'no-such-thing': neither a file nor a shipped name ("),
         (("quikstart.yaml",), {}, "no config 'quikstart.yaml'"),
         (("",), {}, "an empty config"),
         (("nano", "  \n"), {}, "an empty task: give a question, such as "),

@@ -113,17 +113,6 @@ def test_scripts_run_by_their_hash_alone(run_folder: Path) -> None:
     assert not [attributes for attributes, _ in page.scripts if "src" in attributes]
 
 
-def test_at_most_so_many_evaluations_first(run_folder: Path) -> None:
-    data = exported(run_folder, most=14).data
-    expected = [f"eval-0-{position}" for position in (0, 1)] + [f"eval-{STEPS}-{position}" for position in range(12)]
-    assert [row["id"] for row in data["rows"]] == expected
-    assert data["trajectories"].keys() == set(expected)
-    assert data["run"]["notes"] == [
-        "This file holds 14 of the run's 30 trajectories: evaluations, the first and the last step, then steps from "
-        "evenly over the run. `repl-rl view` shows all of them."
-    ]
-
-
 def test_the_file_stays_below_what_it_may_be(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in range(2, 12):
         write_jsonl(run_folder / "rollouts" / f"step_{step:05d}.jsonl", [solved_trajectory()] * 20)

@@ -161,7 +161,8 @@ class StepFile:
 def step_files(target: Path) -> list[StepFile]:
     """The files of a run folder, or the one file that `target` is, in the order in which they are worth reading."""
     if target.is_dir():
-        named = [(split, path) for split, name in _FOLDERS.items() for path in _in_folder(target / name)]
+        named = [(split, path) for split, name in _FOLDERS.items() for path in (target / name).glob("step_*.jsonl")]
+        named = [(split, path) for split, path in named if _STEP_FILE.fullmatch(path.name)]
     else:
         named = [("eval" if target.parent.name == "eval" else "train", target)]
     by_step: dict[tuple[int, str], StepFile] = {}
@@ -173,13 +174,6 @@ def step_files(target: Path) -> list[StepFile]:
             stat = path.stat()
             by_step[step, split] = StepFile(split, step, path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     return evenly([by_step[each] for each in sorted(by_step)])
-
-
-def _in_folder(folder: Path) -> list[Path]:
-    try:
-        return [Path(entry.path) for entry in os.scandir(folder) if _STEP_FILE.fullmatch(entry.name)]
-    except OSError:
-        return []
 
 
 def evenly(items: Sequence[Item]) -> list[Item]:

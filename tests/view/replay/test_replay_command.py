@@ -22,7 +22,7 @@ from repl_rl.kernel import KernelPool
 from repl_rl.kernel.limits import Limits
 from repl_rl.rollout.loop import Rollout
 from repl_rl.rollout.setup import RolloutSetup
-from repl_rl.trajectory import StopReason, Task, Trajectory, read_jsonl, write_jsonl
+from repl_rl.trajectory import RecordedCell, StopReason, Task, Trajectory, read_jsonl, write_jsonl
 from repl_rl.view.replay.notebooks import read_notebooks
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding="utf-8")
@@ -31,7 +31,8 @@ GUIDE = (Path(__file__).parents[3] / "docs" / "dialects.md").read_text(encoding=
 def wrong() -> Trajectory:
     """Its record says 7 where the session says 6."""
     good = solved_trajectory("wrong/<b>")
-    return replace(good, lines=(*good.lines[:5], replace(good.lines[5], output="7\n>>>"), good.lines[6]))
+    line = replace(good.lines[5], output="7\n>>>", cells=(RecordedCell("r", "7\n"),))
+    return replace(good, lines=(*good.lines[:5], line, good.lines[6]))
 
 
 def test_a_file_with_a_broken_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
