@@ -35,10 +35,6 @@ class ExportedNotebook:
     notebook: NotebookNode
     limits: Limits = dataclasses.field(default_factory=Limits)
 
-    @property
-    def file_name(self) -> str:
-        return f"{_UNFIT.sub('-', self.name)[:150]}.ipynb"
-
 
 def read_notebooks(
     paths: Sequence[Path],
@@ -120,6 +116,7 @@ def keep(notebooks: Sequence[ExportedNotebook], folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for exported in notebooks:
-            (folder / exported.file_name).write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
+            path = folder / f"{_UNFIT.sub('-', exported.name)[:150]}.ipynb"
+            path.write_text(nbformat.writes(exported.notebook) + "\n", encoding="utf-8")
     except OSError as error:
         raise RunError(f"{folder} can't take the notebooks: {error.strerror}; give another folder") from error
