@@ -243,4 +243,5 @@ class GroupOrder:
                 for _ in range(epoch + 1):
                     order = torch.randperm(count, generator=generator).tolist()
             self._orders = {known: rows for known, rows in self._orders.items() if known >= epoch - 1} | {epoch: order}
-        return self._orders[epoch][batch * self._of_all + self._process * self._groups + index]
+        row: int = self._orders[epoch][batch * self._of_all + self._process * self._groups + index]
+        return row
